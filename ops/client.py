@@ -32,11 +32,13 @@ from ops import terminal
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.ledger import current_user, existing_job, first_error, replicas_of
 from ops.errors import FAILED, HostsError, OpsError, UsageError, explain
+from ops.logs import read
+from ops.logs.follow import Follower
+from ops.logs.lines import LogLine, merge
 from ops.submit.claim import Canceller
 
 if TYPE_CHECKING:
     from jobs.queue import QueueEntry
-    from ops.logs.lines import LogLine
     from ops.submit.submit import Submission
 
 __all__ = ["Client", "JobHandle", "OpsError"]
@@ -159,10 +161,12 @@ class Client:
 
         Returns: the jobs that it waits for, none if its hosts are its own.
         """
-        from ops.submit.train import start
+        from ops.submit import submit, train
 
         with _as_ops_error():
-            return start(self._cluster, submission, queue)
+            for text in submission.job.notes:
+                terminal.note(text)
+            return submit.submit(self._cluster, train.check_hosts(self._cluster, submission), queue)
 
     def get(self, job_id: str | None = None) -> JobHandle:
         """Read a job, the one that has the hosts or had them last if none is named."""
@@ -204,19 +208,23 @@ class Client:
             lines: the last ones of each replica; None for all.
             follow: continue until the job has ended.
         """
-        from ops.logs import read
-        from ops.logs.follow import Follower
-        from ops.logs.lines import LogLine, merge
-
         with _as_ops_error():
-            cluster = self._cluster
-            record = existing_job(cluster.ledger, job_id)
+            record = existing_job(self._cluster.ledger, job_id)
             names = read.select_replicas(record, replicas)
             if follow and not record.final:
-                follower = Follower(cluster.fleet, cluster.ledger, record, names, LogFilter(lines))
-                yield from (event for event in follower.events() if isinstance(event, LogLine))
+                events = self.follow(record, names, LogFilter(lines)).events()
+                yield from (event for event in events if isinstance(event, LogLine))
             else:
-                yield from merge(read.read_logs(cluster, record, names, LogFilter(lines)).values())
+                yield from self.read_logs(record, names, LogFilter(lines))
+
+    def read_logs(self, record: JobRecord, replicas: list[str], log_filter: LogFilter) -> Iterator[LogLine]:
+        """Read the lines that replicas of a job have printed, merged by time."""
+        with _as_ops_error():
+            yield from merge(read.read_logs(self._cluster, record, replicas, log_filter).values())
+
+    def follow(self, record: JobRecord, replicas: list[str], log_filter: LogFilter, ticks: bool = False) -> Follower:
+        """Return the events of a job until it has ended: its lines, its states, and what it waits for."""
+        return Follower(self._cluster.fleet, self._cluster.ledger, record, replicas, log_filter, ticks)
 
     def cancel(self, job_id: str | None = None, on_poll: OnPoll | None = None) -> JobHandle:
         """Cancel a job, by default the only one that has not ended, and wait until it is CANCELLED."""

@@ -90,13 +90,13 @@ def train(
     and prints how to follow it again.
     """
     options = locals()
-    from ops.submit import train as run
+    from ops.submit import runner
     from ops.submit.config import JobFlags
 
     flags = JobFlags.of(options, after_dashes(sys.argv))
     if dry_run:
-        return run.dry_run(load_cluster(), flags, package, json)
-    return run.train(load_cluster(), flags, package, queue, follow, json, plain)
+        return runner.dry_run(load_cluster(), flags, package, json)
+    return runner.train(load_cluster(), flags, package, queue, follow, json, plain)
 
 
 @task(

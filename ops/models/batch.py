@@ -23,8 +23,9 @@ from ops.models.lookup import catalog_of, existing_model, existing_version
 from ops.package import package
 from ops.submit.config import JobFlags, check_job_dir, generate_job_id
 from ops.submit.program import JobProgram
+from ops.submit.runner import run_submission
 from ops.submit.submit import Submission
-from ops.submit.train import overlap, prepare_program, run_submission
+from ops.submit.train import overlap, prepare_program
 
 _MODULE = "hosts.batch.task"
 # The model server's modules that load a model, and define requests and answers: a batch has the same format.

@@ -16,8 +16,9 @@ from jobs.records import JobRecord, ReplicaRecord
 from jobs.states import ReplicaState
 from jobs.times import seconds_between
 from ops import terminal
+from ops.client import Client
 from ops.cluster.cluster import ClusterClient
-from ops.logs.follow import Event, Follower, Note, Replicas, Waiting
+from ops.logs.follow import Event, Note, Replicas, Waiting
 from ops.logs.heuristics import Reading, UnitOfProgress, read_line
 from ops.logs.lines import LogLine, clock
 from ops.screen.render import SEVERITIES, Picture, Screen, format_cell, layout_columns, print_picture, sanitize, state
@@ -42,7 +43,7 @@ def follow(cluster: ClusterClient, record: JobRecord, replicas: Sequence[str], l
         The final record, or None if the job was never seen.
     """
     job_screen = JobScreen(record, replicas)
-    follower = Follower(cluster.fleet, cluster.ledger, record, replicas, log_filter, ticks=True)
+    follower = Client(cluster).follow(record, list(replicas), log_filter, ticks=True)
     try:
         with Screen() as screen:
             return _show(follower.events(), job_screen, screen)

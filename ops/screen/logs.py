@@ -12,12 +12,13 @@ from jobs.records import JobRecord
 from jobs.serialization import RecordError
 from jobs.states import JobState
 from ops import terminal
+from ops.client import Client
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.ledger import existing_job, replica_names
 from ops.errors import DETACHED, DONE, FAILED, OpsError, UsageError
 from ops.logs import read
-from ops.logs.follow import Follower, Note, Waiting
-from ops.logs.lines import Format, LogLine, merge
+from ops.logs.follow import Note, Waiting
+from ops.logs.lines import Format, LogLine
 
 # The agent's own lines of severity ERROR, which are no error of a trainer.
 _OF_THE_AGENT = ("job FAILED", "trainer ended by ")
@@ -44,7 +45,7 @@ def show_logs(
     if follow and not record.final:
         return _follow(cluster, record, replicas, log_filter, as_json, plain)
     write = _writer(cluster, record, replicas, as_json)
-    for line in merge(read.read_logs(cluster, record, replicas, log_filter).values()):
+    for line in Client(cluster).read_logs(record, replicas, log_filter):
         write(line)
     sys.stdout.flush()
     return FAILED if follow and record.state is not JobState.SUCCEEDED else DONE
@@ -87,7 +88,7 @@ def follow_plain(
     write, end = _writer(cluster, record, replicas, as_json, live=True), None
     state, status = "", terminal.StatusLine(" …")
     try:
-        for events in Follower(cluster.fleet, cluster.ledger, record, replicas, log_filter).batches():
+        for events in Client(cluster).follow(record, replicas, log_filter).batches():
             for event in events:
                 if isinstance(event, Waiting):
                     status.show(event.text)

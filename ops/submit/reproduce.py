@@ -29,7 +29,7 @@ from ops.errors import DETACHED, OpsError, UsageError
 from ops.package import runtimes, trainer_config
 from ops.package.package import Package, unpack
 from ops.package.runtimes import Runtime
-from ops.submit import compare, manifest, resources, train, tuning
+from ops.submit import compare, manifest, resources, runner, tuning
 from ops.submit.arguments import redirect_output
 from ops.submit.config import JobSpec, chosen_strategy, detect_job_dir_flag, policy
 from ops.submit.metrics import final_metrics
@@ -53,7 +53,7 @@ def reproduce(cluster: ClusterClient, job_id: str | None, new_id: str | None, fo
         raise duplicate_id_error(new_id)
     # stdout is for the result, which a program reads.
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-        code = train.watch(cluster, existing) if existing else _rerun(cluster, original, new_id, follow)
+        code = runner.watch(cluster, existing) if existing else _rerun(cluster, original, new_id, follow)
     if code == DETACHED:
         terminal.note(f"fab reproduce {job_id} --job {new_id} continues with it, and compares")
         return code
@@ -85,7 +85,7 @@ def _rerun(cluster: ClusterClient, original: JobRecord, new_id: str, follow: boo
     if (then := original_manifest["cluster"]) != (today := manifest.cluster(job.subset(inventory))):
         lines = (manifest.cluster_line({"cluster": cluster_input}) for cluster_input in (then, today))
         terminal.note(f"{original.jobId} ran on another cluster: {' - now it is '.join(lines)}")
-    return train.run(cluster, Submission(inventory, job, built, {}), True, follow)
+    return runner.run(cluster, Submission(inventory, job, built, {}), True, follow)
 
 
 def read_manifest(bucket: Bucket, job_id: str) -> dict[str, Any]:

@@ -1,10 +1,8 @@
-"""`fab train`: check everything, first here and then on the hosts, hand the job over, and follow it."""
+"""Check a job, first here and then on its hosts."""
 
 from __future__ import annotations
 
-import contextlib
 import posixpath
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -13,26 +11,23 @@ from functools import cache
 from infra.inventory import Inventory
 from jobs import paths
 from jobs.background import Background
-from jobs.chunks import LogFilter
 from jobs.ledger import Ledger, Stored, Trials
 from jobs.paths import DATA
 from jobs.queue import QueueEntry, place
-from jobs.records import JobRecord
-from jobs.states import JobState
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.inventory import ROOT
-from ops.cluster.ledger import existing_job, failure_hint, find_job, format_elapsed, replica_names
+from ops.cluster.ledger import existing_job, find_job
 from ops.cluster.output import find
 from ops.cluster.power_on import start_and_wait, startable_hosts
 from ops.cluster.remote import ADVICE, Fleet
-from ops.errors import DETACHED, DONE, FAILED, HostError, HostsError, OpsError, UsageError
+from ops.errors import HostError, HostsError, UsageError
 from ops.package import host_stream, package
 from ops.package.imports import describe_missing
 from ops.package.trainer_config import check_tensorflow
-from ops.submit import job_plan, outcome, program, tuning
+from ops.submit import job_plan, program, tuning
 from ops.submit.config import JobFlags, build_job
-from ops.submit.submit import Submission, duplicate_id_error, submit
+from ops.submit.submit import Submission, duplicate_id_error
 
 # The check starts a Python on each host; local hosts all share the processors of one machine.
 _CHECK_SECONDS = 120.0
@@ -45,33 +40,10 @@ START_ADVICE = (
 _FREE_BYTES = 100_000_000
 
 
-def train(
-    cluster: ClusterClient, flags: JobFlags, folder: str | None, may_wait: bool, follow: bool, as_json: bool, plain: bool = True
-) -> int:
-    """Run a job; the exit code is 0 where it SUCCEEDED, or was started or QUEUED with `follow` False.
-
-    On a terminal it is followed on a screen, unless `plain` lines are wanted.
-    """
-
-    return run_submission(cluster, lambda: prepare_job(cluster, flags, folder), may_wait, follow, as_json, plain)
-
-
-def prepare_job(cluster: ClusterClient, flags: JobFlags, folder: str | None) -> Submission:
+def prepare_job(cluster: ClusterClient, flags: JobFlags, folder: str | None, dry: bool = False) -> Submission:
     """Check a job as far as that can be done without its hosts; UsageError for what is wrong."""
     job_flags = resume_flags(cluster, flags, folder) if flags.resume is not None else flags
-    return add_prior_trials(cluster, prepare(cluster.inventory, job_flags, folder))
-
-
-def run_submission(
-    cluster: ClusterClient, prepare: Callable[[], Submission], may_wait: bool, follow: bool, as_json: bool, plain: bool
-) -> int:
-    """Run the submission that `prepare` returns; for JSON print the job's record, and nothing else, on stdout."""
-    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-        submission = prepare()
-        code = run(cluster, submission, may_wait, follow, plain or as_json)
-    if as_json:
-        terminal.as_json(existing_job(cluster.ledger, submission.job.id).to_dict())
-    return code
+    return add_prior_trials(cluster, prepare(cluster.inventory, job_flags, folder, dry))
 
 
 def resume_flags(cluster: ClusterClient, flags: JobFlags, folder: str | None = None) -> JobFlags:
@@ -111,37 +83,6 @@ def add_prior_trials(cluster: ClusterClient, submission: Submission) -> Submissi
     trials = Trials(cluster.ledger, record.jobId).read()
     resumed_study = tuning.add_prior_results(study, plan.study if plan else None, trials)
     return replace(submission, job=replace(submission.job, study=resumed_study))
-
-
-def run(cluster: ClusterClient, submission: Submission, may_wait: bool, follow: bool, plain: bool = True) -> int:
-    """Check the hosts, hand the job over, and follow it; the exit code is that of `train`."""
-    ahead, job_id = start(cluster, submission, may_wait), submission.job.id
-    if not follow:
-        how = f"is QUEUED behind {', '.join(entry.jobId for entry in ahead)}" if ahead else "is started"
-        terminal.out(f"{job_id} {how}: fab logs all --job {job_id} --follow, fab describe {job_id}")
-        return DONE
-    return watch(cluster, submission.record(), plain)
-
-
-def start(cluster: ClusterClient, submission: Submission, may_wait: bool) -> list[QueueEntry]:
-    """Check the hosts and hand a job over to them.
-
-    Returns: the jobs that it waits for, none if its hosts are its own.
-    """
-    for text in submission.job.notes:
-        terminal.note(text)
-    return submit(cluster, check_hosts(cluster, submission), may_wait)
-
-
-def dry_run(cluster: ClusterClient, flags: JobFlags, folder: str | None, as_json: bool) -> int:
-    """Show what `train` would send, and send nothing; query no host, and build no runtime."""
-    from ops.submit import preview
-
-    flags = resume_flags(cluster, flags, folder) if flags.resume is not None else flags
-    submission = prepare(cluster.inventory, flags, folder, dry=True)
-    for text in submission.job.notes:
-        terminal.note(text)
-    return preview.show(submission, as_json)
 
 
 def prepare(inventory: Inventory, flags: JobFlags, folder: str | None, dry: bool = False) -> Submission:
@@ -328,36 +269,3 @@ def _check_data(cluster: ClusterClient, submission: Submission) -> None:
     data = job.declared.data_for(job.args)
     if data and not submission.data and not cluster.bucket.sizes(f"{DATA}/{data.name}"):
         raise data.missing()
-
-
-def watch(cluster: ClusterClient, job: JobRecord, plain: bool = True) -> int:
-    """Show a job's logs until it ends; the exit code is 0 where it SUCCEEDED, and DETACHED after Ctrl-C."""
-    from ops.screen.logs import follow_job
-
-    job_id, names = job.jobId, replica_names(job)
-    try:
-        record = follow_job(cluster, job, names, LogFilter(), False, plain)
-    except KeyboardInterrupt:
-        how = f"fab logs all --job {job_id} --follow comes back to it, fab cancel {job_id} stops it"
-        terminal.note(f"\n{job_id} continues, or waits for its turn: {how}")
-        return DETACHED
-    if record is None:
-        raise OpsError(f"nothing is known of job {job_id} any more: fab describe {job_id}")
-    return _report_end(cluster, record)
-
-
-def _report_end(cluster: ClusterClient, record: JobRecord) -> int:
-    job_id, state = record.jobId, record.state
-    took = f" after {elapsed}" if (elapsed := format_elapsed(record)) else ""
-    if state == JobState.SUCCEEDED:
-        first, *others = outcome.read(cluster, record) or [""]
-        terminal.note(f"{job_id} {state}{took}" + (f": {first}" if first else ""))
-        for line in others:
-            terminal.note(line)
-        return DONE
-    why = record.errorMessage.partition("\n")[0].rstrip(".")
-    more = "; ".join(filter(None, (f"fab describe {job_id}", failure_hint(record))))
-    terminal.error(f"{job_id} {state}{took}{f': {why}' if why else ''} ({more})")
-    for line in outcome.read_unsaved(cluster, record):
-        terminal.note(line)
-    return FAILED

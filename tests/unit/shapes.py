@@ -50,7 +50,7 @@ PRINTED: Mapping[str, str | Mapping[str, str]] = {
     "ops.submit.runtimes.runtimes": {"removed": "fab runtimes rm", "": "fab runtimes"},
     "ops.submit.preview.show": "fab train --dry-run",
     "ops.submit.reproduce._show": "fab reproduce",
-    "ops.submit.train.run_submission": "fab train, fab cancel, fab wait, fab predict --batch",
+    "ops.submit.runner.run_submission": "fab train, fab cancel, fab wait, fab predict --batch",
     "ops.submit.end.wait": "fab train, fab cancel, fab wait, fab predict --batch",
 }
 

@@ -176,14 +176,14 @@ CALLS: list[tuple[str, str, tuple[object, ...]]] = [
     ("delete a --yes --json", "submit.end.delete", ("cluster", "a", True, True)),
     ("prune", "submit.end.prune", ("cluster", None, False, False)),
     ("prune --keep 3 --yes --json", "submit.end.prune", ("cluster", "3", True, True)),
-    ("train", "submit.train.train", ("cluster", NO_FLAGS, None, True, True, False, False)),
+    ("train", "submit.runner.train", ("cluster", NO_FLAGS, None, True, True, False, False)),
     (
         "train a --package b --no-queue --no-follow --json --plain --start-hosts -- c",
-        "submit.train.train",
+        "submit.runner.train",
         ("cluster", replace(NO_FLAGS, job_id="a", start_hosts=True, more_args=["c"]), "b", False, False, True, True),
     ),
-    ("train --dry-run", "submit.train.dry_run", ("cluster", NO_FLAGS, None, False)),
-    ("train a --package b --dry-run --json", "submit.train.dry_run", ("cluster", replace(NO_FLAGS, job_id="a"), "b", True)),
+    ("train --dry-run", "submit.runner.dry_run", ("cluster", NO_FLAGS, None, False)),
+    ("train a --package b --dry-run --json", "submit.runner.dry_run", ("cluster", replace(NO_FLAGS, job_id="a"), "b", True)),
     ("deploy", "models.deploy.deploy", ("cluster", None, None, None, None, False)),
     (
         "deploy --model a --version b --job c --origin d --json",

@@ -27,7 +27,7 @@ from jobs.study import Measurement, Trial, TrialState
 from ops.cluster.cluster import ClusterClient
 from ops.logs.lines import LogLine
 from ops.report.report import TrialRow, TunedParameter, Tuning
-from ops.submit import train, tuning
+from ops.submit import runner, tuning
 from ops.submit.config import JobFlags
 from ops.submit.trials import TuningResult
 
@@ -125,9 +125,9 @@ def test_a_followed_job_is_printed_at_its_end(
 
     followed: list[Any] = []
 
-    monkeypatch.setattr(train, "run", run)
+    monkeypatch.setattr(runner, "run", run)
     cluster = ClusterClient(inventory, ledger=ledger)
-    assert train.run_submission(cluster, lambda: submission, True, True, as_json, False) == 7  # type: ignore[arg-type,return-value]
+    assert runner.run_submission(cluster, lambda: submission, True, True, as_json, False) == 7  # type: ignore[arg-type,return-value]
     assert followed == [(submission, True, True, as_json)], "a screen would not be JSON"
     output = capsys.readouterr()
     if as_json:
@@ -142,11 +142,11 @@ def test_train_runs_the_job_of_its_flags(monkeypatch: pytest.MonkeyPatch) -> Non
         return 5
 
     calls: list[Any] = []
-    monkeypatch.setattr(train, "prepare_job", lambda *args: args)
-    monkeypatch.setattr(train, "run_submission", run_submission)
+    monkeypatch.setattr(runner, "prepare_job", lambda *args: args)
+    monkeypatch.setattr(runner, "run_submission", run_submission)
     cluster: Any = object()
-    assert train.train(cluster, JobFlags("j"), "mine", True, False, False) == 5
-    assert train.train(cluster, JobFlags("j"), "mine", False, True, True, False) == 5
+    assert runner.train(cluster, JobFlags("j"), "mine", True, False, False) == 5
+    assert runner.train(cluster, JobFlags("j"), "mine", False, True, True, False) == 5
     job = (cluster, JobFlags("j"), "mine")
     assert calls == [(job, True, False, False, True), (job, False, True, True, False)]
 

@@ -157,6 +157,19 @@ def test_there_are_no_import_cycles() -> None:
     TopologicalSorter({name: {*imports(path)} & modules.keys() for name, path in modules.items()}).prepare()
 
 
+def test_fab_starts_and_follows_jobs_by_the_python_client() -> None:
+    """Check that nothing else hands a job over, cancels it or follows it, so that programs and `fab` have one path."""
+    names = {
+        ("ops.submit", "submit"),
+        ("ops.submit.submit", "submit"),
+        ("ops.submit.claim", "Canceller"),
+        ("ops.logs.follow", "Follower"),
+    }
+    sources = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_bytes()) for path in (ROOT / "ops").rglob("*.py")}
+    nodes = [(path, node) for path, tree in sources.items() for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    assert {path for path, node in nodes for alias in node.names if (node.module, alias.name) in names} == {"ops/client.py"}
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "ops").glob("*/*.py")), ids=lambda path: f"{path.parent.name}.{path.stem}")
 def test_a_package_of_ops_imports_only_earlier_ones(path: Path) -> None:
     package = path.parent.name

@@ -12,6 +12,7 @@ from opsdata import put_job
 import fabfile
 from infra.inventory import Inventory
 from jobs.bucket import BucketError
+from jobs.chunks import LogFilter
 from jobs.firsterror import FirstError
 from jobs.folder_bucket import FolderBucket
 from jobs.ledger import Ledger
@@ -23,10 +24,10 @@ from ops import client as module
 from ops.client import Client
 from ops.cluster.cluster import ClusterClient
 from ops.errors import OpsError, UsageError
-from ops.logs import follow, read
+from ops.logs import read
 from ops.logs.follow import Note
 from ops.logs.lines import LogLine
-from ops.submit import train
+from ops.submit import submit, train
 from ops.submit.submit import Submission
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "python.md"
@@ -105,7 +106,7 @@ def test_submit_passes_its_arguments(
         put_job(ledger, JobRecord(submission.job.id))
         return []
 
-    monkeypatch.setattr(train, "submit", record_submission)
+    monkeypatch.setattr(submit, "submit", record_submission)
     monkeypatch.setattr(train, "check_hosts", lambda _, submission: submission)
     script = tmp_path / "mine.py"
     script.write_text("print(1)")
@@ -127,7 +128,7 @@ def test_submit_passes_its_arguments(
     Client(cluster).submit("job02", script=str(script), start_hosts=True)
     assert (submissions[1][0].job.priority, submissions[1][0].job.start_hosts, submissions[1][1]) == (0, True, True)
     entry = QueueEntry("job01", [])
-    monkeypatch.setattr(train, "start", lambda _, *args: [entry] if args == (submission, True) else [])
+    monkeypatch.setattr(submit, "submit", lambda _, *args: [entry] if args == (submission, True) else [])
     assert Client(cluster).start(submission) == [entry]
     with pytest.raises(UsageError, match=r"^there is no job 'gone'; "):
         Client(cluster).submit("job03", script=str(script), resume="gone")
@@ -159,10 +160,10 @@ def test_logs_are_read_and_followed(cluster: ClusterClient, ledger: Ledger, monk
             return iter([Note("x"), *LINES[1:], JobRecord("job01")])
 
     monkeypatch.setattr(read, "read_logs", read_logs)
-    monkeypatch.setattr(follow, "Follower", Follower)
+    monkeypatch.setattr(module, "Follower", Follower)
     assert list(Client(cluster).logs("job01", "master", lines=5)) == LINES
     assert list(Client(cluster).logs("job01", follow=True)) == LINES[1:]
-    assert [entry[:3] for entry in calls] == [("job01", ["master-0"], 5), (["master-0"], (None, "", "", "", ""))]
+    assert calls == [("job01", ["master-0"], 5), (["master-0"], LogFilter(), False)]
 
 
 def test_the_examples_compile() -> None:

@@ -14,13 +14,15 @@ from test_ops_dependencies import make_wheel
 
 from infra import templates
 from infra.inventory import Inventory
+from jobs.folder_bucket import FolderBucket
+from jobs.ledger import Ledger
 from jobs.records import Plan
 from ops.cluster.cluster import ClusterClient
 from ops.errors import UsageError
 from ops.package import dependencies, host_stream, runtimes
 from ops.submit import train
 from ops.submit.config import JobFlags
-from ops.submit.train import dry_run
+from ops.submit.runner import dry_run
 
 
 @pytest.fixture(autouse=True)
@@ -176,3 +178,12 @@ def test_dry_run_builds_no_runtime(
     runtimes.build(local, runtimes.from_file(str(requirements), "--runtime"))
     assert dry_run(cluster, flags, package_folder, as_json=True) == 0
     assert "would be built" not in capsys.readouterr().err
+
+
+def test_dry_run_looks_up_the_job_whose_trials_go_on(inventory: Inventory, package_folder: str, tmp_path: Path) -> None:
+    parameter = "{parameterName: units, type: INTEGER, minValue: 1, maxValue: 4}"
+    tuned = f"hyperparameters: {{goal: MAXIMIZE, params: [{parameter}], resumePreviousJobId: nope}}"
+    (tmp_path / "config.yaml").write_text(f"trainingInput: {{{tuned}}}")
+    cluster = ClusterClient(inventory, ledger=Ledger(FolderBucket(tmp_path)))
+    with pytest.raises(UsageError, match=r"^there is no job 'nope'; none was started yet$"):
+        dry_run(cluster, JobFlags("job01", config=str(tmp_path / "config.yaml")), package_folder, as_json=False)

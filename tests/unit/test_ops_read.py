@@ -21,7 +21,7 @@ from jobs.folder_bucket import FolderBucket, open_bucket
 from jobs.ledger import Ledger
 from jobs.records import JobRecord, ReplicaRecord
 from jobs.states import JobState, ReplicaState
-from ops import terminal
+from ops import client, terminal
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.fanout import Outcome, fan_out
 from ops.errors import DETACHED, DONE, FAILED, HostError, OpsError, UsageError
@@ -29,7 +29,6 @@ from ops.logs.follow import Note
 from ops.logs.lines import FIRST, LogLine, read_command
 from ops.logs.read import read_logs, resolve_selection, select_replicas
 from ops.screen import job as screen
-from ops.screen import logs
 from ops.screen.logs import show_logs
 
 
@@ -323,7 +322,7 @@ def follow_events(monkeypatch: pytest.MonkeyPatch, *events: object) -> list[tupl
         followers.append(arguments)
         return SimpleNamespace(batches=batches)
 
-    monkeypatch.setattr(logs, "Follower", follower)
+    monkeypatch.setattr(client, "Follower", follower)
     return followers
 
 
@@ -367,7 +366,7 @@ def test_a_followed_job_sets_the_exit_code(
         f"ERROR   worker-0  worker-0 50{FIRST}",
         "ERROR   worker-0  worker-0 150",
     ]
-    assert followers == [(ended.fleet, ended.ledger, FOLLOWED, ["ps-0", "worker-0"], LogFilter(7))]
+    assert followers == [(ended.fleet, ended.ledger, FOLLOWED, ["ps-0", "worker-0"], LogFilter(7), False)]
 
 
 @pytest.mark.parametrize(

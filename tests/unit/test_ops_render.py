@@ -23,7 +23,7 @@ from ops.submit.config import JobFlags, JobSpec, build_job
 from ops.submit.job_plan import plan, secret_files
 from ops.submit.manifest import manifest
 from ops.submit.resources import candidate_hosts
-from ops.submit.train import dry_run
+from ops.submit.runner import dry_run
 
 UNIT, TIMER, LIMITS = (
     f"/etc/systemd/system/{name}.d/host.conf" for name in ("scaletier.service", "scaletier.timer", "scaletier-trainer.service")

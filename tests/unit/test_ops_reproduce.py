@@ -26,7 +26,7 @@ from ops.cluster.ledger import existing_job
 from ops.errors import DETACHED, DONE, FAILED, OpsError, UsageError
 from ops.package import package
 from ops.package.runtimes import Runtime
-from ops.submit import compare, manifest, metrics, reproduce, train
+from ops.submit import compare, manifest, metrics, reproduce, runner
 from ops.submit.config import JobFlags, build_job
 from ops.submit.submit import Submission
 
@@ -78,8 +78,8 @@ def ledger(local_inventory: Inventory) -> Ledger:
 @pytest.fixture
 def runs(local_inventory: Inventory, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> FakeRuns:
     fake_runs = FakeRuns(ledger)
-    monkeypatch.setattr(train, "run", fake_runs.run)
-    monkeypatch.setattr(train, "watch", fake_runs.watch)
+    monkeypatch.setattr(runner, "run", fake_runs.run)
+    monkeypatch.setattr(runner, "watch", fake_runs.watch)
     accuracies = {"job01": "0.9", "job01_2": "0.91"}
 
     def read_logs(cluster: Any, record: JobRecord, replicas: list[str], log_filter: LogFilter) -> dict[str, list[Any]]:

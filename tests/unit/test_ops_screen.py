@@ -22,7 +22,7 @@ from rich.text import Text
 from jobs.chunks import LogFilter
 from jobs.records import JobRecord, ReplicaRecord, Usage
 from jobs.states import JobState, ReplicaState
-from ops import terminal
+from ops import client, terminal
 from ops.logs.follow import TICK, Event, Note, Replicas, Waiting
 from ops.logs.lines import LogLine
 from ops.screen import job as module
@@ -532,7 +532,7 @@ def test_a_followed_job_leaves_its_last_picture(
         def __exit__(self, *_: object) -> None:
             capsys.readouterr()
 
-    monkeypatch.setattr(module, "Follower", FakeFollower)
+    monkeypatch.setattr(client, "Follower", FakeFollower)
     monkeypatch.setattr(module, "Screen", FakeScreen)
     cluster: Any = SimpleNamespace(fleet="fleet", ledger="ledger")
     if interrupted:
@@ -540,7 +540,7 @@ def test_a_followed_job_leaves_its_last_picture(
             module.follow(cluster, RUNNING, ["master-0"], LogFilter(5))
     else:
         assert module.follow(cluster, RUNNING, ["master-0"], LogFilter(5)) is final
-    assert followers == [(("fleet", "ledger", RUNNING, ["master-0"], LogFilter(5)), {"ticks": True})]
+    assert followers == [(("fleet", "ledger", RUNNING, ["master-0"], LogFilter(5), True), {})]
     assert capsys.readouterr().out.splitlines() == [
         "job01  SUCCEEDED  9.0 s",
         "",
@@ -662,7 +662,7 @@ def test_a_screen_needs_a_terminal_and_utf_8(
 
 
 def test_plain_output_does_not_import_rich() -> None:
-    code = "import sys; import ops.screen.logs, ops.logs.follow, ops.submit.train, ops.terminal; print('rich' in sys.modules)"
+    code = "import sys; import ops.screen.logs, ops.logs.follow, ops.submit.runner, ops.terminal; print('rich' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert result.stdout == "False\n"
 

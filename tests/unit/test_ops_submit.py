@@ -43,7 +43,7 @@ from ops.cluster.remote import ADVICE, CommandResult
 from ops.errors import HostError, HostsError, OpsError, UsageError, explain
 from ops.package import host_stream, package
 from ops.package.trainer_config import Data, TrainerConfig
-from ops.submit import job_plan, manifest, train
+from ops.submit import job_plan, manifest, runner, train
 from ops.submit import submit as module
 from ops.submit.claim import OvertakenError, Submitter
 from ops.submit.config import JobFlags, build_job
@@ -596,7 +596,7 @@ def test_jobs_wait_on_a_busy_cluster_by_priority(
     queued_job = stored_job(ledger, "job02")
     assert (queued_job.state, queued_job.lease.free) == (JobState.QUEUED, True), "the queue monitor starts it"
     capsys.readouterr()
-    assert train.run(cluster, with_id(submission, "job04"), may_wait=True, follow=False) == 0
+    assert runner.run(cluster, with_id(submission, "job04"), may_wait=True, follow=False) == 0
     message = "job04 is QUEUED behind job01, job03, job02: fab logs all --job job04 --follow, fab describe job04\n"
     assert capsys.readouterr().out == message
     ledger.change_queue(lambda queue: queue.without(queue.entries[0]))
@@ -930,14 +930,14 @@ def test_a_started_job_is_noted_or_followed(
     noted = replace(submission, job=replace(submission.job, notes=("region is ignored", "more")))
     followed: list[tuple[str, bool]] = []
     monkeypatch.setattr(train, "check_hosts", lambda _, submission: submission)
-    monkeypatch.setattr(train, "submit", lambda *_: [])
-    monkeypatch.setattr(train, "watch", lambda _, job, plain: followed.append((job.jobId, plain)) or 7)
+    monkeypatch.setattr(module, "submit", lambda *_: [])
+    monkeypatch.setattr(runner, "watch", lambda _, job, plain: followed.append((job.jobId, plain)) or 7)
     cluster: Any = SimpleNamespace(inventory=submission.inventory)
-    assert train.run(cluster, noted, may_wait=True, follow=False) == 0
+    assert runner.run(cluster, noted, may_wait=True, follow=False) == 0
     line = "job01 is started: fab logs all --job job01 --follow, fab describe job01\n"
     assert capsys.readouterr() == (line, "region is ignored\nmore\n")
-    assert train.run(cluster, submission, may_wait=True, follow=True) == 7
-    assert train.run(cluster, submission, may_wait=True, follow=True, plain=False) == 7
+    assert runner.run(cluster, submission, may_wait=True, follow=True) == 7
+    assert runner.run(cluster, submission, may_wait=True, follow=True, plain=False) == 7
     assert followed == [("job01", True), ("job01", False)]
 
 
@@ -977,10 +977,10 @@ def test_the_exit_code_of_a_followed_job(
     final_record = JobRecord("job01", JobState(final_state), errorMessage="worker-1 ran out of memory.\nmore")
     plain_lines: list[bool] = []
     monkeypatch.setattr(logs, "follow_job", lambda *args: plain_lines.append(args[-1]) or final_record)
-    monkeypatch.setattr(train.outcome, "read", lambda *_: ["what is there", "what is beside it"])
-    monkeypatch.setattr(train.outcome, "read_unsaved", lambda *_: ["what is beside it"])
+    monkeypatch.setattr(runner.outcome, "read", lambda *_: ["what is there", "what is beside it"])
+    monkeypatch.setattr(runner.outcome, "read_unsaved", lambda *_: ["what is beside it"])
     cluster: Any = SimpleNamespace(inventory=submission.inventory)
-    assert train.watch(cluster, submission.record()) == (0 if final_state == "SUCCEEDED" else 1)
+    assert runner.watch(cluster, submission.record()) == (0 if final_state == "SUCCEEDED" else 1)
     assert plain_lines == [True]
     first, following = capsys.readouterr().err.split("\n", 1)
     first_line = f"{first}\n"
@@ -990,14 +990,14 @@ def test_the_exit_code_of_a_followed_job(
     else:
         hint = "; fab bundle job01 collects the evidence in one file" if final_state == "FAILED" else ""
         assert first_line == f"error: job01 {final_state}: worker-1 ran out of memory (fab describe job01{hint})\n"
-    monkeypatch.setattr(train.outcome, "read", lambda *_: [])
+    monkeypatch.setattr(runner.outcome, "read", lambda *_: [])
     timed = {"startTime": "2026-01-31T12:00:00.000Z", "endTime": "2026-01-31T12:00:02.500Z"}
-    train._report_end(cluster, replace(final_record, errorMessage="", **timed))  # type: ignore[arg-type]
+    runner._report_end(cluster, replace(final_record, errorMessage="", **timed))  # type: ignore[arg-type]
     err = capsys.readouterr().err.splitlines()[0]
     assert err.removeprefix("error: ").partition(" (")[0] == f"job01 {final_state} after 2.5 s"
     monkeypatch.setattr(logs, "follow_job", lambda *_: None)
     with pytest.raises(OpsError, match=r"^nothing is known of job job01 any more: fab describe job01$"):
-        train.watch(cluster, submission.record())
+        runner.watch(cluster, submission.record())
 
 
 def test_ctrl_c_leaves_the_job_running(
@@ -1010,6 +1010,6 @@ def test_ctrl_c_leaves_the_job_running(
 
     monkeypatch.setattr(logs, "follow_plain", follow)
     cluster: Any = SimpleNamespace(inventory=submission.inventory)
-    assert train.watch(cluster, submission.record()) == 130
+    assert runner.watch(cluster, submission.record()) == 130
     hint = "fab logs all --job job01 --follow comes back to it, fab cancel job01 stops it"
     assert capsys.readouterr().err == f"\njob01 continues, or waits for its turn: {hint}\n"

@@ -17,7 +17,7 @@ from ops.errors import UsageError
 from ops.package import package, runtimes, trainer_config
 from ops.package.trainer_config import FILE, LIBRARY, Data, PlanFlags, Strategy, TrainerConfig
 from ops.plan import plan
-from ops.submit import job_plan, train
+from ops.submit import job_plan, runner, train
 from ops.submit.arguments import last_step
 from ops.submit.config import JobFlags
 from ops.submit.submit import Submission
@@ -345,7 +345,7 @@ def test_a_script_with_the_library_has_its_strategies(
 ) -> None:
     (tmp_path / "digits.py").write_text("import scaletier\n")
     flags = JobFlags("job01", script=str(tmp_path / "digits.py"), strategy="sync")
-    assert train.dry_run(ClusterClient(inventory), flags, None, True) == 0
+    assert runner.dry_run(ClusterClient(inventory), flags, None, True) == 0
     plan = json.loads(capsys.readouterr().out)["plan"]
     assert (plan["restartPolicy"], plan["optionalRoles"]) == ("all", ["ps", "evaluator"])
     assert plan["args"][:2] == ["--strategy", "sync"]
@@ -485,7 +485,7 @@ def test_train_prints_one_line_for_each_old_key_and_file(
     (config := tmp_path / "config.yaml").write_text("trainingInput: {scheduling: {expendable: [worker]}}")
     folder = build_with_library(tmp_path, OLD_KEYS + "strategy: a").name
     flags = JobFlags("job01", config=str(config))
-    assert train.dry_run(ClusterClient(inventory), flags, str(tmp_path / folder), True) == 0
+    assert runner.dry_run(ClusterClient(inventory), flags, str(tmp_path / folder), True) == 0
     printed = [line for line in capsys.readouterr().err.splitlines() if "is called" in line]
     assert printed == rename_lines(str(config), "expendable") + rename_lines(f"mine/{FILE}", *PRESENT_KEYS)
 

@@ -19,7 +19,7 @@ from jobs.folder_bucket import FolderBucket
 from jobs.ledger import Ledger
 from jobs.records import JobRecord, ReplicaRecord, UnsavedFiles
 from jobs.states import JobState, ReplicaState
-from ops import terminal
+from ops import client, terminal
 from ops.logs import follow, waits
 from ops.logs.follow import Event, Follower, Note, Waiting
 from ops.screen import logs
@@ -180,7 +180,7 @@ def test_the_status_line_is_cleared_before_a_line(
         def batches(self) -> list[list[Event]]:
             return [events]
 
-    monkeypatch.setattr(logs, "Follower", FakeFollower)
+    monkeypatch.setattr(client, "Follower", FakeFollower)
     monkeypatch.setattr(terminal.StatusLine, "clear", lambda _: clears.append("clear"))
     cluster: Any = SimpleNamespace(fleet=None, ledger=Ledger(FolderBucket(tmp_path)))
     end = logs.follow_plain(cluster, JOB, NAMES, LogFilter(), False)
