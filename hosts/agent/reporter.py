@@ -200,6 +200,8 @@ class Reporter:
         job = stored.record
         if not self._plan.notify or (job.notification and job.notification.time):
             return True
+        if self._supervisor.record.unsaved is None:
+            return False  # a host runs one program at a time, and the search for files would give up behind a slow command
         if (result := self._notify(job)) is None:
             return False
         try:

@@ -19,7 +19,7 @@ from jobs.ledger import Ledger
 from jobs.notification import Notification
 from jobs.progress import JobProgress
 from jobs.queue import QueueEntry
-from jobs.records import JobRecord, Plan, ReplicaRecord
+from jobs.records import JobRecord, Plan, ReplicaRecord, UnsavedFiles
 from jobs.serialization import RecordError
 from jobs.states import JobState, ReplicaState
 
@@ -326,7 +326,10 @@ def test_the_leader_reports_the_end_once_and_keeps_the_hosts_until_then(root: Pa
     replica.rounds(4)
     assert (replica.job.state, notified) == ("RUNNING", [])
     replica.host.ends(0)
-    replica.rounds(3)
+    replica.rounds(50)
+    assert (replica.job.state, replica.reporter.settled, notified) == ("SUCCEEDED", False, []), "files are looked for first"
+    replica.host.supervisor.set_unsaved(UnsavedFiles())
+    replica.rounds(1)
     assert (replica.job.state, replica.reporter.settled, len(replica.ledger.queue().entries)) == ("SUCCEEDED", False, 1)
     assert [r["exitCode"] for r in notified[0].replicas] == [0]
     moved = iter([True])  # by another writer in between
