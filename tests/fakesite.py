@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from hosts.agent.job_files import JobFiles
+from hosts.agent.log import Log
 from hosts.agent.supervisor import Assignment
 from jobs.notification import Notification
 from jobs.records import JobRecord, Plan, ReplicaRecord, UnsavedFiles
 
 
-class FakeSite:
+class FakeSite(JobFiles):
     """A site whose operations end at once."""
 
+    def __init__(self) -> None:
+        """Need no host."""
+
     def prepare(self, plan: Plan, replica: str) -> Assignment:
-        return Assignment(plan, replica, Path(), {}, "python", self)
+        return Assignment(plan, replica, Path(), {}, "python", cast(Log, self))
 
     def write_message(self, message: str, severity: str = "INFO") -> None:
         pass

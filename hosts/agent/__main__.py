@@ -24,7 +24,6 @@ from hosts.agent.agent import Agent
 from hosts.agent.cgroup import Meter
 from hosts.agent.job_files import JobFiles, own_environment
 from hosts.agent.launcher_client import Launcher, launcher
-from hosts.agent.log import Log
 from hosts.agent.process import Child, ProcessRun
 from hosts.agent.reporter import HostProbes
 from hosts.agent.supervisor import Assignment
@@ -84,7 +83,6 @@ def spawn(starts: Launcher | None, assignment: Assignment) -> Trainer:
 
     That program is this package's, not the job's, so it runs as the replica does.
     """
-    assert isinstance(assignment.log, Log)
     job, argv, cwd, env = assignment.plan.jobId, assignment.argv, assignment.directory, assignment.environment
     if assignment.plan.study:
         stdin = json.dumps({"cwd": str(cwd), "env": dict(env)}).encode()

@@ -6,63 +6,24 @@ It acts in rounds; no other component waits for a round.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection
-from typing import Any, Protocol
+from collections.abc import Callable
 
 from hosts.agent import replica_rules
+from hosts.agent.job_files import JobFiles
 from hosts.agent.reporter import HostProbes, Reporter
-from hosts.agent.supervisor import Assignment, Spawn, Supervisor
+from hosts.agent.supervisor import Spawn, Supervisor
 from jobs import lease, paths
 from jobs.bucket import BucketError, Conflict
 from jobs.lease import ChangeTimer, Clock
 from jobs.ledger import Ledger, Stored
-from jobs.notification import Notification
 from jobs.queue_monitor import QueueMonitor
-from jobs.records import JobRecord, Plan, ReplicaRecord, UnsavedFiles
+from jobs.records import JobRecord, Plan
 from jobs.serialization import RecordError
 from jobs.states import JobState, ReplicaState
 
 # While a job begins or ends here, a person waits for it: poll this many times as often, for these seconds.
 _QUICK = 4
 _QUICK_SECONDS = 10.0
-
-
-class HostSite(Protocol):
-    """A job's needs from its host besides a process: files, log, and facts about the host."""
-
-    def prepare(self, plan: Plan, replica: str) -> Assignment:
-        """Return the job's files on this host and its log, for that replica.
-
-        Raises:
-            BucketError: they cannot be fetched now.
-        """
-
-    def facts(self) -> dict[str, Any] | None:
-        """Return the facts for the manifest once; None if there are no new ones."""
-
-    def diagnose(self, job: JobRecord, record: ReplicaRecord, end_seen: str) -> None:
-        """Begin to write the diagnosis of a job that FAILED, once, in the background.
-
-        `end_seen` is when this host learnt of its end.
-        """
-
-    def unsaved(self, record: ReplicaRecord) -> UnsavedFiles | None:
-        """Return the files that the job wrote outside JOB_DIR, which are kept if JOB_DIR is empty, or None during the search.
-
-        The first call begins it.
-        """
-
-    def notify(self, job: JobRecord) -> Notification | None:
-        """Begin to report, once, that a job has ended, and return how that went; None until it is known."""
-
-    def tidy(self, job_ids: Collection[str]) -> None:
-        """Remove secrets, packages and homes of all other jobs, and leftovers of trials; call it while no trainer runs here.
-
-        `job_ids` are the jobs that have this host or wait for it.
-        """
-
-    def finish(self) -> bool:
-        """Return True once log and diagnosis are in the bucket, or after a time limit."""
 
 
 class Agent:
@@ -76,7 +37,7 @@ class Agent:
         name: str,
         incarnation: str,
         ledger: Ledger,
-        site: HostSite,
+        site: JobFiles,
         spawn: Spawn,
         clock: Clock,
         now: Callable[[], str],
@@ -292,10 +253,5 @@ class Agent:
         if not self._failing and self.supervisor:
             self.supervisor.assignment.log.write_message(f"the bucket fails, trying again: {error}", "WARNING")
         elif not self._failing:
-            self._write_to_journal(f"<4>replica: {error}; trying again\n")
+            sys.stderr.write(f"<4>replica: {error}; trying again\n")  # to the journal, as no job's log is open
         self._failing = True
-
-    @staticmethod
-    def _write_to_journal(text: str) -> None:
-        """Write to the journal, as no job's log is open."""
-        sys.stderr.write(text)

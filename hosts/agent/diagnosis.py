@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from hosts.agent import cgroup
-from hosts.agent.background import BackgroundTask
 from hosts.agent.replica_rules import termination_reason
 from hosts.agent.supervisor import Assignment
 from hosts.agent.trainer import TAIL_CHARACTERS
 from jobs import chunks
+from jobs.background import BackgroundTask
 from jobs.bucket import Bucket, Conflict
 from jobs.chunks import ChunkFolder, LogFilter
 from jobs.firsterror import LONGEST

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from hosts.agent import cgroup, diagnosis, keep_unsaved, launcher_client, network, unsaved
-from hosts.agent.background import BackgroundTask
 from hosts.agent.launcher_client import SOCKET, Launcher, scratch_folder
 from hosts.agent.log import Log, LogArchive, archived
 from hosts.agent.manifest import Manifest
@@ -27,6 +26,7 @@ from hosts.agent.token_broker import Broker, Mint, access, mint
 from hosts.agent.trainer import Trainer
 from hosts.agent.unsaved import JobFolders
 from jobs import paths, variables
+from jobs.background import BackgroundTask
 from jobs.bucket import Bucket, BucketError, Conflict
 from jobs.ledger import Ledger
 from jobs.notification import Notification, is_url
@@ -63,7 +63,7 @@ class _Job:
 
 
 class JobFiles:
-    """A job's files below `state`: the agent's `HostSite` on a real host.
+    """A job's files, log and further needs from its host, below `state`.
 
     They are `logs/<job>/`, `secrets/<job>.json`, and the job's package with, once it is whole, `package.sha256` beside it: in
     `jobs/<job>`, which is root's, as `fab train` pushed it, else in `fetched/<job>`, from the bucket.
@@ -93,6 +93,11 @@ class JobFiles:
         self._job: _Job | None = None
 
     def prepare(self, plan: Plan, replica: str) -> Assignment:
+        """Return the job's files on this host and its log, for that replica.
+
+        Raises:
+            BucketError: they cannot be fetched now.
+        """
         self.finish()  # of a job, or an attempt, before
         try:
             self._job = self._prepare(plan, replica)
@@ -128,9 +133,11 @@ class JobFiles:
         )
 
     def facts(self) -> dict[str, Any] | None:
+        """Return the facts for the manifest once; None if there are no new ones."""
         return self._job.manifest.new_facts() if self._job and self._job.manifest else None
 
     def diagnose(self, job: JobRecord, record: ReplicaRecord, end_seen: str) -> None:
+        """Begin to write the diagnosis of a job that FAILED, once; `end_seen` is when this host learnt of its end."""
         if (current := self._job) and current.diagnosis is None:
             make = partial(
                 diagnosis.build, self._host, self._state, current.assignment, current.log.path, job, record, end_seen
@@ -139,6 +146,7 @@ class JobFiles:
             current.diagnosis = diagnosis.start(self._files, name, make, lambda why: current.log.write_message(why, "WARNING"))
 
     def unsaved(self, record: ReplicaRecord) -> UnsavedFiles | None:
+        """Return the files that the job wrote outside JOB_DIR, or None during the search, which the first call begins."""
         current = self._job
         if (
             current is None
@@ -153,6 +161,7 @@ class JobFiles:
         return current.unsaved.result
 
     def notify(self, job: JobRecord) -> Notification | None:
+        """Begin to report, once, that a job has ended, and return how that went; None until it is known."""
         assert self._job is not None
         if self._job.notifier is None:
             plan, env = self._job.assignment.plan, self._job.assignment.environment
@@ -177,6 +186,7 @@ class JobFiles:
         return end.status
 
     def tidy(self, job_ids: Collection[str]) -> None:
+        """Remove what belongs to other jobs than these, which have this host or wait for it; no trainer may run here."""
         with suppress(OSError):  # there are none
             for file in self._secrets.iterdir():
                 if file.stem not in job_ids:
@@ -194,6 +204,7 @@ class JobFiles:
         return names
 
     def finish(self) -> bool:
+        """Return True once log and diagnosis are in the bucket, or after a time limit."""
         if self._job is None:
             return True
         if self._job.manifest:

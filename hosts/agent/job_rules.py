@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hosts.agent import missing_libraries, restart_budget
-from hosts.agent.replica_rules import PREEMPTED, describe_end, is_fault, termination_reason
+from hosts.agent import missing_libraries
+from hosts.agent.replica_rules import PREEMPTED, counted_restarts, describe_end, is_fault, termination_reason
 from jobs.records import Event, JobRecord, Plan, ReplicaRecord, with_events
 from jobs.states import JobState, ReplicaState
 from jobs.variables import RANK_NAMES
@@ -369,7 +369,7 @@ def _killed(job: JobRecord, view: View) -> JobRecord | None:
                 continue  # an exit that is not reported yet may have caused it
             how = "was killed" if record.signal else "ended"
             return _restart_job(job, view, f"{_name(record.name)} {how} ({termination_reason(record)})", record)
-        if not restart_budget.is_spent(view.plan, record):
+        if record.restartsUsed < view.plan.maxRestarts:
             continue  # its unit was stopped: it restarts with its unit; if that never starts, it is lost
         why = f" ({termination_reason(record)}) after {view.plan.maxRestarts} restarts"
         return _drop_optional(job, view, record, why) or _restart_job(job, view, f"{_name(record.name)} ended{why}", record)
@@ -471,9 +471,9 @@ def _restart_job(
         peer_error: the error of a peer that could not continue; it is added to the message of a failed job.
     """
     plan = view.plan
-    limit = restart_budget.job_limit(plan)
+    limit = plan.maxRestarts if plan.whole else plan.maxRetries
     fault = fault or (record is not None and (record.faults > 0 or is_fault(record.status, record.outOfMemory)))
-    restarts_used = restart_budget.used(job.restartsUsed, job.faults, view.in_state)
+    restarts_used = counted_restarts(job, view.in_state)
     if counts and restarts_used >= limit:
         more = f", and the job was started again {limit} time{'s' if limit != 1 else ''}"
         if record:

@@ -9,75 +9,36 @@ from jobs.firsterror import TRACEBACK
 
 LIST = "program_packages in ansible/roles/host/defaults/main.yml"
 _CONTENTS = "https://packages.debian.org/search?searchon=contents&suite=bookworm&keywords="
+
+
+def _table(text: str) -> dict[str, str]:
+    """Parse `file=package`, or `name` for a package of the same name."""
+    pairs = (word.partition("=") for word in text.split())
+    return {file: package or file for file, _, package in pairs}
+
+
 # Of libraries that packages from PyPI load, and programs that people run: the package of Debian 12. The rest is looked up.
-_LIBRARIES = {
-    "libGL.so.1": "libgl1",
-    "libEGL.so.1": "libegl1",
-    "libGLU.so.1": "libglu1-mesa",
-    "libOpenGL.so.0": "libopengl0",
-    "libOSMesa.so.8": "libosmesa6",
-    "libSM.so.6": "libsm6",
-    "libX11.so.6": "libx11-6",
-    "libXext.so.6": "libxext6",
-    "libXrender.so.1": "libxrender1",
-    "libatlas.so.3": "libatlas3-base",
-    "libblas.so.3": "libblas3",
-    "libcairo.so.2": "libcairo2",
-    "libfontconfig.so.1": "libfontconfig1",
-    "libgeos_c.so.1": "libgeos-c1v5",
-    "libgfortran.so.5": "libgfortran5",
-    "libglib-2.0.so.0": "libglib2.0-0",
-    "libgthread-2.0.so.0": "libglib2.0-0",
-    "libgomp.so.1": "libgomp1",
-    "libhdf5_serial.so.103": "libhdf5-103-1",
-    "libibverbs.so.1": "libibverbs1",
-    "liblapack.so.3": "liblapack3",
-    "libmpi.so.40": "libopenmpi3",
-    "libmagic.so.1": "libmagic1",
-    "libnuma.so.1": "libnuma1",
-    "libomp.so.5": "libomp5",
-    "libopenblas.so.0": "libopenblas0",
-    "libportaudio.so.2": "libportaudio2",
-    "libpq.so.5": "libpq5",
-    "libpython3.11.so.1.0": "libpython3.11",
-    "libquadmath.so.0": "libquadmath0",
-    "libsndfile.so.1": "libsndfile1",
-    "libsox.so.3": "libsox3",
-    "libtbb.so.12": "libtbb12",
-    "libusb-1.0.so.0": "libusb-1.0-0",
-    "libxml2.so.2": "libxml2",
-}
-_PROGRAMS = {
-    "c++": "build-essential",
-    "cc": "build-essential",
-    "convert": "imagemagick",
-    "dot": "graphviz",
-    "ffprobe": "ffmpeg",
-    "g++": "build-essential",
-    "gcc": "build-essential",
-    "ifconfig": "net-tools",
-    "java": "default-jre-headless",
-    "killall": "psmisc",
-    "make": "build-essential",
-    "mpirun": "openmpi-bin",
-    "ninja": "ninja-build",
-    "node": "nodejs",
-    "pdfinfo": "poppler-utils",
-    "pdftoppm": "poppler-utils",
-    "ping": "iputils-ping",
-    "ps": "procps",
-    "tesseract": "tesseract-ocr",
-    "top": "procps",
-    "xz": "xz-utils",
-    **{
-        name: name
-        for name in (
-            *("bzip2", "cmake", "curl", "ffmpeg", "file", "git", "git-lfs", "gnuplot", "htop", "jq", "less", "lsof", "npm"),
-            *("numactl", "parallel", "patch", "pigz", "rsync", "screen", "sox", "strace", "tmux", "tree", "unzip", "wget"),
-            *("xvfb", "zip", "zstd"),
-        )
-    },
-}
+_LIBRARIES = _table(
+    """
+    libGL.so.1=libgl1 libEGL.so.1=libegl1 libGLU.so.1=libglu1-mesa libOpenGL.so.0=libopengl0 libOSMesa.so.8=libosmesa6
+    libSM.so.6=libsm6 libX11.so.6=libx11-6 libXext.so.6=libxext6 libXrender.so.1=libxrender1 libatlas.so.3=libatlas3-base
+    libblas.so.3=libblas3 libcairo.so.2=libcairo2 libfontconfig.so.1=libfontconfig1 libgeos_c.so.1=libgeos-c1v5
+    libgfortran.so.5=libgfortran5 libglib-2.0.so.0=libglib2.0-0 libgthread-2.0.so.0=libglib2.0-0 libgomp.so.1=libgomp1
+    libhdf5_serial.so.103=libhdf5-103-1 libibverbs.so.1=libibverbs1 liblapack.so.3=liblapack3 libmpi.so.40=libopenmpi3
+    libmagic.so.1=libmagic1 libnuma.so.1=libnuma1 libomp.so.5=libomp5 libopenblas.so.0=libopenblas0
+    libportaudio.so.2=libportaudio2 libpq.so.5=libpq5 libpython3.11.so.1.0=libpython3.11 libquadmath.so.0=libquadmath0
+    libsndfile.so.1=libsndfile1 libsox.so.3=libsox3 libtbb.so.12=libtbb12 libusb-1.0.so.0=libusb-1.0-0 libxml2.so.2=libxml2
+    """
+)
+_PROGRAMS = _table(
+    """
+    c++=build-essential cc=build-essential convert=imagemagick dot=graphviz ffprobe=ffmpeg g++=build-essential
+    gcc=build-essential ifconfig=net-tools java=default-jre-headless killall=psmisc make=build-essential mpirun=openmpi-bin
+    ninja=ninja-build node=nodejs pdfinfo=poppler-utils pdftoppm=poppler-utils ping=iputils-ping ps=procps
+    tesseract=tesseract-ocr top=procps xz=xz-utils bzip2 cmake curl ffmpeg file git git-lfs gnuplot htop jq less lsof npm
+    numactl parallel patch pigz rsync screen sox strace tmux tree unzip wget xvfb zip zstd
+    """
+)
 _LIBRARY = re.compile(
     r"(?:[\w.]*(?:Error|Exception): (?:.*[\s'\"])?|.*error while loading shared libraries: )(lib[\w.+-]+\.so[\w.]*)['\"]?"
     r": cannot open shared object file"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from http.client import HTTPConnection, HTTPException
 from urllib.parse import SplitResult
 
-from hosts.agent.background import BackgroundTask, reason_of
+from jobs.background import BackgroundTask, reason_of
 from jobs.notification import SCHEMES, Notification, check_address, is_url, shown, split_url
 from jobs.times import now
 

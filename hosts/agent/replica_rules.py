@@ -10,13 +10,14 @@ import signal
 from dataclasses import replace
 from typing import NamedTuple
 
-from hosts.agent import restart_budget
-from jobs.records import Event, Plan, ReplicaRecord, with_events
+from jobs.records import Event, JobRecord, Plan, ReplicaRecord, with_events
 from jobs.states import ReplicaState
 
 PREEMPTED = "its host was preempted"
 """The reason of an end that the job did not cause, which counts against no limit."""
 LONGEST_WAIT = 30.0
+GOOD_SECONDS = 600.0
+"""After a run of so many seconds a replica, or a job, has its restarts back, but for those that its own faults used."""
 AT_ONCE_SECONDS = 10.0
 """A trainer that dies sooner than this after its start dies at once."""
 CRASH_LOOP_EXITS = 3
@@ -82,8 +83,8 @@ def after_exit(plan: Plan, record: ReplicaRecord, end: Exit, seconds: float, now
     reason = termination_reason(ended)
     # Faults that come again and again, however late, are no bad luck.
     faults = record.faults + is_fault(status, out_of_memory)
-    restarts_used = restart_budget.used(record.restartsUsed, record.faults, seconds)
-    at_once = seconds < AT_ONCE_SECONDS or (out_of_memory and seconds < restart_budget.GOOD_SECONDS)
+    restarts_used = counted_restarts(record, seconds)
+    at_once = seconds < AT_ONCE_SECONDS or (out_of_memory and seconds < GOOD_SECONDS)
     failures = record.consecutiveFailures + 1 if at_once and record.terminationReason in (reason, "") else int(at_once)
     ended = replace(ended, consecutiveFailures=failures, terminationReason=reason, restartsUsed=restarts_used, faults=faults)
     if failures >= CRASH_LOOP_EXITS:
@@ -96,7 +97,7 @@ def after_kill(plan: Plan, ended: ReplicaRecord, now: str, cause: str, counts: b
 
     A kill that no trainer caused, such as a preemption, does not use up the limit, but counts in `restarts`.
     """
-    if (plan.whole and not plan.is_optional(ended.name)) or (counts and restart_budget.is_spent(plan, ended)):
+    if (plan.whole and not plan.is_optional(ended.name)) or (counts and ended.restartsUsed >= plan.maxRestarts):
         return replace(ended, state=ReplicaState.EXITED, killed=True)
     events, restarts_used = with_events(ended.events, Event(now, cause)), ended.restartsUsed + counts
     pending = replace(
@@ -144,6 +145,11 @@ def recovered(record: ReplicaRecord, seconds: float) -> ReplicaRecord:
     if not record.events or record.events[-1].seconds is not None:
         return record
     return replace(record, events=[*record.events[:-1], replace(record.events[-1], seconds=round(seconds, 3))])
+
+
+def counted_restarts(record: ReplicaRecord | JobRecord, seconds: float) -> int:
+    """Return how many restarts count against the limit after a run of so many seconds."""
+    return record.faults if seconds >= GOOD_SECONDS else record.restartsUsed
 
 
 def wait_before_start(record: ReplicaRecord) -> float:

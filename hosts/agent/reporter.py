@@ -54,7 +54,7 @@ class Reporter:
         """Prepare to report a replica.
 
         `version` is that of the record which an earlier incarnation wrote to the bucket, None if there is none. `notify` is
-        that of HostSite.
+        that of JobFiles.
         """
         plan, name = supervisor.assignment.plan, supervisor.assignment.name
         self._plan, self._name, self._incarnation, self._log = plan, name, incarnation, supervisor.assignment.log

@@ -11,66 +11,18 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from hosts.agent import replica_rules
+from hosts.agent.log import Log
 from hosts.agent.replica_rules import SIGKILL_STATUS, SIGTERM_CODE, Exit, termination_reason
+from hosts.agent.trainer import Trainer
 from jobs import variables
-from jobs.firsterror import FirstError
 from jobs.lease import Clock
 from jobs.progress import JobProgress
 from jobs.records import Plan, ReplicaRecord, UnsavedFiles
 from jobs.states import ReplicaState
 
 _TUNER = Path(__file__).resolve().parents[1] / "tuner" / "__main__.py"
-
-
-class SupervisedProcess(Protocol):
-    """A trainer process."""
-
-    pid: int
-
-    @property
-    def stopping(self) -> bool:
-        """True once stop was called."""
-
-    @property
-    def tail(self) -> str:
-        """The last lines of its output."""
-
-    @property
-    def lines(self) -> int:
-        """The number of lines that it has printed."""
-
-    @property
-    def first_error(self) -> FirstError | None:
-        """The first error that it has printed."""
-
-    @property
-    def progress(self) -> JobProgress | None:
-        """Its reported progress."""
-
-    def stop(self, seconds: float) -> None:
-        """Send SIGTERM now, and SIGKILL to all its processes after this many seconds.
-
-        If SIGTERM goes to the first process alone, so that it finds the others alive, they get it before the end.
-        """
-
-    def poll(self) -> Exit | None:
-        """Return the exit once it has ended and its output is read; until then None.
-
-        Children that outlive it are killed: they would hold its port.
-        """
-
-    def due(self) -> float:
-        """Return the seconds until poll has work besides a SIGCHLD."""
-
-
-class MessageLog(Protocol):
-    """The agent's own lines in the log of a replica."""
-
-    def write_message(self, message: str, severity: str = "INFO") -> None:
-        """Write them."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +34,7 @@ class Assignment:
     directory: Path
     environment: Mapping[str, str]
     python: str
-    log: MessageLog
+    log: Log
 
     @property
     def argv(self) -> list[str]:
@@ -92,7 +44,7 @@ class Assignment:
         return variables.expand_command(self.plan.program(self.python), self.environment)
 
 
-Spawn = Callable[[Assignment], SupervisedProcess]
+Spawn = Callable[[Assignment], Trainer]
 
 
 class Supervisor:
@@ -104,7 +56,7 @@ class Supervisor:
         """Prepare to continue from `record`; nothing runs before `order`."""
         self.assignment, self._spawn, self._clock, self._now = assignment, spawn, clock, now
         self._record = record
-        self._child: SupervisedProcess | None = None
+        self._child: Trainer | None = None
         self._attempt = -1
         self._ending = ""
         self._terminated = False

@@ -27,7 +27,7 @@ _PIPE = 1024 * 1024
 
 
 class Trainer:
-    """A running trainer, with every process that it started: the supervisor's `SupervisedProcess`."""
+    """A running trainer, with every process that it started; a SIGCHLD tells of its end."""
 
     def __init__(self, run: ProcessRun, log: Log, start: TrainerStart = Child) -> None:
         """Start it; OSError if that fails, ValueError for an argument that no process can have."""
@@ -54,10 +54,12 @@ class Trainer:
 
     @property
     def stopping(self) -> bool:
+        """True once stop was called."""
         return self._stop_at is not None
 
     @property
     def tail(self) -> str:
+        """The last lines of its output."""
         return "\n".join(self._tail)
 
     @property
@@ -69,6 +71,10 @@ class Trainer:
         return self._reports.progress
 
     def stop(self, seconds: float) -> None:
+        """Send SIGTERM now, and SIGKILL to all its processes after this many seconds.
+
+        If SIGTERM goes to the first process alone, so that it finds the others alive, they get it before the end.
+        """
         if self._stop_at is None:
             now = time.monotonic()
             self._stop_at = now + seconds
@@ -76,6 +82,10 @@ class Trainer:
             self._process.stop(seconds)
 
     def poll(self) -> Exit | None:
+        """Return the exit once it has ended and its output is read; until then None.
+
+        Children that outlive it are killed: they would hold its port.
+        """
         now = time.monotonic()
         if self._stop_at is not None and now >= self._stop_at:
             self._process.signal(signal.SIGKILL)
@@ -93,6 +103,7 @@ class Trainer:
         return end
 
     def due(self) -> float:
+        """Return the seconds until poll has work besides a SIGCHLD."""
         return math.inf if self._stop_at is None else max(min(self._stop_at, self._signal_rest_at) - time.monotonic(), 0.1)
 
     def _read(self, log: Log) -> None:

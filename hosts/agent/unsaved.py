@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from hosts.agent import keep_unsaved
-from hosts.agent.background import BackgroundTask
 from hosts.agent.keep_unsaved import LEFT
 from hosts.agent.process import ProcessRun, TrainerProcess, TrainerStart
 from hosts.agent.supervisor import Assignment
+from jobs.background import BackgroundTask
 from jobs.bucket import Bucket
 from jobs.records import HostFile, UnsavedFiles
 

@@ -9,33 +9,20 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
 
 from hosts.serving.batcher import Batcher
 from hosts.serving.catalog import Catalog
 from hosts.serving.download import fetch
 from hosts.serving.records import LoadState, Model, Version, VersionState, folder_of
-from hosts.serving.rest import Arrays, RestError
-from hosts.serving.signatures import Signature
+from hosts.serving.rest import RestError
+from hosts.serving.saved import SavedModel
 from jobs.bucket import Bucket, BucketError, Conflict
 
 _RETRY_SECONDS = 1
 _RELOAD_SECONDS = 60.0
 
 
-class LoadedModel(Protocol):
-    """A model in this process, as `saved.SavedModel` is."""
-
-    signatures: dict[str, Signature]
-
-    def run(self, signature: str, inputs: Arrays) -> Arrays:
-        """Return the outputs."""
-
-    def examples(self, signature: str, examples: Any) -> Arrays:
-        """Return the inputs for these examples."""
-
-
-Load = Callable[[Path], LoadedModel]
+Load = Callable[[Path], SavedModel]
 
 
 @dataclass(frozen=True)
@@ -45,7 +32,7 @@ class LoadedVersion:
     name: str
     state: LoadState
     why: str = ""
-    model: LoadedModel | None = None
+    model: SavedModel | None = None
     batcher: Batcher | None = None
     token: str = ""
     tries: int = 0

@@ -9,6 +9,7 @@ import heapq
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from functools import cache
+from typing import cast
 
 from fakesite import FakeSite
 
@@ -16,6 +17,7 @@ from benchmarks.measure import MeasureError
 from benchmarks.registry import Figure, benchmark
 from benchmarks.stack import BenchStack
 from hosts.agent.agent import Agent
+from hosts.agent.trainer import Trainer
 from infra.gcp.cluster import POLL_SECONDS
 from infra.scale_tiers import ScaleTier, preset
 from jobs.bucket import Conflict, Item
@@ -105,7 +107,14 @@ class _World:
         """Run an agent of a host until it exits; the host's timer starts the next one."""
         ledger = Ledger(self.bucket, lambda _: None)
         agent = Agent(
-            name, str(self._count), ledger, FakeSite(), lambda _: _Trainer(), lambda: self.time, lambda: "", self._poll
+            name,
+            str(self._count),
+            ledger,
+            FakeSite(),
+            lambda _: cast(Trainer, _Trainer()),
+            lambda: self.time,
+            lambda: "",
+            self._poll,
         )
 
         def turn() -> None:

@@ -6,9 +6,10 @@ import json
 import random
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from io import StringIO
 from typing import Any
 from unittest.mock import patch
 
@@ -56,7 +57,7 @@ def _simulate_environment() -> Iterator[None]:
     """Patch what differs from a real host during a schedule: fix wall-clock times and mute the journal."""
     with ExitStack() as stack:
         stack.enter_context(patch.object(records, "now", lambda: "2026-01-31T00:00:00.000Z"))
-        stack.enter_context(patch.object(Agent, "_write_to_journal", staticmethod(lambda text: None)))
+        stack.enter_context(redirect_stderr(StringIO()))
         for kind, parse in _PARSED.items():
             stack.enter_context(patch.object(kind, "from_json", parse))
         yield

@@ -12,12 +12,12 @@ import pytest
 from replicahosts import until
 from waiting import wait_for
 
-from hosts.agent import background, diagnosis
+from hosts.agent import diagnosis
 from hosts.agent.diagnosis import LIMIT, LINES, encoded, hidden, lines_of
 from hosts.agent.lines import OutputLine
 from hosts.agent.log import Log
 from hosts.agent.supervisor import Assignment
-from jobs import paths
+from jobs import background, paths
 from jobs.bucket import BucketError
 from jobs.firsterror import FirstError
 from jobs.folder_bucket import FolderBucket
