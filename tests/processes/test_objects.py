@@ -17,7 +17,7 @@ ROLES = {
 
 
 _FULL = {
-    "one host": "tests/unit/test_scaletier_job.py trains a compiled model and a dataset that are objects on one host",
+    "one host": "test_scaletier_job.py trains a compiled model and a dataset that are objects on one host",
     "model-parallel": "an error that needs two hosts: no cheaper test has it",
 }
 
