@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 import pytest
@@ -13,8 +14,16 @@ __all__ = ["pytest_runtest_makereport"]
 
 def pytest_configure(config: pytest.Config) -> None:
     """Scale the time limit of a single test, which only ends hanging tests; use no proxy on loopback."""
+    gc.disable()  # what collection makes is kept
     for name in ("no_proxy", "NO_PROXY"):
         os.environ[name] = ",".join(filter(None, ["127.0.0.1,localhost", os.environ.get(name)]))
     scale()
     if config.getini("timeout") and not config.getoption("timeout", None):
         config.option.timeout = limit(float(config.getini("timeout")))
+
+
+def pytest_collection_finish() -> None:
+    """Exclude the existing objects, such as TensorFlow's, from garbage collection."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()

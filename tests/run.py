@@ -187,21 +187,31 @@ class Run:
 
 
 def count_all(run: Run) -> tuple[int, list[str]]:
-    """Count the tests that `make test-all` runs: pytest collects them, shard by shard, until a signal ends the run.
+    """Count the tests that `make test-all` runs: pytest collects them, like shards together, until a signal ends the run.
 
     Returns:
-        their number, and what pytest printed for each shard that it cannot collect.
+        their number, and what pytest printed for the shards that it cannot collect.
     """
-    count, errors = 0, []
+    groups: dict[str, list[str]] = {}
     for name, shard in SHARDS.items():
+        groups.setdefault(repr((shard.cluster, shard.parallel, shard.options, shard.environment)), []).append(name)
+    count, errors = 0, []
+    for names in groups.values():
         if run.signal:
             break
-        command = [BIN / "pytest", "--collect-only", "-qq", *shard.options, *shard.paths]
-        environment = os.environ | shard.environment
+        shards = [SHARDS[name] for name in names]
+        command = [
+            BIN / "pytest",
+            "--collect-only",
+            "-qq",
+            *shards[0].options,
+            *(path for each in shards for path in each.paths),
+        ]
+        environment = os.environ | shards[0].environment
         result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
         count += sum(int(number) for number in re.findall(r"^tests/\S+: (\d+)$", result.stdout, re.MULTILINE))
         if result.returncode not in (0, _NO_TESTS) and not run.signal:
-            errors.append(f"the tests of {name} cannot be collected:\n{result.stdout}{result.stderr}")
+            errors.append(f"the tests of {', '.join(names)} cannot be collected:\n{result.stdout}{result.stderr}")
     return count, errors
 
 

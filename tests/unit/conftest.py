@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import sys
@@ -36,12 +35,6 @@ hypothesis.settings.load_profile("scaletier")
 _guarded = False
 __all__ = ["make"]
 _HOME_SSH = str(Path.home() / ".ssh")
-
-
-def pytest_collection_finish() -> None:
-    """Exclude the existing objects, such as TensorFlow's, from garbage collection."""
-    gc.collect()
-    gc.freeze()
 
 
 class ForbiddenError(RuntimeError):

@@ -105,11 +105,12 @@ def test_shards_that_cannot_be_collected_fail_the_run(
         (tmp_path / "tests" / name / f"test_{name}.py").write_text(text)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     monkeypatch.setattr(run, "ROOT", tmp_path)
-    monkeypatch.setattr(run, "SHARDS", {name: run.Shard((f"tests/{name}",)) for name in texts})
+    shards = {name: run.Shard((f"tests/{name}",), cluster=name) for name in texts}
+    monkeypatch.setattr(run, "SHARDS", shards | {"more": run.Shard(("tests/whole",), cluster="whole", options=("-k", "two"))})
     monkeypatch.setattr(run.Run, "lint", lambda run: run.outcomes.append(Outcome("lint")))
     monkeypatch.setattr(run.Run, "shards", lambda run, shards: run.outcomes.extend(map(Outcome, shards)))
     phases = run.Run(lock)
-    assert run.test(phases) == 2
+    assert run.test(phases) == 3
     assert [outcome.name for outcome in phases.outcomes] == ["lint", "here", "story", "count"]
     assert phases.failed == ["count"]
     output = capfd.readouterr().out
