@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from jobs.chunks import Chunk, ChunkFolder, chunks_of
 from jobs.folder_bucket import FolderBucket
 from jobs.ledger import Ledger
 from jobs.records import JobRecord
+from ops.cluster.cluster import ClusterClient
+from ops.cluster.inventory import parse
 from ops.errors import HostError
 from ops.logs.lines import LogLine
 
@@ -64,6 +66,21 @@ def inventory_json(servers: int = 0, **changes: Any) -> str:
     stack = {"schema": 1, "stack": "test", "target": "lxd", "scaleTier": "CUSTOM", "hosts": hosts, "labels": {}}
     place = {"bucket": "/bucket", "operatorBucket": "sftp:///bucket", "pollSeconds": 0.5}
     return json.dumps(stack | place | changes)
+
+
+def make_cluster(folder: Path, fleet: object = None, **changes: Any) -> ClusterClient:
+    """Return a cluster whose bucket is a folder, which has the same path here and on the hosts."""
+    (bucket := folder / "bucket").mkdir(exist_ok=True)
+    inventory = parse(inventory_json(bucket=str(bucket), operatorBucket=str(bucket), **changes), folder)
+    return ClusterClient(inventory, fleet or object())  # type: ignore[arg-type]
+
+
+def write_files(root: Path, files: Mapping[str, str | bytes]) -> Path:
+    """Write files, by their paths below a folder, and return the folder."""
+    for path, content in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(content.encode() if isinstance(content, str) else content)
+    return root
 
 
 def put_job(ledger: Ledger, record: JobRecord) -> None:

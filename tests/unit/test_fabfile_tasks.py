@@ -36,39 +36,6 @@ from ops.plan.plan import PlanRequest
 from ops.submit.config import JobFlags
 
 Fab = Callable[..., subprocess.CompletedProcess[str]]
-TASKS = [
-    "bundle",
-    "cancel",
-    "connect",
-    "cost",
-    "data",
-    "delete",
-    "delete-version",
-    "deploy",
-    "describe",
-    "doctor",
-    "export",
-    "get",
-    "hosts",
-    "jobs",
-    "logs",
-    "models",
-    "plan",
-    "predict",
-    "prune",
-    "report",
-    "reproduce",
-    "runtimes",
-    "serve",
-    "set-default",
-    "shell",
-    "tensorboard",
-    "top",
-    "train",
-    "undeploy",
-    "versions",
-    "wait",
-]
 
 
 @pytest.fixture
@@ -185,11 +152,7 @@ CALLS: list[tuple[str, str, tuple[object, ...]]] = [
     ("train --dry-run", "submit.runner.dry_run", ("cluster", NO_FLAGS, None, False)),
     ("train a --package b --dry-run --json", "submit.runner.dry_run", ("cluster", replace(NO_FLAGS, job_id="a"), "b", True)),
     ("deploy", "models.deploy.deploy", ("cluster", None, None, None, None, False)),
-    (
-        "deploy --model a --version b --job c --origin d --json",
-        "models.deploy.deploy",
-        ("cluster", "a", "b", "c", "d", True),
-    ),
+    ("deploy --model a --version b --job c --origin d --json", "models.deploy.deploy", ("cluster", *"abcd", True)),
     ("models", "models.versions.models", ("cluster", False)),
     ("models --json", "models.versions.models", ("cluster", True)),
     ("versions", "models.versions.versions", ("cluster", None, False)),
@@ -201,16 +164,8 @@ CALLS: list[tuple[str, str, tuple[object, ...]]] = [
     ("delete-version", "models.versions.delete_version", ("cluster", None, None, False, False)),
     ("delete-version a b --yes --json", "models.versions.delete_version", ("cluster", "a", "b", True, True)),
     ("predict", "models.predict.predict", ("cluster", None, None, None, None, False)),
-    (
-        "predict a --version b --json-instances c --signature d --json",
-        "models.predict.predict",
-        ("cluster", "a", "b", "c", "d", True),
-    ),
-    (
-        "predict --batch",
-        "models.batch.batch",
-        ("cluster", BatchOptions(None, None, None, None), True, False),
-    ),
+    ("predict a --version b --json-instances c --signature d --json", "models.predict.predict", ("cluster", *"abcd", True)),
+    ("predict --batch", "models.batch.batch", ("cluster", BatchOptions(None, None, None, None), True, False)),
     (
         "predict a --batch --version b --input c --output d --signature e --job f --replicas 2 --no-follow --json",
         "models.batch.batch",
@@ -231,6 +186,9 @@ CALLS: list[tuple[str, str, tuple[object, ...]]] = [
 ]
 
 
+TASKS = sorted({line.split()[0] for line, _, _ in CALLS})
+
+
 @pytest.mark.parametrize(("line", "function", "arguments"), CALLS)
 def test_a_task_calls_one_function_with_its_flags(fab: Fab, line: str, function: str, arguments: tuple[object, ...]) -> None:
     with (
@@ -243,17 +201,11 @@ def test_a_task_calls_one_function_with_its_flags(fab: Fab, line: str, function:
     called.assert_called_once_with(*arguments)
 
 
-def test_the_calls_above_cover_every_task() -> None:
-    assert sorted({line.split()[0] for line, _, _ in CALLS}) == TASKS
-
-
 @pytest.mark.parametrize("flags", ["--input a", "--output a", "--job a", "--replicas 2", "--no-follow"])
 def test_a_flag_of_batches_needs_batch(fab: Fab, flags: str) -> None:
     result = fab("predict", *flags.split())
-    assert (result.returncode, result.stderr) == (
-        2,
-        f"error: {flags.split()[0]} goes with --batch only: fab predict --batch --input PATTERN --output PATH\n",
-    )
+    message = f"error: {flags.split()[0]} goes with --batch only: fab predict --batch --input PATTERN --output PATH\n"
+    assert (result.returncode, result.stderr) == (2, message)
 
 
 @pytest.mark.parametrize(
@@ -419,23 +371,8 @@ def test_listing_the_tasks_imports_no_slow_modules() -> None:
     code = "import sys, fabric.main; before = set(sys.modules); import fabfile; print(*sorted(set(sys.modules) - before))"
     code += "; assert not sys.dont_write_bytecode"  # as invoke would have it
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert set(result.stdout.split()) <= {
-        "fabfile",
-        "gc",
-        "infra",
-        "infra.templates",
-        "ops",
-        "ops.cli.checkout",
-        "ops.cli.task",
-        "ops.cli.commandline",
-        "ops.errors",
-        "ops.cli",
-        "ops.cli.models",
-        "ops.cli.cluster",
-        "ops.cli.inputs",
-        "ops.cli.jobs",
-        "ops.cli.results",
-    }
+    others = {name for name in result.stdout.split() if not name.startswith("ops.cli")}
+    assert others <= {"fabfile", "gc", "infra", "infra.templates", "ops", "ops.errors"}
 
 
 @pytest.mark.parametrize("module", ["ops.screen.logs", "ops.show.jobs", "ops.submit.end"])
@@ -453,17 +390,8 @@ def test_arguments_after_two_dashes() -> None:
 
 def test_the_value_of_args_is_never_parsed_as_a_flag() -> None:
     tokens = ["train", "--job", "x", "--args", "--json", "--args=--follow", "--labels", "a=b"]
-    assert commandline.protect_args(tokens) == [
-        "train",
-        "--job",
-        "x",
-        "--args",
-        " --json",
-        "--args",
-        " --follow",
-        "--labels",
-        "a=b",
-    ]
+    protected = ["train", "--job", "x", "--args", " --json", "--args", " --follow", "--labels", "a=b"]
+    assert commandline.protect_args(tokens) == protected
 
 
 def test_an_old_flag_name_is_accepted_with_a_note(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from opsdata import make_cluster, write_files
 
 from hosts.batch.request import FILE, Request
 from hosts.serving.records import Version
-from infra.inventory import Inventory
 from infra.scale_tiers import Role
-from jobs.folder_bucket import FolderBucket, open_bucket
-from jobs.ledger import Ledger
+from jobs.folder_bucket import FolderBucket
 from ops.cluster.cluster import ClusterClient
 from ops.errors import UsageError
 from ops.models.batch import BatchOptions, batch, check_flags, count_replicas, match_files, prepare
@@ -27,35 +26,24 @@ DIGITS = {"saved_model.pb": "00", "variables/variables.index": "11"}
 
 
 @pytest.fixture
-def cluster(inventory: Inventory, tmp_path: Path) -> ClusterClient:
+def cluster(tmp_path: Path) -> ClusterClient:
     """Return a cluster with model `digits` (v1 the default, v2 being created, v3 failed) and three data files."""
-    bucket = tmp_path / "bucket"
-    for name in ("data/in/b.json", "data/in/a.json", "data/in/.hidden.json", "data/in/deep/c.json", "data/out.json"):
-        (bucket / name).parent.mkdir(parents=True, exist_ok=True)
-        (bucket / name).write_text("1\n")
-    local_inventory = replace(inventory, bucket=str(bucket), operator_bucket=str(bucket))
-    client = ClusterClient(local_inventory, None, open_bucket(str(bucket)), Ledger(FolderBucket(bucket)))
+    client = make_cluster(tmp_path)
+    names = ("data/in/b.json", "data/in/a.json", "data/in/.hidden.json", "data/in/deep/c.json", "data/out.json")
+    write_files(tmp_path / "bucket", {**dict.fromkeys(names, "1\n"), "models/digits/versions/v1/saved_model.pb": MODEL_PB})
     catalog = catalog_of(client)
     for name in ("v1", "v2", "v3"):
         version = Version(name, files=DIGITS, token=name)
         catalog.change("digits", lambda record, version=version: record.add_version(version), create=True)  # type: ignore[misc]
     catalog.change("digits", lambda record: record.mark_ready("v1", "v1"))
     catalog.change("digits", lambda record: record.mark_failed("v3", "v3", "why"))
-    model = bucket / "models/digits/versions/v1/saved_model.pb"
-    model.parent.mkdir(parents=True)
-    model.write_bytes(MODEL_PB)
     return client
 
 
 def make_options(cluster: ClusterClient, **changes: str | None) -> BatchOptions:
     bucket = cluster.inventory.bucket
-    options = {
-        "model": None,
-        "version": None,
-        "pattern": f"{bucket}/data/in/*.json",
-        "output": f"{bucket}/predicted",
-        **changes,
-    }
+    paths = {"pattern": f"{bucket}/data/in/*.json", "output": f"{bucket}/predicted"}
+    options = {"model": None, "version": None, **paths, **changes}
     return BatchOptions(**{key: value.replace("BUCKET", bucket) if value else value for key, value in options.items()})
 
 
@@ -107,9 +95,7 @@ def test_the_submitted_job(cluster: ClusterClient) -> None:
     ],
 )
 def test_invalid_calls_are_refused(cluster: ClusterClient, changes: dict[str, Any], message: str) -> None:
-    bucket = Path(cluster.inventory.bucket)
-    (bucket / "full").mkdir()
-    (bucket / "full/x").write_text("1\n")
+    bucket = write_files(Path(cluster.inventory.bucket), {"full/x": "1\n"})
     with pytest.raises(UsageError, match=re.escape(message.replace("BUCKET", str(bucket)))):
         prepare(cluster, make_options(cluster, **changes))
 

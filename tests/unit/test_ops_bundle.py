@@ -11,18 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from opsdata import inventory_json, put_job, put_log
+from opsdata import make_cluster, put_job, put_log, write_files
 
 from jobs import paths
 from jobs.bucket import BucketError
 from jobs.firsterror import FirstError
-from jobs.folder_bucket import FolderBucket, open_bucket
-from jobs.ledger import Ledger
+from jobs.folder_bucket import FolderBucket
 from jobs.records import JobRecord, Plan, ReplicaRecord
 from jobs.states import JobState, ReplicaState
-from ops.cluster.cluster import ClusterClient
 from ops.cluster.fanout import Outcome, fan_out
-from ops.cluster.inventory import parse
 from ops.cluster.remote import CommandResult
 from ops.errors import HostError, UsageError
 from ops.logs.lines import LogLine
@@ -65,22 +62,18 @@ class Job:
     """Write job01, which has FAILED on a master and a worker, to a bucket that is a folder."""
 
     def __init__(self, tmp_path: Path) -> None:
-        self.bucket = tmp_path / "bucket"
-        self.bucket.mkdir()
-        self.ledger = Ledger(FolderBucket(self.bucket))
-        self.fleet = Fleet()
-        inventory = parse(inventory_json(bucket=str(self.bucket), operatorBucket=str(self.bucket)), tmp_path)
-        files = open_bucket(str(self.bucket))
-        self.cluster = ClusterClient(inventory, self.fleet, files, self.ledger)  # type: ignore[arg-type]
+        self.bucket, self.fleet = tmp_path / "bucket", Fleet()
+        self.cluster = make_cluster(tmp_path, self.fleet)
+        self.ledger = self.cluster.ledger
         self.set_state(JobState.FAILED, errorMessage="The replica worker 0 exited with a non-zero status of 137.\nand more")
         error = FirstError(NOON, "MemoryError: too much")
         killed = ReplicaRecord(
             "worker-0", ReplicaState.EXITED, 137, outOfMemory=True, memoryLimit=1_900_000_000, restarts=2, firstError=error
         )
-        self.ledger.write_replica("job01", killed, None)
-        self.ledger.write_replica("job01", ReplicaRecord("master-0", ReplicaState.EXITED, 143), None)
+        self.put_replica(killed)
+        self.put_replica(ReplicaRecord("master-0", ReplicaState.EXITED, 143))
         self.put(paths.plan("job01"), b'{"plan": 1}')
-        self.put(paths.diagnosis("job01", "worker-0"), json.dumps(DIAGNOSIS).encode())
+        self.put_diagnosis("worker-0", **DIAGNOSIS)
         put_log(
             self.bucket / paths.log("job01", "master-0"), [LogLine(NOON, "INFO", "master-0", f"line {n}") for n in range(300)]
         )
@@ -90,8 +83,13 @@ class Job:
         put_job(self.ledger, JobRecord("job01", state, hosts=hosts, candidates=HOSTS, createTime=NOON, **changes))
 
     def put(self, name: str, content: bytes) -> None:
-        (path := self.bucket / name).parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+        write_files(self.bucket, {name: content})
+
+    def put_replica(self, record: ReplicaRecord) -> None:
+        self.ledger.write_replica("job01", record, self.ledger.replica_version("job01", record.name))
+
+    def put_diagnosis(self, name: str, **diagnosis: Any) -> None:
+        self.put(paths.diagnosis("job01", name), json.dumps(diagnosis).encode())
 
     def bundle(self, dest: str | None = None, force: bool = False, as_json: bool = False) -> int:
         return bundle(self.cluster, "job01", dest, force, as_json)
@@ -107,11 +105,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
 def read_bundle(file: str = "job01-bundle.tar.gz") -> dict[str, str]:
     with tarfile.open(file) as tar:
         members = {member.name: tar.extractfile(member) for member in tar.getmembers()}
-        return {
-            name.removeprefix("job01-bundle/"): member_file.read().decode()
-            for name, member_file in members.items()
-            if member_file
-        }
+        return {name.partition("/")[2]: content.read().decode() for name, content in members.items() if content}
 
 
 def test_the_content_of_a_failed_jobs_bundle(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,9 +157,8 @@ def test_the_summary_has_the_first_error_and_a_line_per_replica(job: Job, monkey
 
 
 def test_a_full_disk_shows_even_without_a_log(job: Job) -> None:
-    job.put(paths.diagnosis("job01", "master-0"), b'{"lines": []}')
-    full = ReplicaRecord("master-0", ReplicaState.EXITED, 1, errorMessage="OSError: [Errno 122] Disk quota exceeded")
-    job.ledger.write_replica("job01", full, job.ledger.replica_version("job01", "master-0"))
+    job.put_diagnosis("master-0", lines=[])
+    job.put_replica(ReplicaRecord("master-0", ReplicaState.EXITED, 1, errorMessage="OSError: [Errno 122] Disk quota exceeded"))
     assert job.bundle() == 0
     assert 'master-0: EXITED with 1; it ran out of disk, "Disk quota exceeded"' in read_bundle()["summary.txt"].splitlines()
 
@@ -184,10 +177,10 @@ def test_the_bundle_of_a_job_that_did_not_fail(job: Job, capsys: pytest.CaptureF
 def test_a_secret_that_a_host_redacted_is_redacted_everywhere(job: Job) -> None:
     secret = 'sesam"ö\x1b[2J'
     error = FirstError(NOON, f"KeyError: {secret}!")
-    record = ReplicaRecord("master-0", ReplicaState.EXITED, 1, errorMessage=f"with {secret}\nand {secret}", firstError=error)
+    text = f"with {secret}\nand {secret}"
+    job.put_replica(ReplicaRecord("master-0", ReplicaState.EXITED, 1, errorMessage=text, firstError=error))
     redacted = {"errorMessage": "with [secret]\nand [secret]", "firstError": {"message": "KeyError: [secret]!"}}
-    job.ledger.write_replica("job01", record, job.ledger.replica_version("job01", "master-0"))
-    job.put(paths.diagnosis("job01", "master-0"), json.dumps({"lines": [], "trainer": redacted}).encode())
+    job.put_diagnosis("master-0", lines=[], trainer=redacted)
     job.set_state(JobState.FAILED, errorMessage=f"master 0 failed {secret}")
     assert job.bundle() == 0
     files = read_bundle()
@@ -209,10 +202,8 @@ def test_a_secret_that_a_host_redacted_is_redacted_everywhere(job: Job) -> None:
     ],
 )
 def test_a_secrets_value_is_inferred_only_if_certain(job: Job, printed: str, redacted: str, others: dict[str, str]) -> None:
-    diagnosis = {"lines": [], "trainer": {"errorMessage": redacted}}
-    job.put(paths.diagnosis("job01", "master-0"), json.dumps(diagnosis).encode())
-    record = ReplicaRecord("master-0", ReplicaState.EXITED, 1, errorMessage=printed)
-    job.ledger.write_replica("job01", record, job.ledger.replica_version("job01", "master-0"))
+    job.put_diagnosis("master-0", lines=[], trainer={"errorMessage": redacted})
+    job.put_replica(ReplicaRecord("master-0", ReplicaState.EXITED, 1, errorMessage=printed))
     job.put(paths.plan("job01"), json.dumps([*others]).encode())
     assert job.bundle() == 0
     files = read_bundle()
@@ -258,8 +249,7 @@ def test_a_log_is_left_out_if_the_plan_is_unreadable(job: Job, monkeypatch: pyte
 )
 def test_a_diagnosis_of_an_earlier_job_of_this_id_is_left_out(job: Job, time: str, ended: str, kept: bool) -> None:
     job.set_state(JobState.FAILED, endTime="2026-01-31T12:09:00.000Z")
-    diagnosis = {**DIAGNOSIS, "time": time, "clock": {"leader": "master-0", "leaderTime": ended}}
-    job.put(paths.diagnosis("job01", "worker-0"), json.dumps(diagnosis).encode())
+    job.put_diagnosis("worker-0", **DIAGNOSIS | {"time": time, "clock": {"leader": "master-0", "leaderTime": ended}})
     assert job.bundle() == 0
     files = read_bundle()
     assert ("diagnosis/worker-0.json" in files) == kept
@@ -270,9 +260,9 @@ def test_a_diagnosis_of_an_earlier_job_of_this_id_is_left_out(job: Job, time: st
 
 @pytest.mark.parametrize("redacted", ["[secret]", "a[secret]c[secret]", 7, None])
 def test_an_ambiguous_redaction_hides_nothing(job: Job, redacted: object) -> None:
-    record = ReplicaRecord("master-0", ReplicaState.EXITED, 1, errorMessage="abcd" if redacted != "[secret]" else "[secret]")
-    job.ledger.write_replica("job01", record, job.ledger.replica_version("job01", "master-0"))
-    job.put(paths.diagnosis("job01", "master-0"), json.dumps({"lines": [], "trainer": {"errorMessage": redacted}}).encode())
+    printed = "abcd" if redacted != "[secret]" else "[secret]"
+    job.put_replica(ReplicaRecord("master-0", ReplicaState.EXITED, 1, errorMessage=printed))
+    job.put_diagnosis("master-0", lines=[], trainer={"errorMessage": redacted})
     assert job.bundle() == 0
     assert "[secret]" not in read_bundle()["describe.txt"]
 
@@ -280,11 +270,9 @@ def test_an_ambiguous_redaction_hides_nothing(job: Job, redacted: object) -> Non
 def test_the_bundle_of_a_job_with_only_its_record(tmp_path: Path, job: Job) -> None:
     put_job(job.ledger, JobRecord("job00", JobState.QUEUED, createTime=NOON, candidates=HOSTS))
     assert bundle(job.cluster, "job00", "x.tar.gz", False, False) == 0
-    with tarfile.open("x.tar.gz") as tar:
-        assert sorted(tar.getnames()) == [f"job00-bundle/{name}" for name in ("describe.txt", "job.json", "summary.txt")]
-        summary = tar.extractfile("job00-bundle/summary.txt")
-        assert summary
-        assert summary.read().decode().startswith("No replica printed an error.\nJob job00 QUEUED\n\nmaster-0: PREPARING\n")
+    files = read_bundle("x.tar.gz")
+    assert sorted(files) == ["describe.txt", "job.json", "summary.txt"]
+    assert files["summary.txt"].startswith("No replica printed an error.\nJob job00 QUEUED\n\nmaster-0: PREPARING\n")
 
 
 @pytest.mark.parametrize("damaged", ['{"lines": [{"time": 1}]', "[]"])
@@ -350,10 +338,6 @@ def test_a_bucket_error_is_a_note(job: Job, monkeypatch: pytest.MonkeyPatch) -> 
     assert "Note: the diagnoses were not read: it hangs" in read_bundle()["summary.txt"]
 
 
-def test_a_diagnosis_is_in_its_jobs_folder() -> None:
-    assert paths.diagnosis("job01", "ps-0").startswith(f"{paths.folder('job01')}/")
-
-
 def test_each_encoding_of_a_secret_is_redacted() -> None:
     secret = 'sesam"\xf6\x1b'
     forms = [secret, 'sesam"\xf6␛', json.dumps(secret), json.dumps(secret, ensure_ascii=False)]
@@ -367,8 +351,7 @@ def test_each_encoding_of_a_secret_is_redacted() -> None:
 
 
 def test_the_clock_of_a_host_is_compared_with_this_machines(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    diagnosis = {**DIAGNOSIS, "clock": {"leader": "master-0", "aheadSeconds": -7.6}}
-    job.put(paths.diagnosis("job01", "worker-0"), json.dumps(diagnosis).encode())
+    job.put_diagnosis("worker-0", **DIAGNOSIS | {"clock": {"leader": "master-0", "aheadSeconds": -7.6}})
     monkeypatch.setattr(module.time, "time", lambda: 3999999990.0)
     assert job.bundle() == 0
     line = read_bundle()["summary.txt"].splitlines()[4]
@@ -382,9 +365,9 @@ def test_only_full_disks_and_a_limit_that_was_reached_are_described(job: Job) ->
         {"path": "/odd", "totalBytes": "x", "freeBytes": 0},
         "odd",
     ]
-    job.put(paths.diagnosis("job01", "worker-0"), json.dumps({"lines": [], "disks": disks, "trainer": 7}).encode())
+    job.put_diagnosis("worker-0", lines=[], disks=disks, trainer=7)
     ended = ReplicaRecord("worker-0", ReplicaState.EXITED, 1, terminationReason="timed out", memoryLimit=1_900_000_000)
-    job.ledger.write_replica("job01", ended, job.ledger.replica_version("job01", "worker-0"))
+    job.put_replica(ended)
     assert job.bundle() == 0
     lines = read_bundle()["summary.txt"].splitlines()
     assert lines[0] == "No replica printed an error."

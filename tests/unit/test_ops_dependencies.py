@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from opsdata import write_files
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -60,22 +61,15 @@ def make_wheel(
 
 
 def make_trainer(tmp_path: Path, requirements: str, task: str = "") -> Path:
-    (root := tmp_path / "mine").mkdir(exist_ok=True)
-    for name, content in {"__init__.py": "", "task.py": task, "requirements.txt": requirements}.items():
-        (root / name).write_text(content)
-    return root
+    return write_files(tmp_path / "mine", {"__init__.py": "", "task.py": task, "requirements.txt": requirements})
 
 
 def make_project(tmp_path: Path, packages: tuple[str, ...] = ("mine",), requires: str = "", before: str = "pass") -> Path:
     metadata = f"Metadata-Version: 2.1\nName: mine\nVersion: 2.0\n{requires}"
-    (root := tmp_path / "some-project").mkdir()
-    (root / "pyproject.toml").write_text(_PROJECT)
-    (root / "backend.py").write_text(_BACKEND.format(before=before, metadata=metadata))
+    files = {"pyproject.toml": _PROJECT, "backend.py": _BACKEND.format(before=before, metadata=metadata)}
     for name in packages:
-        (root / name).mkdir()
-        (root / name / "__init__.py").touch()
-        (root / name / "task.py").write_text("import far, numpy\n")
-    return root
+        files |= {f"{name}/__init__.py": "", f"{name}/task.py": "import far, numpy\n"}
+    return write_files(tmp_path / "some-project", files)
 
 
 def build_error(root: Path, module: str = "mine.task") -> str:
@@ -96,12 +90,9 @@ def installed_versions(names: Iterable[str]) -> dict[str, str]:
     while pending:
         if (name := pending.pop()) not in versions:
             versions[name] = metadata.version(name)
-            requirements_of = [Requirement(line) for line in metadata.requires(name) or []]
-            pending += [
-                canonicalize_name(need.name)
-                for need in requirements_of
-                if not need.marker or need.marker.evaluate({"extra": ""})
-            ]
+            needs = [Requirement(line) for line in metadata.requires(name) or []]
+            applying = [need for need in needs if not need.marker or need.marker.evaluate({"extra": ""})]
+            pending += [canonicalize_name(need.name) for need in applying]
     return versions
 
 
@@ -113,13 +104,6 @@ def test_host_packages_are_those_of_the_requirements() -> None:
     assert host_versions == expected
 
 
-def test_markers_are_evaluated_for_the_hosts() -> None:
-    for line in ("x; sys_platform == 'darwin'", "x; python_version >= '3.12'", "x; platform_machine == 'arm64'"):
-        assert hostpython.is_met(line, {}), line
-    for line in ("x; sys_platform == 'linux'", "x; python_version == '3.11'"):
-        assert not hostpython.is_met(line, {}), line
-
-
 @pytest.mark.parametrize(
     ("line", "met"),
     [
@@ -129,6 +113,11 @@ def test_markers_are_evaluated_for_the_hosts() -> None:
         ("far<1.0", False),
         ("far>=0.9rc1 --hash=sha256:00", True),
         ("near", False),
+        ("near; sys_platform == 'darwin'", True),
+        ("near; sys_platform == 'linux'", False),
+        ("near; python_version >= '3.12'", True),
+        ("near; python_version == '3.11'", False),
+        ("near; platform_machine == 'arm64'", True),
         ("near; extra == 'dev'", True),
         ("near; python_full_version >= '3.11.3'", True),
         ("near; implementation_version == '3.11.2'", False),
@@ -141,7 +130,7 @@ def test_markers_are_evaluated_for_the_hosts() -> None:
     ],
 )
 def test_a_requirement_is_met_by_a_package_or_its_marker(line: str, met: bool) -> None:
-    assert hostpython.is_met(line, {"far": "1.0"}, "3.11") is met
+    assert hostpython.is_met(line, {"far": "1.0"}) is met
 
 
 def test_a_prerelease_of_a_host_meets_a_requirement() -> None:
@@ -160,21 +149,14 @@ def test_requirements_are_read_in_the_encodings_that_pip_reads(tmp_path: Path, e
 
 
 def test_lines_of_a_requirements_file_are_made_flat(tmp_path: Path) -> None:
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "sub" / "wheels").mkdir()
     first, second = tmp_path / "requirements.txt", tmp_path / "sub" / "more.txt"
     first.write_text("# note\n\nfar==1 \\\n  --hash=sha256:00  # why\n-r sub/more.txt\n-r gone.txt\n-c sub/more.txt\nx#y\n  \n")
-    second.write_text("--find-links=wheels\n-f https://h/wheels\n--requirement=last.txt\n")
-    (tmp_path / "sub" / "last.txt").write_text("last\n")
-    assert hostpython.lines_of(first) == [
-        "far==1    --hash=sha256:00",
-        "-r sub/more.txt",
-        "-r gone.txt",
-        "-c sub/more.txt",
-        "x#y",
-    ]
+    more = "--find-links=wheels\n-f https://h/wheels\n--requirement=last.txt\n"
+    write_files(tmp_path / "sub", {"more.txt": more, "last.txt": "last\n", "wheels/x": ""})
+    far = "far==1    --hash=sha256:00"
+    assert hostpython.lines_of(first) == [far, "-r sub/more.txt", "-r gone.txt", "-c sub/more.txt", "x#y"]
     assert hostpython.flat_lines(first) == [
-        "far==1    --hash=sha256:00",
+        far,
         f"--find-links {tmp_path}/sub/wheels",
         "-f https://h/wheels",
         "last",
@@ -190,10 +172,8 @@ def test_lines_of_a_requirements_file_are_made_flat(tmp_path: Path) -> None:
 
 
 def test_the_files_that_lines_name(tmp_path: Path) -> None:
-    for name in ("a.whl", "b.tar.gz", "lib/c.py", "lib/sub/d.py", "far/e.py", "last.txt"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(name)
-    (tmp_path / "more.txt").write_text("./lib\n")
+    names = ("a.whl", "b.tar.gz", "lib/c.py", "lib/sub/d.py", "far/e.py", "last.txt")
+    write_files(tmp_path, {**{name: name for name in names}, "more.txt": "./lib\n"})
     lines = ["a.whl --hash=sha256:00", "./b.tar.gz[extra]", "far", "gone.zip", ".", "-c last.txt", "-r more.txt", "--pre"]
     contents = list(hostpython.named_files(tmp_path, lines))
     assert contents == [b"a.whl", b"b.tar.gz", b"last.txt", b"./lib\n", b"lib/c.py", b"lib/sub/d.py"]
@@ -237,9 +217,7 @@ def test_files_of_uv_and_scripts_are_not_sent(tmp_path: Path) -> None:
         "far-1.0.dist-info/METADATA": "Name: far",
         "far-1.0.dist-info/RECORD": "far/INSTALLER,a,1\nbin/far,b,2\nfar-1.0.dist-info/INSTALLER,c,3\nfar/bin/x,,\n",
     }
-    for name, content in contents.items():
-        (tmp_path / "site" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "site" / name).write_text(content)
+    write_files(tmp_path / "site", contents)
     assert dependencies.read(tmp_path) == {
         "far/INSTALLER": b"mine",
         "far/bin/x": b"y",
@@ -263,24 +241,14 @@ def test_wheels_are_fetched_for_the_hosts_python(index: Path, tmp_path: Path) ->
         package.build(root, "mine.task", python=other)
 
 
-def test_packages_that_hosts_have_are_not_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_that_hosts_have_and_options_alone_need_no_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dependencies, "install", fail_on_uv)
-    lines = "# what we use\nnumpy>=1.20  # any\ntensorflow[and-cuda]\n\nTensorFlow_CPU\nwinonly; sys_platform == 'win32'\n"
-    assert package.build(make_trainer(tmp_path, lines), "mine.task").wheels == {}
-
-
-def test_options_alone_need_no_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dependencies, "install", fail_on_uv)
-    assert package.build(make_trainer(tmp_path, "--pre\n-f https://h/wheels\nnumpy\n"), "mine.task").wheels == {}
+    hosts = "# what we use\nnumpy>=1.20  # any\ntensorflow[and-cuda]\n\nTensorFlow_CPU\nwinonly; sys_platform == 'win32'\n"
+    for lines in (hosts, "--pre\n-f https://h/wheels\nnumpy\n", f"# mine\n{hostpython.REQUIREMENTS.read_text()}"):
+        assert package.build(make_trainer(tmp_path, lines), "mine.task").wheels == {}
     for line in ("-e ./lib", "--editable ./lib"):
         with pytest.raises(AssertionError, match="uv is not needed"):
             package.build(make_trainer(tmp_path, f"{line}\nnumpy\n"), "mine.task")
-
-
-def test_the_requirements_of_the_hosts_need_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dependencies, "install", fail_on_uv)
-    (path := tmp_path / "requirements.txt").write_text(f"# mine\n{hostpython.REQUIREMENTS.read_text()}")
-    assert dependencies.fetch(path) == {}
 
 
 def test_dependencies_and_the_package_share_one_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,19 +338,23 @@ def test_a_changed_wheel_file_is_used(tmp_path: Path) -> None:
     assert package.build(root, "mine.task").wheels["far.py"] == b"two"
 
 
-def test_a_wheel_that_uv_cannot_use_is_refused(tmp_path: Path) -> None:
-    root = make_trainer(tmp_path, "./far-1.0-cp39-cp39-manylinux2014_x86_64.whl\n")
-    make_wheel(root, tags="cp39-cp39-manylinux2014_x86_64")
-    error = build_error(root)
-    assert "the hosts' Python 3.11 on Linux x86-64: Because far==1.0 has no wheels with a matching Python" in error
-    assert not list((tmp_path / "cache").iterdir()), "a failed build is not cached"
-
-
-def test_a_wheel_compiled_for_this_machine_is_refused(tmp_path: Path) -> None:
-    root = make_trainer(tmp_path, "./far-1.0-cp311-cp311-linux_x86_64.whl\n")
-    make_wheel(root, tags="cp311-cp311-linux_x86_64")
-    error = build_error(root)
-    assert "was compiled here, and may not run on the hosts: ask for a version that has a manylinux" in error
+@pytest.mark.parametrize(
+    ("tags", "message"),
+    [
+        (
+            "cp39-cp39-manylinux2014_x86_64",
+            "the hosts' Python 3.11 on Linux x86-64: Because far==1.0 has no wheels with a matching Python",
+        ),
+        (
+            "cp311-cp311-linux_x86_64",
+            "was compiled here, and may not run on the hosts: ask for a version that has a manylinux",
+        ),
+    ],
+)
+def test_a_wheel_that_hosts_cannot_use_is_refused(tmp_path: Path, tags: str, message: str) -> None:
+    root = make_trainer(tmp_path, f"./far-1.0-{tags}.whl\n")
+    make_wheel(root, tags=tags)
+    assert message in build_error(root)
     assert not list((tmp_path / "cache").iterdir()), "a failed build is not cached"
 
 
@@ -399,9 +371,7 @@ def test_a_project_is_built_and_pushed(tmp_path: Path, index: Path, monkeypatch:
     root = make_project(
         tmp_path, requires="Requires-Dist: far\nRequires-Dist: tensorflow\nRequires-Dist: no-such; extra == 'dev'\n"
     )
-    for leftover in ("build/lib/mine", "mine.egg-info"):
-        (root / leftover).mkdir(parents=True)
-        (root / leftover / "gone.py").write_text("")
+    write_files(root, {"build/lib/mine/gone.py": "", "mine.egg-info/gone.py": ""})
     before = sorted(root.rglob("*"))
     source = package.find(root)
     assert source.name == "mine"

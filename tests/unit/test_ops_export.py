@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from opsdata import put_job, refuse_packages_as_records
+from opsdata import put_job, refuse_packages_as_records, write_files
 
 from hosts.serving.signatures import Signature, Tensor, read_signatures
 from infra.inventory import Inventory
@@ -68,9 +68,7 @@ class FakeFleet:
 
 
 def put_output(inventory: Inventory, path: str, content: bytes) -> None:
-    file = Path(inventory.operator_bucket) / "jobs/job01/output" / path
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(content)
+    write_files(Path(inventory.operator_bucket) / "jobs/job01/output", {path: content})
 
 
 @pytest.fixture
@@ -79,9 +77,8 @@ def cluster(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "bucket").mkdir()
     changed = replace(inventory, operator_bucket=f"{tmp_path}/bucket")
     cluster = ClusterClient(changed, FakeFleet(changed))  # type: ignore[arg-type]
-    put_job(
-        cluster.ledger, JobRecord("job01", state=JobState.FAILED, trainingInput={"args": ["--model", "cnn"]}, manifest=MINE)
-    )
+    job = JobRecord("job01", state=JobState.FAILED, trainingInput={"args": ["--model", "cnn"]}, manifest=MINE)
+    put_job(cluster.ledger, job)
     monkeypatch.chdir(tmp_path)
     return cluster
 

@@ -6,15 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from opsdata import inventory_json, put_job
+from opsdata import make_cluster, put_job, write_files
 
-from jobs.folder_bucket import FolderBucket, open_bucket
-from jobs.ledger import Ledger
 from jobs.records import JobRecord
 from jobs.states import JobState
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
-from ops.cluster.inventory import parse
 from ops.errors import OpsError, UsageError
 from ops.show.fetch import get
 
@@ -24,19 +21,13 @@ FILES = {"checkpoint": b"1", "model-5.index": b"22", "export/Servo/17/saved_mode
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClusterClient:
     """Return a cluster with job00, without output, and job01, the newest, with FILES; in an empty folder."""
-    bucket, working_dir = tmp_path / "bucket", tmp_path / "here"
-    working_dir.mkdir()
+    (working_dir := tmp_path / "here").mkdir()
     monkeypatch.chdir(working_dir)
-    inventory = parse(inventory_json(bucket=str(bucket), operatorBucket=str(bucket)), tmp_path)
-    ledger = Ledger(FolderBucket(bucket))
-    bucket.mkdir()
+    cluster = make_cluster(tmp_path)
     for n in range(2):
-        put_job(ledger, JobRecord(f"job0{n}", JobState.SUCCEEDED, createTime=f"2026-01-31T12:00:0{n}.000Z"))
-    for name, content in FILES.items():
-        file = bucket / "jobs" / "job01" / "output" / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(content)
-    return ClusterClient(inventory, object(), open_bucket(str(bucket)), ledger)  # type: ignore[arg-type]
+        put_job(cluster.ledger, JobRecord(f"job0{n}", JobState.SUCCEEDED, createTime=f"2026-01-31T12:00:0{n}.000Z"))
+    write_files(tmp_path / "bucket/jobs/job01/output", FILES)
+    return cluster
 
 
 def local_files(folder: str = ".") -> dict[str, bytes]:

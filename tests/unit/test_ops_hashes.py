@@ -6,17 +6,12 @@ import hashlib
 from pathlib import Path
 
 import pytest
-from test_ops_dependencies import build_error, fail_on_uv, make_trainer, make_wheel
+from test_ops_dependencies import build_error, fail_on_uv, make_trainer, make_wheel, own_cache
 
 from ops.package import dependencies, hostpython, install, package
 
+__all__ = ["own_cache"]
 _WRONG = "0" * 64
-
-
-@pytest.fixture(autouse=True)
-def own_cache(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use a fresh cache of wheels, and only the test's own index."""
-    monkeypatch.setattr(dependencies, "CACHE", tmp_path / "cache")
 
 
 def pinned_requirement(name: str, version: str, sha256: str) -> str:

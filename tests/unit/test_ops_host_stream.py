@@ -10,6 +10,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from opsdata import write_files
 
 from jobs import paths
 from ops.cluster.host_files import RemoteFile
@@ -130,18 +131,14 @@ def test_only_code_for_hosts_is_sent() -> None:
 
 def test_the_sent_code_runs_by_itself(tmp_path: Path) -> None:
     files, _ = host_stream.code(ROOT)
-    for name, content in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(content)
+    write_files(tmp_path, files)
     code = "import hosts.agent.__main__, jobs.gcs_bucket, hosts.tuner.run; print(hosts.agent.__file__)"
     result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert result.stdout == f"{tmp_path}/hosts/agent/__init__.py\n", result.stderr
 
 
 def test_the_version_is_that_of_the_code(tmp_path: Path) -> None:
-    for folder in host_stream.CODE:
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "a.py").write_text("1")
+    write_files(tmp_path, {f"{folder}/a.py": "1" for folder in host_stream.CODE})
     first_version = host_stream.code(tmp_path)[1]
     assert host_stream.code(tmp_path)[1] == first_version
     (tmp_path / "jobs/a.py").write_text("2")

@@ -9,17 +9,18 @@ import tarfile
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from opsdata import put_job
+from opsdata import put_job, write_files
+from replicahosts import Clock
 
 from hosts.serving.records import Version, VersionState
 from infra.inventory import Inventory
-from jobs.folder_bucket import FolderBucket, open_bucket
-from jobs.ledger import Ledger
+from jobs.folder_bucket import FolderBucket
 from jobs.records import JobRecord
 from jobs.states import JobState
 from jobs.study import Trial
@@ -100,10 +101,8 @@ MakeCluster = Callable[..., tuple[ClusterClient, FakeServer]]
 @pytest.fixture
 def make_cluster(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeCluster:
     bucket = tmp_path / "bucket"
-    output = bucket / "jobs/job01/output/export/Servo/1700000000"
-    (output / "variables").mkdir(parents=True)
-    (output / "saved_model.pb").write_bytes(MODEL_PB)
-    (output / "variables/variables.index").write_bytes(b"12345")
+    model = {"saved_model.pb": MODEL_PB, "variables/variables.index": b"12345"}
+    write_files(bucket / "jobs/job01/output/export/Servo/1700000000", model)
     monkeypatch.setattr(server_status, "_POLL_SECONDS", 0.0)
     monkeypatch.setattr(server_status, "_GONE_SECONDS", 0.1)
     monkeypatch.setattr(predicting, "_POLL_SECONDS", 0.0)
@@ -114,7 +113,7 @@ def make_cluster(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.Monke
         for module in (server_status, predicting):
             monkeypatch.setattr(module, "ServingClient", lambda _: fake)
         local_inventory = replace(target, bucket=str(bucket), operator_bucket=str(bucket))
-        cluster = ClusterClient(local_inventory, fake, open_bucket(str(bucket)), Ledger(FolderBucket(bucket)))  # type: ignore[arg-type]
+        cluster = ClusterClient(local_inventory, fake)  # type: ignore[arg-type]
         fake.token = lambda name: stored_version(cluster, name).token
         if cluster.ledger.job("job01") is None:
             put_job(cluster.ledger, JobRecord("job01", JobState.SUCCEEDED, manifest={"package": {"name": "mine"}}))
@@ -123,9 +122,8 @@ def make_cluster(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.Monke
     return make
 
 
-def deploy(cluster: ClusterClient, version: str | None = "v1", **flags: Any) -> int:
-    flags_with_defaults = {"job_id": "job01", "origin": None, **flags}
-    return deploying.deploy(cluster, "mnist", version, flags_with_defaults["job_id"], flags_with_defaults["origin"])
+def deploy(cluster: ClusterClient, version: str | None = "v1", job_id: str | None = "job01", origin: str | None = None) -> int:
+    return deploying.deploy(cluster, "mnist", version, job_id, origin)
 
 
 def stored_version(cluster: ClusterClient, name: str = "v1") -> Version:
@@ -138,12 +136,8 @@ def test_a_jobs_model_is_deployed(make_cluster: MakeCluster, capsys: pytest.Capt
     cluster, fake = make_cluster((503, {"error": "not yet"}), (404, {"error": "unknown"}), (200, AVAILABLE))
     assert deploy(cluster) == 0
     version = stored_version(cluster)
-    assert (version.state, version.jobId, version.size, version.manifest) == (
-        "READY",
-        "job01",
-        len(MODEL_PB) + 5,
-        {"package": {"name": "mine"}},
-    )
+    mine = {"package": {"name": "mine"}}
+    assert (version.state, version.jobId, version.size, version.manifest) == ("READY", "job01", len(MODEL_PB) + 5, mine)
     assert sorted(version.files) == ["saved_model.pb", "variables/variables.index"]
     version_folder = tmp_path / "bucket/models/mnist/versions/v1"
     assert (version_folder / "saved_model.pb").read_bytes() == MODEL_PB
@@ -189,12 +183,10 @@ def test_an_invalid_deployment_changes_nothing(
     make_cluster: MakeCluster, tmp_path: Path, flags: dict[str, Any], message: str
 ) -> None:
     cluster, fake = make_cluster()
-    for name, content in (("empty", None), ("bad", b"\x12\xff"), ("mute", b"")):
+    for name in ("empty", "bad", "mute"):
         put_job(cluster.ledger, JobRecord(name, JobState.SUCCEEDED))
-        if content is not None:
-            file = tmp_path / f"bucket/jobs/{name}/output/1/saved_model.pb"
-            file.parent.mkdir(parents=True)
-            file.write_bytes(content)
+    models = {"bad/output/1/saved_model.pb": b"\x12\xff", "mute/output/1/saved_model.pb": b""}
+    write_files(tmp_path / "bucket/jobs", models)
     put_job(cluster.ledger, JobRecord("runs", JobState.RUNNING))
     with pytest.raises(UsageError, match=re.escape(message.replace("{bucket}", str(tmp_path / "bucket")))):
         deploy(cluster, **flags)
@@ -205,16 +197,15 @@ def test_an_invalid_deployment_changes_nothing(
 
 def test_a_model_larger_than_its_hosts_memory_is_refused(make_cluster: MakeCluster, tmp_path: Path) -> None:
     cluster, _ = make_cluster()
-    small = tuple(replace(host, memory_bytes=1_000_000_005) for host in cluster.inventory.hosts)
-    cluster.inventory = replace(cluster.inventory, hosts=small)
-    message = "the model has 26 B, and the server on master-0 has room for {} more: fab undeploy what is not needed, or give"
-    with pytest.raises(UsageError, match=f"^{message.format('2 B')} the master a larger machine type$"):
-        deploy(cluster)
 
     def set_memory(size: int) -> None:
         hosts = tuple(replace(host, memory_bytes=size) for host in cluster.inventory.hosts)
         cluster.inventory = replace(cluster.inventory, hosts=hosts)
 
+    set_memory(1_000_000_005)
+    message = "the model has 26 B, and the server on master-0 has room for {} more: fab undeploy what is not needed, or give"
+    with pytest.raises(UsageError, match=f"^{message.format('2 B')} the master a larger machine type$"):
+        deploy(cluster)
     set_memory(1_000_000_065)  # 26 B are free
     assert deploy(cluster) == 0
     set_memory(1_000_000_125)  # 50 B are free without that version
@@ -227,9 +218,7 @@ def test_a_model_larger_than_its_hosts_memory_is_refused(make_cluster: MakeClust
 
 def test_a_local_folder_is_deployed(make_cluster: MakeCluster, tmp_path: Path) -> None:
     cluster, _ = make_cluster()
-    (tmp_path / "mine/assets").mkdir(parents=True)
-    (tmp_path / "mine/saved_model.pb").write_bytes(MODEL_PB)
-    (tmp_path / "mine/assets/words.txt").write_text("a b")
+    write_files(tmp_path / "mine", {"saved_model.pb": MODEL_PB, "assets/words.txt": "a b"})
     assert deploy(cluster, job_id=None, origin=f"{tmp_path}/mine/../mine") == 0
     version = stored_version(cluster)
     assert (version.origin, version.jobId, version.size, version.manifest) == (f"{tmp_path}/mine", "", len(MODEL_PB) + 3, {})
@@ -241,12 +230,10 @@ def test_the_best_trials_model_is_deployed(
     make_cluster: MakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster, _ = make_cluster()
-    model = tmp_path / "bucket/jobs/job01/output/2/export/Servo/1/saved_model.pb"
-    model.parent.mkdir(parents=True)
-    model.write_bytes(MODEL_PB)
+    folder = write_files(tmp_path / "bucket/jobs/job01/output/2/export/Servo/1", {"saved_model.pb": MODEL_PB})
     monkeypatch.setattr(deploying, "best_trial", lambda *_: Trial(2, {"units": "32"}, "master-0"))
     assert deploy(cluster) == 0
-    assert stored_version(cluster).origin == str(model.parent)
+    assert stored_version(cluster).origin == str(folder)
     assert "job01 tuned hyperparameters; trial 2 is the best: --units=32\n" in capsys.readouterr().err
 
 
@@ -300,10 +287,8 @@ def test_a_version_that_no_server_can_load_is_failed(make_cluster: MakeCluster, 
     cluster, _ = make_cluster((200, BROKEN))
     with pytest.raises(OpsError, match="version v1 of model mnist cannot be loaded: ValueError: odd"):
         deploy(cluster)
-    assert (stored_version(cluster).state, stored_version(cluster).errorMessage) == (
-        "FAILED",
-        "version v1 of model mnist cannot be loaded: ValueError: odd",
-    )
+    failed = stored_version(cluster)
+    assert (failed.state, failed.errorMessage) == ("FAILED", "version v1 of model mnist cannot be loaded: ValueError: odd")
     remedy = "fab deploy --model mnist --version v1 tries it again, and fab delete-version mnist v1 clears it away"
     assert f"version v1 of model mnist is FAILED: {remedy}" in capsys.readouterr().err
     cluster, _ = make_cluster()
@@ -321,10 +306,8 @@ def test_an_interrupted_deployment_records_its_error(make_cluster: MakeCluster) 
     fake.interrupted = True
     with pytest.raises(KeyboardInterrupt):
         deploy(cluster, "v2")
-    assert (stored_version(cluster, "v2").state, stored_version(cluster, "v2").errorMessage) == (
-        "FAILED",
-        "fab deploy was stopped",
-    )
+    stopped = stored_version(cluster, "v2")
+    assert (stopped.state, stopped.errorMessage) == ("FAILED", "fab deploy was stopped")
 
 
 def test_a_version_is_undeployed_and_deployed_again(make_cluster: MakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
@@ -397,9 +380,7 @@ def test_a_version_is_deleted_with_its_files(
         versions.delete_version(cluster, "mnist", "v1", sure=True)
     with pytest.raises(UsageError, match=r"\(it was deleted\), and a name is used once"):
         deploy(cluster)
-    late = tmp_path / "bucket/models/mnist/versions/v1/late"
-    late.parent.mkdir(parents=True)
-    late.touch()
+    late = write_files(tmp_path / "bucket/models/mnist/versions/v1", {"late": ""})
     with pytest.raises(UsageError, match="there is no model 'mnist'"):
         versions.delete_version(cluster, "mnist", "v1", sure=True)
     assert not late.exists(), "what an upload left that ended later"
@@ -426,18 +407,13 @@ def test_models_and_versions_are_listed(make_cluster: MakeCluster, tmp_path: Pat
     versions.models(cluster, as_json=True)
     (model,) = json.loads(capsys.readouterr().out)
     assert (model["name"], model["default"], [v["version"] for v in model["versions"]]) == ("mnist", "v1", ["v1"])
-    assert set(model["versions"][0]) == {
-        *("model", "version", "state", "isDefault", "origin", "jobId"),
-        *("createTime", "createdBy", "size", "errorMessage", "manifest", "servers"),
-    }
     created = terminal.local_time(stored_version(cluster).createTime)
     assert versions.versions(cluster, "mnist", as_json=False) == 0
     assert capsys.readouterr().out.splitlines() == [
         "VERSION  STATE  DEFAULT  SERVERS  ORIGIN  SIZE  CREATED",
         f"v1       READY  default  1 of 1   job01   26 B  {created}",
     ]
-    (tmp_path / "bucket/models/bad").mkdir()
-    (tmp_path / "bucket/models/bad/model.json").write_text("{")
+    write_files(tmp_path / "bucket/models/bad", {"model.json": "{"})
     record = lookup.catalog_of(cluster).model("mnist")
     assert record
     assert versions.models(cluster, as_json=False) == 0
@@ -577,9 +553,8 @@ def test_the_state_on_each_server_is_listed(
     ]
     assert [entry["state"] for entry in model["versions"][1]["servers"]] == ["LOADING", "LOADING"]
     fake.token = lambda _: "of an earlier deployment"
-    assert [entry.state for entry in server_status.query(cluster, lookup.catalog_of(cluster).models()[0])["mnist", "v1"]] == [
-        "LOADING"
-    ] * 2
+    states = server_status.query(cluster, lookup.catalog_of(cluster).models()[0])
+    assert [entry.state for entry in states["mnist", "v1"]] == ["LOADING"] * 2
     fake.token = lambda name: stored_version(cluster, name).token
     versions.versions(cluster, None, False)
     assert capsys.readouterr().err.splitlines() == [
@@ -599,38 +574,26 @@ def test_servers_are_not_queried_if_no_version_is_served(make_cluster: MakeClust
     assert fake.requests == []
 
 
-class Clock:
-    """A clock that only sleeping moves."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds or 1.0
-
-
 def test_a_server_that_ended_is_started_again(make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, started = Clock(), list[tuple[float, list[str]]]()
-    monkeypatch.setattr(server_status, "time", clock)
+    monkeypatch.setattr(server_status, "_POLL_SECONDS", 1.0)
+    monkeypatch.setattr(server_status, "time", SimpleNamespace(monotonic=clock, sleep=clock.pass_))
     silent = (client.NO_SERVER, {"error": "nobody"})
     cluster, fake = make_cluster(*[silent] * 9, (503, {"error": "loading"}), *[silent] * 7, (200, AVAILABLE))
     fake.token = lambda _: "t"
-    monkeypatch.setattr(server, "start", lambda _, names: started.append((clock.now - 1000, names)))
+    monkeypatch.setattr(server, "start", lambda _, names: started.append((clock() - 1000, names)))
     version, outcome = Version("v1", token="t"), Outcome({"master-0": ""}, {})
     server_status.wait_loaded(cluster, "mnist", version, outcome)
     assert started == [(6.0, ["master-0"]), (15.0, ["master-0"])], "5 s after its last answer or start"
     cluster, _ = make_cluster(silent)
     with pytest.raises(HostError, match="master-0 has no model server that answers"):
         server_status.wait_loaded(cluster, "mnist", version, outcome)
-    assert clock.now == 1000 + 17 + 121
+    assert clock() == 1000 + 17 + 121
     cluster, _ = make_cluster((503, {"error": "loading"}))
     message = "the model server on master-0 has not loaded mnist v1 in 180 s: fab shell master-0 -- journalctl -u"
     with pytest.raises(OpsError, match=message):
         server_status.wait_loaded(cluster, "mnist", version, outcome)
-    assert clock.now == 1000 + 17 + 121 + 181
+    assert clock() == 1000 + 17 + 121 + 181
 
 
 @pytest.fixture
@@ -651,10 +614,8 @@ def test_predict_prints_a_table_or_json(make_cluster: MakeCluster, instances: st
     assert (fake.starts, fake.finished_starts) == ([0], 1), "hosts without a server get it before the first request"
     predicting.predict(cluster, "mnist", "v1", instances, "other", True)
     assert json.loads(capsys.readouterr().out) == answer
-    assert fake.requests[-1][1:] == (
-        "/v1/models/mnist/versions/v1:predict",
-        {"instances": [{"x": 1}, {"x": 2}], "signature_name": "other"},
-    )
+    body = {"instances": [{"x": 1}, {"x": 2}], "signature_name": "other"}
+    assert fake.requests[-1][1:] == ("/v1/models/mnist/versions/v1:predict", body)
 
 
 def test_predict_refuses_an_undeployed_version_without_a_request(make_cluster: MakeCluster, instances: str) -> None:
@@ -672,11 +633,6 @@ def test_predict_refuses_an_undeployed_version_without_a_request(make_cluster: M
     with pytest.raises(UsageError, match="no version of model mnist is served: v1 is UNDEPLOYED, v2 is UNDEPLOYED"):
         predicting.predict(cluster, "mnist", None, instances, None, False)
     assert fake.requests == []
-
-
-def test_a_class_equal_to_its_key_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    predicting.show([{"classes": 3, "key": 3, "scores": [0.5], "probabilities": [0.5]}])
-    assert capsys.readouterr().out == "KEY  CLASSES  PROBABILITIES\n  3        3  [0.5]\n"
 
 
 def test_a_request_is_as_large_as_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -788,5 +744,7 @@ def test_instances_are_read_from_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_predictions_of_any_shape_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     predicting.show([[1, 2], "cat"])
     assert capsys.readouterr().out == "PREDICTIONS\n[1, 2]\ncat\n"
+    predicting.show([{"classes": 3, "key": 3, "scores": [0.5], "probabilities": [0.5]}])
+    assert capsys.readouterr().out == "KEY  CLASSES  PROBABILITIES\n  3        3  [0.5]\n", "a class equal to its key"
     predicting.show([{"a b": 1}, {"c": "x"}])
     assert [line.split() for line in capsys.readouterr().out.splitlines()] == [["A_B", "C"], ["1", "null"], ["null", "x"]]

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from opsdata import write_files
 
 from infra.inventory import Inventory
 from jobs.folder_bucket import open_bucket
@@ -35,9 +36,7 @@ def cluster(inventory: Inventory, tmp_path: Path) -> ClusterClient:
 
 
 def fill(folder: Path) -> None:
-    for name, size in FILES.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(b"x" * size)
+    write_files(folder, {name: "x" * size for name, size in FILES.items()})
 
 
 def record(job_dir: str | None = None) -> JobRecord:
@@ -71,9 +70,7 @@ def test_a_path_outside_the_bucket_cannot_be_read(cluster: ClusterClient, job_di
 
 
 def test_a_trial_has_a_folder_of_the_output(cluster: ClusterClient, tmp_path: Path) -> None:
-    for name, content in (("7", b"seven"), ("77", b"more")):
-        (folder := tmp_path / "bucket/jobs/job01/output" / name).mkdir()
-        (folder / "metrics.json").write_bytes(content)
+    write_files(tmp_path / "bucket/jobs/job01/output", {"7/metrics.json": "seven", "77/metrics.json": "more"})
     output = find(cluster, record())
     assert output.of_trial(None) is output
     trial = output.of_trial(Trial(7, {}, "worker-0"))

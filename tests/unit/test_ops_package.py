@@ -9,6 +9,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from opsdata import write_files
 
 from ops.errors import UsageError
 from ops.package import host_stream, package
@@ -19,11 +20,7 @@ TINY = ROOT / "tests" / "trainers" / "tiny"
 
 
 def make_package(tmp_path: Path, files: dict[str, str], name: str = "mine") -> Path:
-    root = tmp_path / name
-    for path, content in {"__init__.py": "", **files}.items():
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_text(content)
-    return root
+    return write_files(tmp_path / name, {"__init__.py": "", **files})
 
 
 def build_error(root: Path, module: str = "mine.task") -> str:
@@ -38,10 +35,7 @@ def test_the_same_package_gives_the_same_bytes(tmp_path: Path) -> None:
     first = package.build(root, "mine.task")
     os.utime(root / "task.py", (0, 0))
     (root / "task.py").chmod(0o600)
-    (root / "__pycache__").mkdir()
-    (root / "__pycache__" / "task.pyc").write_text("x")
-    (root / ".git").mkdir()
-    (root / ".git" / "HEAD").write_text("x")
+    write_files(root, {"__pycache__/task.pyc": "x", ".git/HEAD": "x"})
     second = package.build(root, "mine.task")
     assert (first.archive, first.sha256) == (second.archive, second.sha256)
     assert first.archive[4:8] == bytes(4), "gzip's time"
@@ -273,15 +267,10 @@ def test_a_scripts_library_is_beside_its_folder(tmp_path: Path) -> None:
 def test_a_projects_packages_exclude_the_library(tmp_path: Path) -> None:
     source = package.PackageSource("two", package.add_library({"a/__init__.py": b"import scaletier", "b/__init__.py": b""}))
     assert source.names == ["a", "b"]
-    assert "say which module to run" in source_error(source, "c.task")
+    with pytest.raises(UsageError, match="say which module to run"):
+        package.build(source, "c.task")
     built = package.build(package.PackageSource("two", {**source.files, "a/task.py": b"from scaletier import Job"}), "a.task")
     assert (built.name, built.imports) == ("a", {})
-
-
-def source_error(source: package.PackageSource, module: str) -> str:
-    with pytest.raises(UsageError) as error:
-        package.build(source, module)
-    return str(error.value)
 
 
 def test_an_invalid_package_folder_is_refused(tmp_path: Path) -> None:
@@ -294,9 +283,7 @@ def test_an_invalid_package_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_too_large_package_is_refused(tmp_path: Path) -> None:
-    root = make_package(tmp_path, {"task.py": ""})
-    (root / "data").mkdir()
-    (root / "data" / "small.bin").write_bytes(b"x")
+    root = make_package(tmp_path, {"task.py": "", "data/small.bin": "x"})
     with (root / "data" / "train.bin").open("wb") as file:
         file.truncate(300_000_000)
     message = build_error(root)
@@ -346,16 +333,13 @@ def test_large_packages_are_compressed_quickly() -> None:
 
 
 def test_a_folder_or_a_file_without_a_package(tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "run.sh").write_text("#!/bin/sh\n")
+    write_files(tmp_path / "mine", {"run.sh": "#!/bin/sh\n", "requirements.txt": "far\n"})
     (tmp_path / "mine" / "run.sh").chmod(0o755)
-    (tmp_path / "mine" / "requirements.txt").write_text("far\n")
     folder = package.find_folder(tmp_path / "mine")
     assert (folder.requirements, folder.executables) == (tmp_path / "mine/requirements.txt", {"mine/run.sh"})
-    file = package.find_file(tmp_path / "mine" / "run.sh")
-    assert file == package.PackageSource(
-        "run", {"run/run.sh": b"#!/bin/sh\n"}, None, f"{tmp_path}/mine", frozenset({"run/run.sh"})
-    )
+    files, programs = {"run/run.sh": b"#!/bin/sh\n"}, frozenset({"run/run.sh"})
+    expected = package.PackageSource("run", files, None, f"{tmp_path}/mine", programs)
+    assert package.find_file(tmp_path / "mine" / "run.sh") == expected
     (tmp_path / "mine" / "run.sh").chmod(0o644)
     assert package.find_file(tmp_path / "mine" / "run.sh").executables == frozenset()
     with pytest.raises(UsageError, match=r"gone does not exist: give --package a directory$"):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from opsdata import put_job
+from opsdata import put_job, write_files
 
 from infra.inventory import Inventory
 from infra.scale_tiers import ScaleTier, SpecError
@@ -84,11 +84,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def package_folder(tmp_path: Path) -> Path:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "__init__.py").write_text("")
-    (tmp_path / "mine" / "task.py").write_text(TRAINER)
-    (tmp_path / "mine" / "scaletier.yaml").write_text(DECLARES)
-    return tmp_path / "mine"
+    return write_files(tmp_path / "mine", {"__init__.py": "", "task.py": TRAINER, "scaletier.yaml": DECLARES})
 
 
 def make_request(folder: Path, args: str = "", **changes: Any) -> PlanRequest:

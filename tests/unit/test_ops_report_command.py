@@ -9,16 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from opsdata import inventory_json, put_job, put_log
+from opsdata import make_cluster, put_job, put_log, write_files
 
 from jobs import paths
-from jobs.folder_bucket import FolderBucket, open_bucket
-from jobs.ledger import Ledger
 from jobs.records import JobRecord, ReplicaRecord
 from jobs.states import JobState, ReplicaState
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.fanout import Outcome
-from ops.cluster.inventory import parse
 from ops.cluster.ledger import existing_job
 from ops.errors import OpsError, UsageError
 from ops.logs.lines import LogLine
@@ -47,7 +44,6 @@ class NoHost:
 
 @pytest.fixture
 def bucket(tmp_path: Path) -> Path:
-    (tmp_path / "bucket").mkdir()
     return tmp_path / "bucket"
 
 
@@ -56,8 +52,8 @@ def cluster(tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch) -> Cl
     """Return a cluster with the jobs `job01` and `job02`, which ended, and `waits`, which is QUEUED."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(plan, "PLANS", tmp_path / "plans")
-    inventory = parse(inventory_json(bucket=str(bucket), operatorBucket=str(bucket)), tmp_path)
-    ledger = Ledger(FolderBucket(bucket))
+    cluster = make_cluster(tmp_path, NoHost())
+    ledger = cluster.ledger
     times = {"createTime": NOON.format(0), "startTime": NOON.format(1), "endTime": NOON.format(9)}
     job = JobRecord("job01", JobState.SUCCEEDED, hosts=["master-0"], candidates={"master-0": ["master-0"]}, **times)  # type: ignore[arg-type]
     put_job(ledger, job)
@@ -66,22 +62,10 @@ def cluster(tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch) -> Cl
     for job_id in ("job01", "job02"):
         replica = ReplicaRecord("master-0", ReplicaState.EXITED, exitCode=0, startTime=NOON.format(1), endTime=NOON.format(9))
         ledger.write_replica(job_id, replica, None)
-        put_log(
-            bucket / paths.log(job_id, "master-0"),
-            [LogLine(NOON.format(n + 2), "INFO", "master-0", message) for n, message in enumerate(LOG)],
-        )
-        write_object(
-            bucket,
-            paths.manifest(job_id),
-            json.dumps({**MANIFEST, "args": ["--x", job_id]}).encode(),
-        )
-    return ClusterClient(inventory, NoHost(), open_bucket(str(bucket)), ledger)  # type: ignore[arg-type]
-
-
-def write_object(bucket: Path, name: str, content: bytes) -> None:
-    path = bucket / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
+        lines = [LogLine(NOON.format(n + 2), "INFO", "master-0", message) for n, message in enumerate(LOG)]
+        put_log(bucket / paths.log(job_id, "master-0"), lines)
+        write_files(bucket, {paths.manifest(job_id): json.dumps({**MANIFEST, "args": ["--x", job_id]})})
+    return cluster
 
 
 def test_a_page_is_written_and_replaced(cluster: ClusterClient, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,7 +80,7 @@ def test_a_page_is_written_and_replaced(cluster: ClusterClient, tmp_path: Path, 
 
 
 def test_the_json_output(cluster: ClusterClient, bucket: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_object(bucket, paths.output("job01") + "/evaluation.json", b'{"confusion": [[9, 1], [0, 10]]}')
+    write_files(bucket, {f"{paths.output('job01')}/evaluation.json": '{"confusion": [[9, 1], [0, 10]]}'})
     assert report(cluster, ["job01"], None, json=True) == 0
     output = json.loads(capsys.readouterr().out)
     assert output["charts"] == [
@@ -147,8 +131,8 @@ def test_the_report_has_the_plans_prediction(
 
 
 def test_unreadable_inputs_are_notes(cluster: ClusterClient, bucket: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_object(bucket, paths.output("job01") + "/evaluation.json", b"{}")
-    write_object(bucket, paths.manifest("job01"), b"{")
+    evaluation = f"{paths.output('job01')}/evaluation.json"
+    write_files(bucket, {evaluation: "{}", paths.manifest("job01"): "{"})
     shutil.rmtree(bucket / paths.log("job01", "master-0"))
     assert report(cluster, ["job01"], None, json=True) == 0
     assert json.loads(capsys.readouterr().out)["notes"] == [
@@ -156,7 +140,7 @@ def test_unreadable_inputs_are_notes(cluster: ClusterClient, bucket: Path, capsy
         "evaluation.json was not used: confusion must be a list of 2 to 50 rows",
         "the manifest was not read: it is no JSON object",
     ]
-    write_object(bucket, paths.output("job01") + "/evaluation.json", b" " * (1 << 20) + b"{}")
+    write_files(bucket, {evaluation: " " * (1 << 20) + "{}"})
     assert report(cluster, ["job01"], None, json=True) == 0
     note = "evaluation.json was not used: it has 1.0 MB; 1.0 MB is the most"
     assert note in json.loads(capsys.readouterr().out)["notes"]
@@ -199,13 +183,7 @@ def test_an_invalid_call_is_one_line_and_writes_nothing(cluster: ClusterClient, 
         (["job01", "job01"], None, False, UsageError, "job01 is named twice: a job is compared with others"),
         (list("abcdefg"), None, False, UsageError, "fab report compares 6 jobs at most, not 7"),
         (["job01"], "x.html", True, UsageError, "--json prints, and --output writes a page: leave one of them out"),
-        (
-            ["job01"],
-            "mine.html",
-            False,
-            UsageError,
-            "mine.html is there already, and was not made by fab report: remove it, or",
-        ),
+        (["job01"], "mine.html", False, UsageError, "mine.html is there already, and was not made by fab report: remove it,"),
         (["job01"], str(tmp_path), False, UsageError, f"{tmp_path} is there already, and no file: give another --output"),
         (["job01"], "no/x.html", False, UsageError, "no/x.html cannot be written: there is no folder no"),
         (["job01"], "mine.html/x", False, UsageError, "mine.html/x cannot be written: "),

@@ -11,7 +11,8 @@ from pathlib import Path
 from unittest.mock import ANY
 
 import pytest
-from test_ops_dependencies import make_wheel
+from opsdata import write_files
+from test_ops_dependencies import make_trainer, make_wheel
 
 from infra.inventory import Inventory
 from jobs.records import JobRecord
@@ -26,9 +27,7 @@ from ops.submit.job_plan import plan
 HOSTS_SEE = "/opt/scaletier/runtimes"
 
 
-@pytest.fixture(autouse=True)
-def own_index(index: Path) -> None:
-    """Use only the test's own index."""
+pytestmark = pytest.mark.usefixtures("index")
 
 
 @pytest.fixture
@@ -50,8 +49,7 @@ def unzipped(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write_requirements(folder: Path, text: str) -> str:
-    (file := folder / "requirements.txt").write_text(text)
-    return str(file)
+    return str(write_files(folder, {"requirements.txt": text}) / "requirements.txt")
 
 
 def test_a_requirements_file_becomes_a_runtime(local_inventory: Inventory, index: Path, tmp_path: Path) -> None:
@@ -261,8 +259,7 @@ def test_an_invalid_version_is_refused(inventory: Inventory, text: str) -> None:
 
 
 def write_config(folder: Path, text: str) -> str:
-    (file := folder / "config.yaml").write_text(f"trainingInput: {{{text}}}\n")
-    return str(file)
+    return str(write_files(folder, {"config.yaml": f"trainingInput: {{{text}}}\n"}) / "config.yaml")
 
 
 def test_config_may_set_the_runtime_and_a_flag_overrides_it(local_inventory: Inventory, tmp_path: Path) -> None:
@@ -320,14 +317,9 @@ def test_a_target_without_runtimes_is_an_error(inventory: Inventory) -> None:
 
 def test_a_package_brings_what_its_runtime_lacks(index: Path, tmp_path: Path) -> None:
     make_wheel(index)
-    (root := tmp_path / "mine").mkdir()
-    for name, text in (("__init__.py", ""), ("task.py", "import far\n"), ("requirements.txt", "far\nnumpy\n")):
-        (root / name).write_text(text)
+    root = make_trainer(tmp_path, "far\nnumpy\n", "import far\n")
     built = package.build(root, "mine.task", installed={"numpy": "1.0"})
-    assert set(built.wheels) == {
-        "far/__init__.py",
-        *(f"far-1.0.dist-info/{name}" for name in ("METADATA", "WHEEL", "RECORD")),
-    }
+    assert set(built.wheels) == {"far/__init__.py", *(f"far-1.0.dist-info/{name}" for name in ("METADATA", "WHEEL", "RECORD"))}
     assert package.build(root, "mine.task", installed={"far": "1.0", "numpy": "1.0"}).wheels == {}
 
 
@@ -336,9 +328,7 @@ def test_a_reproduction_has_the_runtimes_versions(local_inventory: Inventory, tm
     job = build_job(JobFlags("j", runtime=write_requirements(tmp_path, "far\n")), local_inventory, "mine")
     assert job.runtime
     versions = runtimes.build(local_inventory, job.runtime)
-    (root := tmp_path / "mine").mkdir()
-    for name in ("__init__.py", "task.py"):
-        (root / name).write_text("")
+    root = make_trainer(tmp_path, "")
     full_manifest = manifest.manifest(local_inventory, job, package.build(root, "mine.task", installed=versions))
     stored = json.loads(manifest.to_json(full_manifest))["runtime"]
     assert stored == {"name": "requirements", "key": job.runtime.key, "sha256": ANY, "requirements": ["far==1.0"]}
@@ -373,8 +363,7 @@ def test_a_forged_manifest_cannot_control_uv(local_inventory: Inventory, stored:
 def test_included_requirements_are_built_and_part_of_the_key(local_inventory: Inventory, index: Path, tmp_path: Path) -> None:
     make_wheel(index)
     requirements_file = write_requirements(tmp_path, "-r more.txt\n")
-    (tmp_path / "more.txt").write_text("-r most.txt\n")
-    (tmp_path / "most.txt").write_text("far\n")
+    write_files(tmp_path, {"more.txt": "-r most.txt\n", "most.txt": "far\n"})
     first = runtimes.from_file(requirements_file, "--runtime")
     assert runtimes.build(local_inventory, first) == {"far": "1.0"}
     (tmp_path / "most.txt").write_text("far>=1\n")
@@ -384,8 +373,7 @@ def test_included_requirements_are_built_and_part_of_the_key(local_inventory: In
 def test_a_folder_named_like_a_distribution_is_ignored(tmp_path: Path) -> None:
     requirements_file = write_requirements(tmp_path, "far\n")
     key = runtimes.from_file(requirements_file, "--runtime").key
-    (tmp_path / "far").mkdir()
-    (tmp_path / "far" / "data").write_text("x")
+    write_files(tmp_path, {"far/data": "x"})
     assert runtimes.from_file(requirements_file, "--runtime").key == key
 
 

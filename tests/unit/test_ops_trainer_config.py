@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from opsdata import write_files
 
 from infra.inventory import Inventory
 from ops.cluster.cluster import ClusterClient
@@ -58,6 +59,7 @@ def test_all_keys_of_a_declaration() -> None:
         plan=PlanFlags(steps="--steps", period="--every", defaultSyncPeriod=3, parameterBits=16, evaluate="--look-every"),
         export="mine.sub.saved",
     )
+    assert (read(ALL).chosen(None), read(ALL).chosen("1")) == (apart, Strategy()), "the default, if none is given"
 
 
 def test_the_defaults_of_a_declaration() -> None:
@@ -118,11 +120,6 @@ def test_a_keras_that_the_package_does_not_know_is_refused(line: str, valid: boo
     expected = "package mine trains by Keras 3.13, 3.14, and the job's own Python has 3.4: require keras==3.14.*, or another"
     with pytest.raises(UsageError, match=re.escape(expected)):
         trainer_config.check_tensorflow(config, "mine", lines, False)
-
-
-def test_the_default_strategy_is_used_if_none_is_given() -> None:
-    assert read(ALL).chosen(None) == read(ALL).strategies["apart"]
-    assert read(ALL).chosen("1") == Strategy()
 
 
 @pytest.mark.parametrize(
@@ -210,11 +207,8 @@ def test_declared_data_is_used_unless_a_flag_names_other_data() -> None:
 
 
 def test_the_declaration_is_read_from_the_package(tmp_path: Path) -> None:
-    (tmp_path / "mine" / "sub").mkdir(parents=True)
-    for path in ("__init__.py", "task.py", "sub/__init__.py", "sub/saved.py"):
-        (tmp_path / "mine" / path).write_text("")
-    (tmp_path / "mine" / FILE).write_text(ALL)
-    built = package.build(tmp_path / "mine", "mine.task")
+    empty = ("__init__.py", "task.py", "sub/__init__.py", "sub/saved.py")
+    built = package.build(write_files(tmp_path / "mine", {**dict.fromkeys(empty, ""), FILE: ALL}), "mine.task")
     assert read_declaration(built) == trainer_config.read_from_archive(built.archive, "mine") == read(ALL)
     assert read_declaration(package.unpack(built.archive, "mine", list(built.files), "mine.task")) == read(ALL)
     assert trainer_config.read_from_archive(built.archive, "other") == TrainerConfig()
@@ -231,11 +225,9 @@ def test_the_shipped_declaration_matches_the_trainer() -> None:
     assert shipped.plan.defaultSteps == parser.get_default("max_steps")
     (data,) = (action.option_strings for action in parser._actions if action.dest == "train_data")
     assert list(shipped.data.flags) == data
-    assert {name for name, strategy in shipped.strategies.items() if strategy.requiredRoles} == {"sync", "model-parallel"}
-    assert {name for name, strategy in shipped.strategies.items() if strategy.restartPolicy == "all"} == {
-        "sync",
-        "model-parallel",
-    }
+    together = {"sync", "model-parallel"}
+    assert {name for name, strategy in shipped.strategies.items() if strategy.requiredRoles} == together
+    assert {name for name, strategy in shipped.strategies.items() if strategy.restartPolicy == "all"} == together
     assert "worker" in shipped.strategies["async"].optionalRoles
     assert "ps" not in shipped.strategies["async"].optionalRoles
     assert shipped.export == "trainer.export"
@@ -303,12 +295,10 @@ LIBRARY_CONFIG = TrainerConfig(
 
 def build_with_library(tmp_path: Path, text: str | None = None) -> package.Package:
     """Return a package that imports the library, with this declaration of its own."""
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "__init__.py").write_text("")
-    (tmp_path / "mine" / "task.py").write_text("import scaletier\n")
-    if text is not None:
-        (tmp_path / "mine" / FILE).write_text(text)
-    return package.build(tmp_path / "mine", "mine.task")
+    own = {FILE: text} if text is not None else {}
+    return package.build(
+        write_files(tmp_path / "mine", {"__init__.py": "", "task.py": "import scaletier\n", **own}), "mine.task"
+    )
 
 
 def test_a_package_with_the_library_has_its_declaration(tmp_path: Path) -> None:
@@ -361,22 +351,16 @@ DATA = "data: {name: digits, files: mine/*.tfrecord, command: make digits, flags
 
 
 def prepare_package(inventory: Inventory, tmp_path: Path, *args: str, text: str = DATA) -> Submission:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "__init__.py").write_text("")
-    (tmp_path / "mine" / "task.py").write_text("import os\nos.environ['SCALETIER_DATA']\n")
-    if text:
-        (tmp_path / "mine" / FILE).write_text(text)
-    return train.prepare(inventory, JobFlags("job01", more_args=args), str(tmp_path / "mine"))
+    files = {"__init__.py": "", "task.py": "import os\nos.environ['SCALETIER_DATA']\n", FILE: text}
+    return train.prepare(inventory, JobFlags("job01", more_args=args), str(write_files(tmp_path / "mine", files)))
 
 
 @pytest.fixture
 def digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Write the one local file of the data set, with another beside it."""
     monkeypatch.setattr(train, "ROOT", tmp_path / "checkout")
-    (folder := tmp_path / "checkout" / "mine").mkdir(parents=True)
-    (folder / "notes.txt").write_bytes(b"1")
-    (file := folder / "train-00000-of-00001.tfrecord").write_bytes(b"1")
-    return file
+    names = ("notes.txt", "train-00000-of-00001.tfrecord")
+    return write_files(tmp_path / "checkout" / "mine", dict.fromkeys(names, "1")) / names[1]
 
 
 @pytest.mark.parametrize(("args", "text", "files"), [((), None, 1), (("--data=/d",), None, 0), ((), "", 0)])
@@ -414,9 +398,7 @@ def test_a_runtime_is_compared_with_the_declaration(
     built: list[bool] = []
     monkeypatch.setattr(runtimes, "build", lambda *_: built.append(True) or installed)
     monkeypatch.setattr(runtimes, "read_existing", lambda *_: built.append(False) or installed)
-    (tmp_path / "mine").mkdir()
-    for name, text in {"__init__.py": "", "task.py": "", FILE: "tensorflow: ['2.20']"}.items():
-        (tmp_path / "mine" / name).write_text(text)
+    write_files(tmp_path / "mine", {"__init__.py": "", "task.py": "", FILE: "tensorflow: ['2.20']"})
     (tmp_path / "asked.txt").write_text(f"{asked}\n")
     local = replace(inventory, runtimes="/opt/scaletier/runtimes", operator_runtimes=str(tmp_path))
     flags = JobFlags("job01", runtime=str(tmp_path / "asked.txt"))
@@ -428,9 +410,7 @@ def test_a_runtime_is_compared_with_the_declaration(
 
 
 def test_a_data_pattern_never_matches_keys(tmp_path: Path) -> None:
-    for name in (".scaletier/local/key", ".other/local/key"):
-        (tmp_path / name).parent.mkdir(parents=True)
-        (tmp_path / name).write_text("")
+    write_files(tmp_path, {".scaletier/local/key": "", ".other/local/key": ""})
     files = trainer_config.Data(name="x", files=".[so]*/local/key").local_files(tmp_path)
     assert files == {"key": tmp_path / ".other/local/key"}
 

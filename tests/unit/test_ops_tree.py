@@ -7,12 +7,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from opsdata import inventory_json
+from opsdata import make_cluster, write_files
 from test_ops_dependencies import make_project
 
-from jobs.folder_bucket import open_bucket
-from ops.cluster.cluster import ClusterClient
-from ops.cluster.inventory import parse
 from ops.errors import UsageError
 from ops.package import dependencies, git, package, tree
 from ops.submit.data import data
@@ -26,10 +23,7 @@ _BEFORE = (
 
 
 def fill(root: Path, *paths: str) -> Path:
-    for path in paths:
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_text("")
-    return root
+    return write_files(root, dict.fromkeys(paths, ""))
 
 
 def walk_paths(root: Path, *ignore_files: str) -> list[str]:
@@ -72,11 +66,8 @@ def test_packages_and_data_include_link_targets(linked: Path, tmp_path: Path, ca
     built = package.build(linked, "mine.task")
     assert "mine/far/deep/b.py" in built.files
     assert "mine: links that leave the folder are followed: far -> ../elsewhere" in capsys.readouterr().err
-    (bucket := tmp_path / "bucket").mkdir()
-    inventory = parse(inventory_json(bucket=str(bucket), operatorBucket=str(bucket)), tmp_path)
-    cluster = ClusterClient(inventory, object(), open_bucket(str(bucket)), object())  # type: ignore[arg-type]
-    assert data(cluster, "put", str(linked), None, sure=True, as_json=False) == 0
-    assert (bucket / "data/mine/far/deep/b.py").read_text() == ""
+    assert data(make_cluster(tmp_path), "put", str(linked), None, sure=True, as_json=False) == 0
+    assert (tmp_path / "bucket/data/mine/far/deep/b.py").read_text() == ""
     assert "links that lead nowhere are left out: gone -> ../nowhere" in capsys.readouterr().err
 
 
@@ -315,16 +306,8 @@ def test_an_unreadable_folder_is_refused(tmp_path: Path) -> None:
 
 
 def run_git(folder: Path, *args: str) -> None:
-    config = [
-        "-c",
-        "user.name=ann",
-        "-c",
-        "user.email=ann@example.org",
-        "-c",
-        "commit.gpgsign=false",
-        "-c",
-        "tag.gpgsign=false",
-    ]
+    settings = ("user.name=ann", "user.email=ann@example.org", "commit.gpgsign=false", "tag.gpgsign=false")
+    config = [word for setting in settings for word in ("-c", setting)]
     subprocess.run(["git", *config, *args], cwd=folder, check=True, capture_output=True)
 
 
