@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -37,6 +38,19 @@ from scaletier.runtime import (
 def whole_tensorflow() -> None:
     """Import all of TensorFlow first: a server imports a part of it, which other tests cannot use."""
     import_tensorflow()
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_garbage_collector_pauses_while_tensorflow_is_imported(monkeypatch: pytest.MonkeyPatch, enabled: bool) -> None:
+    before = gc.isenabled()
+    monkeypatch.delitem(sys.modules, "tensorflow")
+    monkeypatch.setattr("importlib.import_module", lambda name: (name, gc.isenabled()))
+    try:
+        gc.enable() if enabled else gc.disable()
+        assert import_tensorflow() == ("tensorflow", False)
+        assert gc.isenabled() is enabled
+    finally:
+        gc.enable() if before else gc.disable()
 
 
 @pytest.mark.parametrize("version", [1, 2])
