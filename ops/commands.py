@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from glob import glob
 
 from jobs import notification, variables
 
@@ -20,6 +21,8 @@ SHELL_WORDS = frozenset(
 _LONGEST_TARGET = 2048
 # An operator outside of quotes and not escaped; the second group is the text in double quotes.
 _OPERATOR = re.compile(r"""\\.|'[^']*'|([|&;<>]+|`|\$\()|"((?:\\.|[^"\\])*)\"""", re.DOTALL)
+_QUOTED = re.compile(r"""\\.|'[^']*'|"(?:\\.|[^"\\])*\"""", re.DOTALL)
+_PATTERN, _PLAIN_VARIABLE = re.compile(r"[*?\[]"), re.compile(r"(?<!\$)\$([A-Za-z_]\w*)", re.ASCII)
 # A shell substitutes these within double quotes too.
 _SUBSTITUTION = re.compile(r"\\.|(`|\$\()", re.DOTALL)
 
@@ -41,6 +44,21 @@ def shell_operator(text: str, argv: Sequence[str]) -> str | None:
         if symbol := outside or next((each[1] for each in inside if each[1]), None):
             return str(symbol)
     return None
+
+
+def unexpanded(text: str, argv: Sequence[str], folder: str) -> Iterator[str]:
+    """Yield the words of a command that a shell would expand, and no host does: `~`, `$HOME`, and a pattern of files.
+
+    Args:
+        text: the command as it was typed.
+        argv: its words.
+        folder: where it runs: a relative pattern counts if it has files there.
+    """
+    for word, part in zip(argv, _QUOTED.sub("q", text).split(), strict=False):
+        names = [name for name in _PLAIN_VARIABLE.findall(part) if name not in variables.NAMES]
+        patterned = _PATTERN.search(part)
+        if part.startswith("~") or names or (patterned and (part.startswith("/") or glob(word, root_dir=folder))):  # noqa: PTH207
+            yield word
 
 
 def unknown_variable(words: Sequence[str]) -> str | None:

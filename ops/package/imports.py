@@ -31,7 +31,11 @@ def check_module(files: Mapping[str, bytes], package: str, module: str, root: st
     outside: dict[str, str] = {}
 
     def follow(path: str) -> Iterator[str]:
-        for name, parts, line in _imports(_compile(path, files[path], root), _package_of(path)):
+        tree = _compile(path, files[path], root)
+        if statement := _import_above(tree, files[path], _package_of(path)):
+            how = f"give --package the folder above, such as above/, and --module above.{module}"
+            raise UsageError(f"{path}:{statement}, which is above the package {package}: {how}")
+        for name, parts, line in _imports(tree, _package_of(path)):
             where = f"{path}:{line}"
             if name.partition(".")[0] != package:
                 _add_external(outside, name, where)
@@ -59,7 +63,11 @@ def check_script(files: Mapping[str, bytes], script: str, root: str = "") -> dic
     outside: dict[str, str] = {}
 
     def follow(path: str) -> Iterator[str]:
-        for name, parts, line in _imports(_compile(f"{folder}/{path}", own[path], root), _package_of(path)):
+        tree = _compile(f"{folder}/{path}", own[path], root)
+        if statement := _import_above(tree, own[path], _package_of(path)):
+            how = f"leave out the dots, or run a package: --package FOLDER --module FOLDER.{start.removesuffix('.py')}"
+            raise UsageError(f"{folder}/{path}:{statement}, and a script has no package to start from: {how}")
+        for name, parts, line in _imports(tree, _package_of(path)):
             neighbours = _paths_of_import(name, parts, own)
             yield from neighbours
             if not neighbours and not any(each.startswith(f"{name.partition('.')[0]}/") for each in own):
@@ -166,6 +174,18 @@ def _imports(tree: ast.Module, package: str) -> Iterator[tuple[str, list[str], i
                 base = ".".join([*ancestors, *([base] if base else [])])
             if base:
                 yield base, [alias.name for alias in node.names], node.lineno
+
+
+def _import_above(tree: ast.Module, content: bytes, package: str) -> str:
+    """Return the line and the text of a relative import that starts above the top package, and surely runs; empty if none.
+
+    A file that names `__package__` may set it.
+    """
+    depth = len(package.split(".")) if package else 0
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.level > depth and b"__package__" not in content:
+            return f"{node.lineno} has `from {'.' * node.level}{node.module or ''} import {node.names[0].name}`"
+    return ""
 
 
 def _top_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:

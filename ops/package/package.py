@@ -92,11 +92,12 @@ def build(
     script: str | None = None,
     installed: Mapping[str, str] | None = None,
     python: str = PYTHON,
+    own_paths: bool = False,
 ) -> Package:
     """Pack the package in `folder`, which is to run `module`, and check what would fail on the hosts.
 
     `installed` is the content of the job's own Python, None for the hosts', whose version is `python`. Without a module it is a
-    folder with any program, of which a Python `script` is checked like a module.
+    folder with any program, of which a Python `script` is checked like a module. With `own_paths` the job sets PYTHONPATH.
     """
     source = folder if isinstance(folder, PackageSource) else find(folder)
     name = module.partition(".")[0]
@@ -106,7 +107,7 @@ def build(
         )
     name = name if module and len(source.names) > 1 else source.name
     wheels = _dependencies(source, installed, python)
-    imports = _imports(source.files, wheels, name, module, script, source.folder)
+    imports = _imports(source.files, wheels, name, module, script, source.folder, own_paths)
     with terminal.Step(f"packing {source.name}"):
         files = {**wheels, **source.files}
         archive = pack(files, source.executables)
@@ -122,6 +123,7 @@ def unpack(
     module: str,
     script: str | None = None,
     installed: Mapping[str, str] | None = None,
+    own_paths: bool = False,
 ) -> Package:
     """Read the package of an archive that `build` made; `own` are the paths that are no dependency's."""
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
@@ -129,7 +131,8 @@ def unpack(
         executables = frozenset(entry.name for entry in tar.getmembers() if entry.mode & _EXECUTABLE)
     files = {path: content[path] for path in content if path in own}
     wheels = {path: content[path] for path in content if path not in own}
-    return Package(name, files, _imports(files, wheels, name, module, script), archive, wheels, executables, installed or {})
+    imports = _imports(files, wheels, name, module, script, own_paths=own_paths)
+    return Package(name, files, imports, archive, wheels, executables, installed or {})
 
 
 def absolute(path: str | Path) -> Path:
@@ -262,15 +265,19 @@ def _size_error(name: str, total: int, sizes: Mapping[str, int]) -> UsageError:
 
 
 def _imports(
-    files: dict[str, bytes], wheels: Mapping[str, bytes], name: str, module: str, script: str | None, folder: str = ""
+    files: dict[str, bytes],
+    wheels: Mapping[str, bytes],
+    name: str,
+    module: str,
+    script: str | None,
+    folder: str = "",
+    own_paths: bool = False,
 ) -> dict[str, str]:
     """Return the modules that the hosts must have, without the package's own; unknown for other programs."""
-    if module:
-        contained, imports = (*wheels, *files), check_module(files, name, module, folder)
-    else:  # Python looks beside a script, and not for the folder that it is in
-        beside = (path for path in files if path.startswith(f"{trainer_config.LIBRARY}/"))
-        contained, imports = (*wheels, *beside), check_script(files, script, folder) if script else {}
-    tops = {path.partition("/")[0].partition(".")[0] for path in contained}
+    imports = check_module(files, name, module, folder) if module else check_script(files, script, folder) if script else {}
+    tops = {path.partition("/")[0].partition(".")[0] for path in (*wheels, *files)}  # beside the package, on PYTHONPATH
+    if own_paths or any(b"sys.path" in content for path, content in files.items() if path.endswith(".py")):
+        tops |= {part.partition(".")[0] for path in files for part in path.split("/")}
     return {name_of_module: where for name_of_module, where in imports.items() if name_of_module not in tops}
 
 

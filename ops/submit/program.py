@@ -105,13 +105,17 @@ def _check_python(content: bytes, script: str) -> None:
 
 
 def _command(folder: str | None, text: str) -> JobProgram:
+    text = text.replace("\\\n", "")
     try:
-        words = shlex.split(text.replace("\\\n", ""))
+        words = shlex.split(text)
     except ValueError as error:
         raise UsageError(f"--command cannot be split ({error}): quote it as for a shell") from None
     if not words:
         raise UsageError("--command is empty: name a program of the package, such as ./run.sh, or one that the hosts have")
     _check_shell(text, words)
+    if literal := [*commands.unexpanded(text, words, folder or ".")]:
+        how = "--command \"sh -c '…'\" has it expanded, or put it in quotes if the program expands it"
+        terminal.note(f"--command runs no shell, so the program gets {literal[0]} as it is: {how}")
     source = package.find_folder(folder) if folder is not None else None
     if folder is not None and (declared := package.entry_point(folder, words[0])):
         file, module, function = declared

@@ -143,8 +143,9 @@ def read_package(
         what = f"its package.tar.gz has sha256 {digest[:16]}…, its manifest says {expected[:16]}…"
         raise OpsError(f"the package of {job_id} is damaged, {what}: start the job with fab train")
     script = script_of(content.get("folder", ""), content.get("command", ()), content["package"]["files"])
+    own_paths = "PYTHONPATH" in content.get("environment", {})
     try:
-        return unpack(archive, name, content["package"]["files"], content["module"], script, installed)
+        return unpack(archive, name, content["package"]["files"], content["module"], script, installed, own_paths)
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise OpsError(f"the package of {job_id} cannot be unpacked ({error}): start the job with fab train") from None
 

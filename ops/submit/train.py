@@ -109,7 +109,7 @@ def prepare_program(inventory: Inventory, flags: JobFlags, job_program: program.
                 f"the runtime {job.runtime.name} would be built first; what the package needs besides it is not shown"
             )
             source = replace(source, requirements=None)
-    built = package.build(source, job.module, job_program.script, installed, inventory.python)
+    built = package.build(source, job.module, job_program.script, installed, inventory.python, "PYTHONPATH" in job.environment)
     data = job.declared.data_for(job.args)
     return Submission(inventory, job, built, data.local_files(ROOT) if data else {})
 

@@ -363,3 +363,56 @@ def test_the_wheels_are_part_of_what_is_pushed() -> None:
     script = package.unpack(archive, "mine", files, "", "mine/a.py")
     assert (script.imports, script.installed) == ({"near": "mine/a.py:1"}, {})
     assert package.unpack(archive, "mine", files, "").imports == {}, "a program that is no Python"
+
+
+@pytest.mark.parametrize(
+    ("text", "refused"),
+    [
+        ("from . import helper", "`from . import helper`"),
+        ("import os\nfrom .helper import a, b", "`from .helper import a`"),
+        ("from ..up import x", "`from ..up import x`"),
+        ("try:\n    from . import helper\nexcept ImportError:\n    import helper", ""),
+        ("if __name__ != '__main__':\n    from . import helper", ""),
+        ("def f():\n    from . import helper", ""),
+        ("__package__ = 'mine'\nfrom . import helper", ""),
+        ("from parts import two", ""),
+    ],
+)
+def test_a_script_has_no_package_to_import_from(text: str, refused: str) -> None:
+    files = {"mine/run.py": text, "mine/helper.py": "", "mine/parts/one.py": "", "mine/parts/two.py": "from . import one"}
+    content = {path: each.encode() for path, each in files.items()}
+    if not refused:
+        assert check_script(content, "mine/run.py") == {}
+        return
+    line = text.count("\n") + 1
+    with pytest.raises(UsageError) as error:
+        check_script(content, "mine/run.py")
+    how = "leave out the dots, or run a package: --package FOLDER --module FOLDER.run"
+    assert str(error.value) == f"mine/run.py:{line} has {refused}, and a script has no package to start from: {how}"
+
+
+def test_a_module_imports_nothing_above_its_package() -> None:
+    files = {"mine/__init__.py": b"", "mine/task.py": b"from . import a", "mine/a.py": b"\nfrom ..models import net\n"}
+    how = "give --package the folder above, such as above/, and --module above.mine.task"
+    message = f"mine/a.py:2 has `from ..models import net`, which is above the package mine: {how}"
+    with pytest.raises(UsageError, match=f"^{re.escape(message)}$"):
+        check_module(files, "mine", "mine.task")
+    deeper = {f"up/{path}": content for path, content in files.items()} | {"up/__init__.py": b"", "up/models/net.py": b""}
+    assert check_module(deeper, "up", "up.mine.task") == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "own_paths", "needed"),
+    [
+        ("import net, far", False, {"net", "far"}),
+        ("import net, far", True, {"far"}),
+        ("import sys\nsys.path.append('src')\nimport net, layers.dense, far", False, {"far"}),
+        ("from mine.src import net", False, set()),  # the folder of the package is on PYTHONPATH
+    ],
+)
+def test_a_script_may_have_further_folders_to_import_from(tmp_path: Path, text: str, own_paths: bool, needed: set[str]) -> None:
+    root = make_package(tmp_path, {"run.py": text, "src/net.py": "", "src/layers/dense.py": ""})
+    built = package.build(package.find_folder(root), "", "mine/run.py", own_paths=own_paths)
+    assert built.imports.keys() == needed
+    again = package.unpack(built.archive, "mine", built.files, "", "mine/run.py", own_paths=own_paths)
+    assert again.imports == built.imports

@@ -10,10 +10,12 @@ import pytest
 
 from hosts.agent.supervisor import Assignment
 from infra.inventory import Inventory
+from jobs import paths
+from jobs.folder_bucket import FolderBucket
 from jobs.records import Plan
 from ops.errors import UsageError
 from ops.package import package
-from ops.submit import manifest, program, reproduce
+from ops.submit import manifest, program, reproduce, train
 from ops.submit.config import JobFlags, build_job
 from ops.submit.job_plan import plan
 from ops.submit.program import JobProgram
@@ -78,6 +80,18 @@ def test_job_dir_is_passed_only_if_the_script_itself_knows_it(inventory: Invento
     reproduced = reproduce.build_job(inventory, manifest.manifest(inventory, job, built), "j2", built)
     assert (job.job_dir_flag, reproduced.job_dir_flag, reproduced.command) == (None, None, ("python", "helper.py"))
     assert program.flag_sources(job_program.folder, ("./run.sh",), files) is None
+
+
+def test_a_jobs_pythonpath_has_further_folders_for_imports(inventory: Inventory, folder: Path) -> None:
+    (folder / "train.py").write_text("import one, numpy")
+    for env, needed in (("A=parts", {"one", "numpy"}), ("PYTHONPATH=parts", {"numpy"})):
+        submission = train.prepare(inventory, JobFlags("j", script="train.py", env=[env]), str(folder))
+        assert submission.package.imports.keys() == needed
+        content = manifest.manifest(inventory, submission.job, submission.package)
+        bucket = FolderBucket(folder.parent)
+        (folder.parent / paths.folder("j")).mkdir(parents=True, exist_ok=True)
+        bucket.upload(paths.package("j"), submission.package.archive)
+        assert reproduce.read_package(bucket, "j", content).imports.keys() == needed
 
 
 def test_a_script_without_a_package_is_sent_alone(inventory: Inventory, folder: Path) -> None:
@@ -213,6 +227,31 @@ def test_a_module_that_is_not_sent_is_noted_as_hosts_may_have_it(
 def test_a_script_has_any_first_line_if_its_name_is_of_python(folder: Path) -> None:
     (folder / "deps.py").write_text("#!/usr/bin/env -S uv run --script\nprint(1)\n")
     assert program.find(str(folder), None, "deps.py", None).command == ("python", "deps.py")
+
+
+@pytest.mark.parametrize(
+    ("command", "literal"),
+    [
+        ("ls parts/*.py", "parts/*.py"),
+        ("cat data.tx? other", "data.tx?"),
+        ("ls -l [dr]*", "[dr]*"),
+        ("tar xf ~/data.tar", "~/data.tar"),
+        ("ls $HOME/x", "$HOME/x"),
+        ("cat '' /bucket/data/*.csv", "/bucket/data/*.csv"),
+        ("cat 'a b'/x \"c d\" parts/\\\n*.py", "parts/*.py"),
+        *(("ls 'parts/*.py'", None), ('ls "parts/*.py"', None), (r"ls parts/\*.py", None), ("sh -c 'ls ~ *'", None)),
+        ("python train.py --files=parts/*.py", None),  # a shell leaves it as it is, too
+        ("python train.py gone/*.csv http://master-0/?a=[1] a~ x*y", None),
+        ("python train.py $JOB_DIR/x ${INDEX} $$HOME '$HOME'", None),
+    ],
+)
+def test_what_a_shell_would_expand_is_noted(
+    folder: Path, command: str, literal: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program.find(str(folder), None, None, command)
+    how = "--command \"sh -c '…'\" has it expanded, or put it in quotes if the program expands it"
+    note = f"--command runs no shell, so the program gets {literal} as it is: {how}\n"
+    assert capsys.readouterr().err == (note if literal else "")
 
 
 @pytest.mark.parametrize(
