@@ -172,7 +172,7 @@ def _rank_hint(record: ReplicaRecord) -> str:
     role = record.name.rpartition("-")[0]
     if role in _RANKED_ROLES or not _RANK_MISSED.search(record.errorMessage):
         return ""
-    return "Only the master and workers have RANK and MASTER_ADDR: --replicas worker (or worker=2) leaves others out."
+    return "Only the master and workers have RANK and MASTER_ADDR: --replicas master, or worker if there are some, is enough."
 
 
 def _cancelled(job: JobRecord, view: View) -> JobRecord | None:

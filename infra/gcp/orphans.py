@@ -37,6 +37,8 @@ _COMPUTE = {
     "global/networks": "network",
 }
 _ACCOUNTS = "serviceAccounts"
+# The states of an instance that runs, or soon does.
+_RUNNING = ("PROVISIONING", "STAGING", "RUNNING", "REPAIRING")
 LOST = "--state-is-lost"
 _POLL = 2.0
 _LIMIT = 300.0
@@ -104,7 +106,7 @@ def _compute(client: requests.Session, project: str, path: str, get: Get) -> Ite
     for entry in get_all(client, f"{base}projects/{project}/{path}"):
         for item in entry[1].get(kind, []) if isinstance(entry, tuple) else [entry]:
             id_ = str(item["selfLink"]).partition("/compute/v1/")[2]
-            yield Leftover(_COMPUTE[path], id_, f"{base}{id_}", item.get("status") == "RUNNING")
+            yield Leftover(_COMPUTE[path], id_, f"{base}{id_}", item.get("status") in _RUNNING)
 
 
 def _accounts(client: requests.Session, project: str, get: Get) -> Iterator[Leftover]:

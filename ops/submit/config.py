@@ -42,6 +42,9 @@ _JOINS_RANKS = re.compile(
     rb"\b(init_process_group|jax\.distributed\.initialize|Accelerator|(?:pl|L|lightning|pytorch_lightning)\.Trainer)\(",
     re.MULTILINE,
 )
+_LIGHTNING = re.compile(
+    rb"^[ \t]*(?:from|import)[ \t]+(?:pytorch_)?lightning\b.*?^(?![ \t]*class\b)[^#\n]*\bTrainer\(", re.MULTILINE | re.DOTALL
+)
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 GRACE_SECONDS = 30.0
 """The default grace period of replicas that still work when their job is done."""
@@ -325,13 +328,20 @@ def _rankless_notes(sources: Mapping[str, bytes], texts: Sequence[str], job_host
         texts: arguments and values of the environment, which may stand for a rank.
     """
     without = [host.name for host in job_hosts if host.role not in environment.RANKED_ROLES]
-    found = ((name, _JOINS_RANKS.search(content)) for name, content in sources.items() if name.endswith(".py"))
+    programs = {name: content for name, content in sources.items() if name.endswith(".py")}
+    found = ((name, _JOINS_RANKS.search(content)) for name, content in programs.items())
     calls = (f"{match[1].decode()} in {name}" for name, match in found if match)
     call, argument = next(calls, None), commands.first_reference(texts, variables.RANK_NAMES)
     if without and (reason := call or (argument and f"{argument} of the arguments")):
         workers = sum(host.role is Role.WORKER for host in job_hosts)
         how = f"--replicas {f'worker={workers}' if workers else 'master'} leaves them out"
         yield f"{reason} needs a rank, which {list_some(without)} would run without: {how}"
+    ranked = len(job_hosts) - len(without)
+    lightning = next((name for name, content in programs.items() if _LIGHTNING.search(content)), None)
+    has_nodes = any("num_nodes" in text for text in texts) or any(b"num_nodes" in content for content in programs.values())
+    if lightning and ranked > 1 and not has_nodes:
+        how = 'Trainer(num_nodes=int(os.environ["WORLD_SIZE"])) makes them one training, --replicas master takes one'
+        yield f"Trainer in {lightning} has no num_nodes, so each of {ranked} hosts trains alone: {how}"
 
 
 def _unreachable_notes(notify: str, job_id: str, inventory: Inventory) -> Iterator[str]:

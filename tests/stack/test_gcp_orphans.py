@@ -42,17 +42,18 @@ def item(id_: str) -> dict[str, Any]:
     return {"name": id_.rpartition("/")[2], "selfLink": f"https://www.googleapis.com/compute/v1/{id_}"}
 
 
-def test_orphans_are_found_by_the_stacks_own_names_only(fake: FakeGoogle) -> None:
+@pytest.mark.parametrize("state", ["PROVISIONING", "STAGING", "RUNNING", "REPAIRING"])
+def test_orphans_are_found_by_the_stacks_own_names_only(fake: FakeGoogle, state: str) -> None:
     recorded, orphan, on_next_page = (
         f"projects/my-project-1/zones/z/instances/{PREFIX}-{name}" for name in ("ps-0", "ps-1", "worker-0")
     )
     of_another_stack = f"projects/my-project-1/zones/z/instances/{PREFIX}x-ps-0"
     network = f"projects/my-project-1/global/networks/{PREFIX}"
     account = f"projects/my-project-1/serviceAccounts/{PREFIX}-ps@my-project-1.iam.gserviceaccount.com"
-    running = item(orphan) | {"status": "RUNNING"}
+    running, stopped = item(orphan) | {"status": state}, item(on_next_page) | {"status": "TERMINATED"}
     page = {"zones/z": {"instances": [item(recorded), running, item(of_another_stack)]}, "zones/y": {"warning": {}}}
     fake.answers[f"{ALL}/aggregated/instances"] = (200, {"items": page, "nextPageToken": "2"})
-    fake.answers[f"{ALL}/aggregated/instances?pageToken=2"] = (200, {"items": {"zones/z": {"instances": [item(on_next_page)]}}})
+    fake.answers[f"{ALL}/aggregated/instances?pageToken=2"] = (200, {"items": {"zones/z": {"instances": [stopped]}}})
     fake.answers[f"{ALL}/global/networks"] = (
         200,
         {"items": [item(network), item("projects/my-project-1/global/networks/default")]},

@@ -459,7 +459,7 @@ def test_a_trainer_out_of_memory_has_a_remedy(name: str, limit: int | None, hint
     ],
 )
 def test_a_program_that_misses_its_rank_has_a_remedy(line: str) -> None:
-    remedy = "Only the master and workers have RANK and MASTER_ADDR: --replicas worker (or worker=2) leaves others out."
+    remedy = "Only the master and workers have RANK and MASTER_ADDR: --replicas master, or worker if there are some, is enough."
     assert remedy in exit_message(record("ps-0", "EXITED", 1, errorMessage=line))
     assert remedy not in exit_message(record("worker-0", "EXITED", 1, errorMessage=line))
     for name in ("HOST", "JAX_PLATFORMS"):

@@ -749,6 +749,28 @@ def test_a_program_of_ranks_on_other_hosts_is_noted(inventory: Inventory) -> Non
 
 
 @pytest.mark.parametrize(
+    ("source", "noted"),
+    [
+        ("import lightning as L\nL.Trainer()", True),
+        ("from pytorch_lightning import Trainer\nt = Trainer(devices=1)", True),
+        ("from lightning.pytorch import Trainer\nt = Trainer(\n  devices=1, num_nodes=3)", False),
+        ("import lightning\nclass Trainer(Base): pass\n# Trainer()", False),
+        ("from transformers import Trainer\nTrainer()", False),
+        ("import mylightning\nTrainer()", False),
+    ],
+)
+def test_a_program_of_lightning_that_trains_alone_is_noted(inventory: Inventory, source: str, noted: bool) -> None:
+    def notes(replicas: str, *args: str) -> tuple[str, ...]:
+        flags = JobFlags("job01", replicas=replicas, more_args=args)
+        return build_job(flags, inventory, "t", {"t/train.py": source.encode()}, ("python", "train.py"), "t").notes
+
+    how = 'Trainer(num_nodes=int(os.environ["WORLD_SIZE"])) makes them one training, --replicas master takes one'
+    note = f"Trainer in t/train.py has no num_nodes, so each of 3 hosts trains alone: {how}"
+    assert notes("worker=2") == ((note,) if noted else ())
+    assert notes("master") == notes("worker=2", "--trainer.num_nodes=3") == ()
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("notify: 5", "config.yaml: notify 5 is invalid: it is not a string. Valid: an http or https URL, such as "),
