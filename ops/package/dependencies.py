@@ -6,12 +6,14 @@ All that uv installs is kept below .cache/dependencies by the content that asked
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
+from types import MappingProxyType
 
 from packaging.utils import canonicalize_name
 
@@ -39,7 +41,7 @@ def project(root: Path, files: Mapping[str, bytes]) -> Path:
         files: its files by their paths from beside that folder.
     """
     history = git.find(root)
-    parts = [part for path in sorted(files) for part in (path.encode(), files[path])]
+    parts = _contents(files)
     parts += [history.state.encode()] if history else []
 
     def make(into: Path, step: terminal.Step) -> None:
@@ -65,6 +67,7 @@ def fetch(
     installed: Mapping[str, str] | None = None,
     python: str = PYTHON,
     check: Callable[[Sizes], None] = lambda _: None,
+    own: Mapping[str, bytes] = MappingProxyType({}),
 ) -> dict[str, bytes]:
     """Return the files of the packages that a requirements.txt asks for and the hosts lack, as in site-packages.
 
@@ -73,16 +76,18 @@ def fetch(
         installed: what the job's own Python has, name to version, if it is not the hosts'.
         python: the hosts' version.
         check: is called with the sizes of what is about to be fetched, and at last of all; what it raises ends that.
+        own: the files of its folder, which the folder's own build is made of.
     """
     lines = hostpython.flat_lines(requirements)
     present = hostpython.host_packages() if installed is None else hostpython.add_aliases(installed)
     replaced = hostpython.find_replaced(lines, present, python)
     remaining = {name: version for name, version in present.items() if name not in replaced}
     lacking = [line for line in lines if not hostpython.is_met(line, remaining, python)]
-    if all(line.startswith("-") and not line.startswith(hostpython.EDITABLE) for line in lacking):
+    if all(line.startswith("-") for line in lacking):
         return {}
     have = [f"{name}=={version}" for name, version in sorted(remaining.items())]
     parts = [part.encode() for part in (python, *have, *lines)] + list(hostpython.named_files(requirements.parent, lines))
+    parts += _contents(own) if any(map(hostpython.is_own_folder, lines)) else []
 
     def make(into: Path, step: terminal.Step) -> None:
         site = into / _SITE
@@ -129,6 +134,10 @@ def _paths(folder: Path) -> dict[str, Path]:
     paths = {path.relative_to(site).as_posix(): path for path in sorted(site.rglob("*")) if path.is_file()}
     of_uv = {path for path, file in paths.items() if file.parent.suffix == ".dist-info" and file.name in _UV_FILES}
     return {path: file for path, file in paths.items() if path not in of_uv and not path.startswith("bin/")}
+
+
+def _contents(files: Mapping[str, bytes]) -> list[bytes]:
+    return [part for path in sorted(files) for part in (os.fsencode(path), files[path])]
 
 
 def _stub_line(name: str, stub: Path, hashed: bool) -> str:

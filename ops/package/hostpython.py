@@ -34,6 +34,7 @@ TENSORFLOW = "tensorflow-cpu"
 _OPTION = re.compile(r"(?:-r|--requirement|-c|--constraint)[ =]*(.+)")
 _PATH_OPTION = re.compile(r"(-r|--requirement|-c|--constraint|-f|--find-links)[ =]*(.+)")
 EDITABLE = ("-e ", "--editable")
+_EDITABLE_OPTION = re.compile(r"(?:-e|--editable)[ =]+(.+)")
 _PATHS = (".", "/")
 _ARCHIVES = (".whl", ".tar.gz", ".zip")
 _EXTRAS = re.compile(r"\[[^\]]*\]$")
@@ -143,14 +144,28 @@ def lines_of(requirements: Path) -> list[str]:
 
 
 def flat_lines(requirements: Path) -> list[str]:
-    """Return those lines with the files of -r inlined, and the paths of other options made absolute."""
+    """Return those lines with the files of -r inlined, and the paths of other options made absolute.
+
+    What is asked for as editable is installed like anything else: hosts have no folder of this machine.
+    """
     lines = []
     for line in lines_of(requirements):
         option = _PATH_OPTION.fullmatch(line)
         path = requirements.parent / option[2] if option else requirements
         inline = option and option[1] in ("-r", "--requirement") and path.is_file()
-        lines += flat_lines(path) if inline else [absolute(line, requirements.parent)]
+        lines += flat_lines(path) if inline else [absolute(_without_editable(line), requirements.parent)]
     return lines
+
+
+def _without_editable(line: str) -> str:
+    """Return a line without -e, whose value is a path or a URL, and never the name of a distribution."""
+    option = _EDITABLE_OPTION.fullmatch(line)
+    return line if option is None else option[1] if option[1].startswith(_PATHS) or "://" in option[1] else f"./{option[1]}"
+
+
+def is_own_folder(line: str) -> bool:
+    """Return True for a line that asks for the folder of its file, such as `.[train]`."""
+    return _EXTRAS.sub("", line) in (".", "./")
 
 
 def absolute(line: str, folder: Path) -> str:

@@ -250,7 +250,7 @@ def _dependencies(source: PackageSource, installed: Mapping[str, str] | None, py
         if (total := sum(sizes.values()) + own) > LIMIT:
             raise _size_error(source.name, total, sizes)
 
-    return dependencies.fetch(source.requirements, installed, python, check)
+    return dependencies.fetch(source.requirements, installed, python, check, source.files)
 
 
 def _size_error(name: str, total: int, sizes: Mapping[str, int]) -> UsageError:

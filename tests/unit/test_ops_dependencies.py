@@ -179,6 +179,36 @@ def test_the_files_that_lines_name(tmp_path: Path) -> None:
     assert contents == [b"a.whl", b"b.tar.gz", b"last.txt", b"./lib\n", b"lib/c.py", b"lib/sub/d.py"]
 
 
+@pytest.mark.parametrize(
+    ("line", "installed"),
+    [
+        *(("-e .", "."), ("--editable=./lib[a]", "./lib[a]"), ("-e lib", "./lib"), ("-e /far", "/far")),
+        *(("-e git+https://h/x#egg=x", "git+https://h/x#egg=x"), ("editable", "editable"), ("-enough", "-enough")),
+    ],
+)
+def test_what_is_editable_here_is_installed_for_hosts(tmp_path: Path, line: str, installed: str) -> None:
+    (file := tmp_path / "requirements.txt").write_text(line)
+    assert hostpython.flat_lines(file) == [installed]
+
+
+def test_a_package_that_installs_its_own_folder_is_built_again_if_it_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def install_lines(target: Path, _: str, lines: list[str], *__: object) -> None:
+        installed.append(lines[0])
+        write_files(target, {"lib.py": "x"})
+
+    installed: list[str] = []
+    monkeypatch.setattr(dependencies, "install", install_lines)
+    for line, builds in (("-e .[train]", 2), ("./lib", 1)):
+        installed.clear()
+        (root := make_trainer(tmp_path, f"{line}\n")).joinpath("lib").mkdir(exist_ok=True)
+        for content in ("a = 1", "a = 1", "a = 2"):
+            (root / os.fsdecode(b"\xff.txt")).write_text(content)
+            assert "lib.py" in package.build(root, "mine.task").wheels
+        assert installed == [line.removeprefix("-e ")] * builds
+
+
 def test_a_stub_is_a_wheel_without_content(tmp_path: Path) -> None:
     wheels = hostpython.stubs(tmp_path, {"some-far": "1.0"})
     assert wheels == {"some-far": tmp_path / "some_far-1.0-py3-none-any.whl"}
