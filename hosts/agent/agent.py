@@ -175,14 +175,7 @@ class Agent:
             assignment.log.write_message("the replica or its host was stopped", "WARNING")
         supervisor = Supervisor(assignment, record, self._spawn, self._clock, self._now)
         self._reporter = Reporter(
-            supervisor,
-            self._incarnation,
-            self._ledger,
-            self._clock,
-            self._now,
-            version,
-            self._probes,
-            self._site.notify,
+            supervisor, self._incarnation, self._ledger, self._clock, self._now, version, self._probes, self._site.notify
         )
         self.supervisor, self._failing = supervisor, False  # this job's log has no failure yet
         if self._terminated:  # checked last: terminate() may be called at any time

@@ -73,11 +73,7 @@ def python(gpus: bool) -> str:
 
 
 def startup_script(
-    archive: ImageArchive,
-    accelerator: Accelerator | None,
-    idle_seconds: int,
-    network: ipaddress.IPv4Network,
-    closed: bool,
+    archive: ImageArchive, accelerator: Accelerator | None, idle_seconds: int, network: ipaddress.IPv4Network, closed: bool
 ) -> str:
     """Return a host's start-up script: the same text for the same role, runtime and kind of machine.
 

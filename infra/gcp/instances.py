@@ -68,11 +68,7 @@ class InstanceHost(ComponentResource):
         self.address = (
             Output.from_input(address(config.network, replica)) if args.owned_subnet else self._reserved(replica, args)
         )
-        own = {
-            "scaletier-stack": args.names.stack,
-            "scaletier-role": str(replica.role),
-            "scaletier-replica": replica.name,
-        }
+        own = {"scaletier-stack": args.names.stack, "scaletier-role": str(replica.role), "scaletier-replica": replica.name}
         public = [InstanceNetworkInterfaceAccessConfigArgs(network_tier="PREMIUM")] if config.public_address else None
         instance = Instance(
             replica.name,

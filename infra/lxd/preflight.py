@@ -86,10 +86,7 @@ def _bucket_size(own: LxdNames, config: LxdConfig, total: int) -> int:
     """Return the bucket's limit: the configured one, else half of the pool, in whole GiB."""
     pool = config.storage_pool
     size = config.bucket_size or total // 2 // _GIB * _GIB
-    for key, limit in (
-        ("bucketSize", size),
-        *((f"disk.{role}", size) for role, size in config.disk.items()),
-    ):
+    for key, limit in (("bucketSize", size), *((f"disk.{role}", size) for role, size in config.disk.items())):
         if total and limit > total:
             raise LxdError(
                 f"{key} is {limit / _GIB:.1f} GiB, and storage pool {pool} has {total / _GIB:.1f} GiB in all: "

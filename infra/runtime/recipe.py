@@ -46,11 +46,7 @@ class Recipe:
 def recipe(runtime_version: str, accelerator: Accelerator | None, python: str = PYTHON) -> Recipe:
     """Return the recipe for hosts with or without an accelerator."""
     package = "tensorflow[and-cuda]" if accelerator else "tensorflow-cpu"
-    return Recipe(
-        python,
-        tuple(requirement_lines(f"{package}=={runtime_version}")),
-        tuple(constraint_lines(runtime_version)),
-    )
+    return Recipe(python, tuple(requirement_lines(f"{package}=={runtime_version}")), tuple(constraint_lines(runtime_version)))
 
 
 def default_recipe() -> Recipe:

@@ -120,10 +120,6 @@ def make_venv(folder: Path, python: str) -> Path:
     site.mkdir(parents=True)
     (folder / "pyvenv.cfg").write_text("home = /usr/bin\ninclude-system-site-packages = false\n")
     (folder / "bin").mkdir()
-    for name, target in (
-        (f"python{python}", f"/usr/bin/python{python}"),
-        ("python3", "python"),
-        ("python", f"python{python}"),
-    ):
+    for name, target in ((f"python{python}", f"/usr/bin/python{python}"), ("python3", "python"), ("python", f"python{python}")):
         (folder / "bin" / name).symlink_to(target)
     return site

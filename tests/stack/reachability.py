@@ -186,10 +186,7 @@ _Test = Callable[[re.Match[str], _Packet], bool]
 _CONDITIONS: Sequence[tuple[str, _Test]] = (
     (r"[io]ifname (!=|==)? ?\"([^\"]+)\"", lambda m, packet: fnmatch.fnmatch(packet.interface, m[2]) is (m[1] != "!=")),
     (r"[io]if lo", lambda _, packet: packet.interface == "lo"),
-    (
-        r"iifname \. ip saddr != @(\w+)",
-        lambda m, packet: f'"{packet.interface}" . {packet.source}' not in packet.sets[m[1]],
-    ),
+    (r"iifname \. ip saddr != @(\w+)", lambda m, packet: f'"{packet.interface}" . {packet.source}' not in packet.sets[m[1]]),
     (r"iifname \. arp saddr ip != @\w+", lambda *_: False),
     (r"ether type (!=|==)? ?(\w+)", lambda m, _: (m[2] == "ip") is (m[1] != "!=")),
     (r"ip protocol tcp tcp flags & \(syn \| ack\) (!=|==) syn", lambda m, _: m[1] == "=="),

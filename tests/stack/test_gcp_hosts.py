@@ -35,11 +35,7 @@ def test_every_host_is_hardened(stack: Stack) -> None:
         assert len(metadata["startup-script"]) < 2**18
         assert inputs["allowStoppingForUpdate"] is True
         assert inputs["desiredStatus"] == "RUNNING"
-        assert inputs["labels"] == {
-            "scaletier-stack": STACK,
-            "scaletier-role": role_of(item),
-            "scaletier-replica": item.name,
-        }
+        assert inputs["labels"] == {"scaletier-stack": STACK, "scaletier-role": role_of(item), "scaletier-replica": item.name}
         assert item.options.deleteBeforeReplace
 
 

@@ -278,11 +278,7 @@ def test_a_job_that_ran_with_an_output_is_searched_for_unsaved_files(state: Path
     ran, plan = ReplicaRecord("ps-0", startTime="2026-01-31T12:00:00.000Z"), with_environment(JOB_DIR=f"{state}/output")
     files = job_files(state, python=sys.executable)
     assert files.unsaved(ran) == UnsavedFiles(), "no job is here"
-    for plan_, record in (
-        (replace(plan, study=Study([])), ran),
-        (plan, ReplicaRecord("ps-0")),
-        (with_environment(), ran),
-    ):
+    for plan_, record in ((replace(plan, study=Study([])), ran), (plan, ReplicaRecord("ps-0")), (with_environment(), ran)):
         files.prepare(plan_, "ps-0")
         assert files.unsaved(record) == UnsavedFiles()
     files.prepare(plan, "ps-0")

@@ -275,12 +275,7 @@ def test_an_exit_is_not_attributed_to_the_replica_s_own_kill() -> None:
 
 def test_a_verdict_waits_for_unresponsive_hosts() -> None:
     failed = record("worker-0", "EXITED", 1)
-    for name, silence, waits in (
-        ("ps-0", 12.5, True),
-        ("ps-0", 4.9, False),
-        ("ps-0", 600.0, True),
-        ("worker-0", 600.0, False),
-    ):
+    for name, silence, waits in (("ps-0", 12.5, True), ("ps-0", 4.9, False), ("ps-0", 600.0, True), ("worker-0", 600.0, False)):
         snapshot = view(failed, exited={"worker-0": 5.0}, silence={name: silence}, plan=replace(PLAN, maxWaitTime=1e9))
         new = decide(replace(job(), lostReplicas=[]), snapshot)
         assert (new is None or new.state == "RUNNING") == waits, (name, silence)

@@ -223,13 +223,7 @@ def test_the_begun_character_at_the_end(text: bytes, length: int) -> None:
 
 @pytest.mark.parametrize(
     ("line", "cut"),
-    [
-        (b"a" * 12, 8),
-        ("aaaaaaaé".encode(), 7),
-        ("aaaaaa€".encode(), 6),
-        ("aaaaa\U0001f600".encode(), 5),
-        (b"\x80" * 12, 4),
-    ],
+    [(b"a" * 12, 8), ("aaaaaaaé".encode(), 7), ("aaaaaa€".encode(), 6), ("aaaaa\U0001f600".encode(), 5), (b"\x80" * 12, 4)],
 )
 def test_where_a_long_line_is_cut(line: bytes, cut: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines_module, "LONGEST_LINE", 8)

@@ -65,10 +65,7 @@ def call(source: str) -> list[str]:
             "program g++: add build-essential ",
         ),
         (["      error: command 'gcc' failed: No such file or directory"], "program gcc: add build-essential "),
-        (
-            ["error: command 'x86_64-linux-gnu-gcc' failed: No such file or directory"],
-            "program gcc: add build-essential ",
-        ),
+        (["error: command 'x86_64-linux-gnu-gcc' failed: No such file or directory"], "program gcc: add build-essential "),
         (
             ["graphviz.backend.execute.ExecutableNotFound: failed to execute PosixPath('dot'), make sure the Graphviz"],
             "program dot: add graphviz ",

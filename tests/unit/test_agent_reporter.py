@@ -47,14 +47,7 @@ class Replica:
         self.ledger = Ledger(self.store, sleep=lambda _: None)
         self.name = name
         self.reporter = Reporter(
-            self.host.supervisor,
-            incarnation,
-            self.ledger,
-            self.clock,
-            lambda: NOW,
-            version,
-            probes,
-            notify,
+            self.host.supervisor, incarnation, self.ledger, self.clock, lambda: NOW, version, probes, notify
         )
 
     def rounds(self, count: int = 1, seconds: float = 1.0) -> None:

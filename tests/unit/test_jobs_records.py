@@ -307,8 +307,7 @@ def test_the_states_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "cancelled", "end"),
-    [(Q, False, F), (R, False, F), (C, False, X), (Q, True, X), (P, True, X), (C, True, X)],
+    ("state", "cancelled", "end"), [(Q, False, F), (R, False, F), (C, False, X), (Q, True, X), (P, True, X), (C, True, X)]
 )
 def test_ended_is_failed_or_cancelled(state: JobState, cancelled: bool, end: JobState) -> None:
     ended = JobRecord("job01", state=state, errorMessage="").ended("why", cancelled)

@@ -29,8 +29,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
         instances = [SimpleNamespace(name=f"{name}?project={project}") for name in ("ps-0", "mine")]
         exists = {"scaletier-local-abcdef": True}.get
         return SimpleNamespace(
-            projects=SimpleNamespace(exists=lambda name: exists(name, False)),
-            instances=SimpleNamespace(all=lambda: instances),
+            projects=SimpleNamespace(exists=lambda name: exists(name, False)), instances=SimpleNamespace(all=lambda: instances)
         )
 
     monkeypatch.setattr(pylxd, "Client", make)

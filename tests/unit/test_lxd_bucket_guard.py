@@ -168,14 +168,7 @@ def test_a_manually_removed_volume_is_one_error_line(volume: Volume) -> None:
 
 
 def test_a_manually_set_limit_is_parsed_or_kept_as_text() -> None:
-    assert [number(text) for text in ("2", "2147483648", "2GiB", "0-1", "50%", "")] == [
-        2,
-        2**31,
-        "2GiB",
-        "0-1",
-        "50%",
-        "",
-    ]
+    assert [number(text) for text in ("2", "2147483648", "2GiB", "0-1", "50%", "")] == [2, 2**31, "2GiB", "0-1", "50%", ""]
 
 
 def test_the_bucket_s_size_changes_in_place_and_the_mark_is_kept(volume: Volume) -> None:

@@ -14,11 +14,7 @@ from infra.lxd.project import Owner
 
 NAME = "scaletier-local-abcdef"
 PROPS = {"name": NAME, "stack": "local", "checkout": "/me", "backend": "file:///me/state"}
-LABELS = {
-    "user.scaletier.stack": "local",
-    "user.scaletier.checkout": "/me",
-    "user.scaletier.backend": "file:///me/state",
-}
+LABELS = {"user.scaletier.stack": "local", "user.scaletier.checkout": "/me", "user.scaletier.backend": "file:///me/state"}
 FEATURES = {"features.images": "false", "features.profiles": "true", "features.storage.volumes": "true"}
 
 

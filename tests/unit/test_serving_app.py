@@ -286,7 +286,7 @@ def test_metrics_for_prometheus(
     name, labels = "scaletier_request_seconds", 'method="predict",model="mnist"'
     lines = [f'{name}_bucket{{le="{most}",{labels}}} {count}' for most, count in counts.items()]
     assert [line for line in text.splitlines() if line.startswith(name) and labels in line][: len(lines) + 2] == [
-        *(*lines, f"{name}_count{{{labels}}} 1.0", f"{name}_sum{{{labels}}} 0.5"),
+        *(*lines, f"{name}_count{{{labels}}} 1.0", f"{name}_sum{{{labels}}} 0.5")
     ]
     catalog.change("mnist", lambda model: model.undeploy("v1"))
     manager.follow()

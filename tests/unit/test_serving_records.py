@@ -164,10 +164,7 @@ def test_a_catalog_lists_models_and_invalid_records(tmp_path: Path) -> None:
     (tmp_path / "models/other").mkdir()
     (tmp_path / "models/other/model.json").write_bytes(mnist.to_json())
     models, invalid = catalog.models()
-    assert (models, [line.partition(":")[0] for line in invalid]) == (
-        [mnist],
-        ["bad", "odd", "other", "token"],
-    )
+    assert (models, [line.partition(":")[0] for line in invalid]) == ([mnist], ["bad", "odd", "other", "token"])
     with pytest.raises(RecordError, match=r"model\.json says that it is that of model 'mnist'"):
         catalog.model("other")
 

@@ -70,12 +70,7 @@ def test_without_a_terminal_there_is_a_line_a_minute(progress: ModuleType) -> No
 
 @pytest.mark.parametrize(
     ("together", "terminal", "term", "seconds"),
-    [
-        ("", True, "xterm", None),
-        ("", True, "dumb", 60),
-        ("", False, "xterm", 60),
-        ("0.5", True, "xterm", 0.5),
-    ],
+    [("", True, "xterm", None), ("", True, "dumb", 60), ("", False, "xterm", 60), ("0.5", True, "xterm", 0.5)],
 )
 def test_lines_are_redrawn_on_suitable_terminals(
     progress: ModuleType, monkeypatch: pytest.MonkeyPatch, together: str, terminal: bool, term: str, seconds: float | None

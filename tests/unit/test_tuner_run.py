@@ -153,10 +153,7 @@ def test_all_trials_run_and_the_chief_prints_the_best(world: TuningWorld, capsys
     assert [trial.finalMetric for trial in trials] == [Measurement(10, float(number)) for number in (1, 2, 3, 4)]
     lines = capsys.readouterr().out.splitlines()
     x = trials[3].hyperparameters["x"]
-    assert lines[-2:] == [
-        f"Trials: 4 done, 0 FAILED; best is trial 4: --x={x}",
-        "Final metrics after 10 steps, score: 4",
-    ]
+    assert lines[-2:] == [f"Trials: 4 done, 0 FAILED; best is trial 4: --x={x}", "Final metrics after 10 steps, score: 4"]
 
 
 def test_a_trial_gets_the_arguments_of_cloud_ml(world: TuningWorld, tmp_path: Path) -> None:

@@ -180,13 +180,7 @@ def test_the_sampler_is_told_all_trials() -> None:
         Trial(5, {"units": "far"}, "m", state=TrialState.SUCCEEDED, finalMetric=Measurement(1, 0.5)),
     ]
     known = [(trial.params["units"], trial.state.name, trial.value) for trial in module._known(study, trials)]
-    assert known == [
-        (5, "COMPLETE", 0.5),
-        (1, "RUNNING", None),
-        (2, "COMPLETE", 0.2),
-        (3, "FAIL", None),
-        (4, "FAIL", None),
-    ]
+    assert known == [(5, "COMPLETE", 0.5), (1, "RUNNING", None), (2, "COMPLETE", 0.2), (3, "FAIL", None), (4, "FAIL", None)]
 
 
 def test_the_sampler_of_an_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
