@@ -126,7 +126,16 @@ def test_only_code_for_hosts_is_sent() -> None:
     assert {name.partition("/")[0] for name in files} == {"jobs", "hosts"}
     assert {"jobs/__init__.py", "jobs/ledger.py", "hosts/agent/__init__.py", "hosts/agent/__main__.py"} <= files.keys()
     assert files["hosts/VERSION"].decode() == version
-    assert len(host_stream.shared_stream(files)) < 120_000, "each host gets it for each job"
+    assert len(host_stream.shared_stream(files)) < 95_000, "each host gets it for each job"
+
+
+def test_code_is_sent_without_docstrings_with_its_line_numbers(tmp_path: Path) -> None:
+    for folder in host_stream.CODE:
+        (tmp_path / folder).mkdir()
+    source = '"""A."""\n\nX = 1\n"""B.\n\nC.\n"""\n\ndef f():\n    """é."""\n    1\n    print("""D\n""")  # "E"\n'
+    (tmp_path / "jobs/a.py").write_text(source)
+    files, _ = host_stream.code(tmp_path)
+    assert files["jobs/a.py"].decode() == '""\n\nX = 1\n""\n\n\n\n\ndef f():\n    ""\n    1\n    print("""D\n""")  # "E"\n'
 
 
 def test_the_sent_code_runs_by_itself(tmp_path: Path) -> None:
