@@ -13,40 +13,74 @@ from infra.dynamic import ModuleProvider
 from infra.lxd import bucket, bucket_guard, project
 from infra.lxd.api import LxdError, number
 
-VOLUME = {"project": "scaletier-local-abcdef", "pool": "scaletier", "name": "bucket"}
+VOLUME = {"project": "scaletier-local-abcdef", "pool": "fast", "name": "bucket"}
 SIZED = {**VOLUME, "size": 2**34}
+IN_PROJECT = {"project": VOLUME["project"]}
+GONE = NotFound(SimpleNamespace(status_code=404, text=""))
 
 
-class Volume:
-    """A storage volume with LXD's API."""
-
-    def __init__(self) -> None:
-        self.config: dict[str, str] | None = None
-
-    def get(self, params: Any) -> Any:
-        assert params == {"project": VOLUME["project"]}
-        if self.config is None:
-            raise NotFound(SimpleNamespace(status_code=404, text=""))
-        return SimpleNamespace(json=lambda: {"metadata": {"config": self.config, "description": ""}})
-
-    def put(self, params: Any, json: Any) -> None:
-        self.config = json["config"]
-
-    def delete(self, params: Any) -> None:
-        self.config = None
+def refusal(error: str) -> LXDAPIException:
+    return LXDAPIException(SimpleNamespace(status_code=400, json=lambda: {"error": error}))
 
 
-class Custom:
-    """The custom volumes of a pool, here only one."""
+class Pools:
+    """LXD's pools `slow` and `fast`; requests to their volumes are recorded, and an answer may be an error."""
 
-    def __init__(self, volume: Volume) -> None:
-        self.volume = volume
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.requests: list[Any] = []
+        self.volume: Any = None
+        self.usage: Any = {}
+        self.project = True
+        monkeypatch.setattr(bucket, "client", self.client)
+        monkeypatch.setattr(bucket.quotas, "count", lambda pool: self.requests.append(("count", pool)))
+        monkeypatch.setattr(bucket.quotas, "counted", lambda _: True)
 
-    def __getitem__(self, name: str) -> Volume:
-        return self.volume
+    @property
+    def config(self) -> Any:
+        return self.volume and self.volume["config"]
 
-    def post(self, json: Any, params: Any) -> None:
-        self.volume.config = json["config"]
+    def client(self, *_: str) -> Any:
+        def answer(content: Any, params: Any) -> Any:
+            assert params == IN_PROJECT
+            if isinstance(content, Exception):
+                raise content
+            return SimpleNamespace(json=lambda: {"metadata": content})
+
+        def put(params: Any, json: Any) -> None:
+            self.requests.append(("put", params, json))
+            self.volume = json
+
+        def delete(params: Any) -> None:
+            self.requests.append(("delete", params))
+            self.volume = None
+
+        held = SimpleNamespace(
+            get=lambda params: answer(GONE if self.volume is None else self.volume, params),
+            put=put,
+            delete=delete,
+            state=SimpleNamespace(get=lambda params: answer(self.usage, params)),
+        )
+        other = SimpleNamespace(get=lambda params: answer(GONE, params))
+
+        class Custom(dict[str, Any]):
+            def post(_, params: Any, json: Any) -> None:  # noqa: N805
+                self.requests.append(("post", params, json))
+                self.volume = {"config": json["config"], "description": "mine"}
+
+        pools = {
+            name: SimpleNamespace(volumes=SimpleNamespace(custom=Custom(bucket=volume)))
+            for name, volume in (("slow", other), ("fast", held))
+        }
+        return SimpleNamespace(
+            projects=SimpleNamespace(exists=lambda _: self.project),
+            storage_pools=SimpleNamespace(all=lambda: [SimpleNamespace(name=name) for name in pools]),
+            api=SimpleNamespace(storage_pools=pools),
+        )
+
+
+@pytest.fixture
+def pools(monkeypatch: pytest.MonkeyPatch) -> Pools:
+    return Pools(monkeypatch)
 
 
 @pytest.fixture
@@ -61,32 +95,25 @@ def files() -> dict[str, list[str]]:
 
 
 @pytest.fixture
-def volume(monkeypatch: pytest.MonkeyPatch, files: dict[str, list[str]]) -> Volume:
-    volume = Volume()
-    api = SimpleNamespace(storage_pools={"scaletier": SimpleNamespace(volumes=SimpleNamespace(custom=Custom(volume)))})
-    lxd = SimpleNamespace(
-        api=api,
-        projects=SimpleNamespace(exists=lambda _: True),
-        storage_pools=SimpleNamespace(all=lambda: [SimpleNamespace(name="scaletier")]),
-    )
-    monkeypatch.setattr(bucket, "client", lambda *_: lxd)
+def volume(pools: Pools, monkeypatch: pytest.MonkeyPatch, files: dict[str, list[str]]) -> Pools:
+    """Return LXD with a new bucket, which a running host can list."""
     monkeypatch.setattr(bucket, "purge", lambda _: None)
+    listing = SimpleNamespace(get=lambda params: _answer("directory", files[params["path"]]))
+    monkeypatch.setattr(bucket_guard, "running", lambda _: SimpleNamespace(api=SimpleNamespace(files=listing)))
+    bucket.create(SIZED)
+    return pools
 
-    def get(params: dict[str, str]) -> Any:
-        content = json.dumps({"metadata": files[params["path"]]}).encode()
-        return SimpleNamespace(headers={"X-LXD-type": "directory"}, content=content)
 
-    running = SimpleNamespace(api=SimpleNamespace(files=SimpleNamespace(get=get)))
-    monkeypatch.setattr(bucket_guard, "running", lambda _: running)
-    bucket.create(dict(SIZED))
-    return volume
+def _answer(kind: str | None, content: object, daemon: str = "LXD") -> Any:
+    headers = {f"X-{daemon}-type": kind} if kind else {}
+    return SimpleNamespace(headers=headers, content=json.dumps({"metadata": content}).encode())
 
 
 def props(**changes: bool) -> dict[str, Any]:
     return {**VOLUME, "retain": False, "force": False, **changes}
 
 
-def test_a_bucket_with_content_is_kept_with_an_error_that_names_it(volume: Volume, files: dict[str, list[str]]) -> None:
+def test_a_bucket_with_content_is_kept_with_an_error_that_names_it(volume: Pools, files: dict[str, list[str]]) -> None:
     bucket_guard.create(props())
     files["/bucket/jobs"] = ["job4", "job1", "job3", "job2"]
     files["/bucket/models"] = ["mnist"]
@@ -99,28 +126,28 @@ def test_a_bucket_with_content_is_kept_with_an_error_that_names_it(volume: Volum
     assert all(f"`pulumi config set {key} true`" in message for key in ("retainBucket", "forceDestroy"))
     assert "\n" not in message
     with pytest.raises(LxdError, match="may contain data and was not deleted"):
-        bucket.delete("bucket", dict(VOLUME))
+        bucket.delete("bucket", VOLUME)
     assert volume.config is not None
 
 
-def test_an_empty_bucket_and_an_unused_one_are_deleted(volume: Volume) -> None:
+def test_an_empty_bucket_and_an_unused_one_are_deleted(volume: Pools) -> None:
     bucket_guard.create(props())
     bucket_guard.delete("seal", props())
-    bucket.delete("bucket", dict(VOLUME))
+    bucket.delete("bucket", VOLUME)
     assert volume.config is None
-    bucket.delete("bucket", dict(VOLUME))
-    bucket.create(dict(SIZED))
-    bucket.delete("bucket", dict(VOLUME))
+    bucket.delete("bucket", VOLUME)
+    bucket.create(SIZED)
+    bucket.delete("bucket", VOLUME)
     assert volume.config is None, "the bucket of an incomplete stack is deleted"
 
 
-def test_without_a_running_host_nothing_is_destroyed(volume: Volume, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_running_host_nothing_is_destroyed(volume: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
     bucket_guard.create(props())
     monkeypatch.setattr(bucket_guard, "running", lambda _: None)
     with pytest.raises(LxdError, match="no running host can list the bucket, so nothing was destroyed: `pulumi up` first"):
         bucket_guard.delete("seal", props())
     with pytest.raises(LxdError):
-        bucket.delete("bucket", dict(VOLUME))
+        bucket.delete("bucket", VOLUME)
     assert volume.config is not None
 
 
@@ -128,41 +155,41 @@ def test_without_a_running_host_nothing_is_destroyed(volume: Volume, monkeypatch
     ("changes", "kept"), [({"force": True}, False), ({"retain": True}, True), ({"force": True, "retain": True}, True)]
 )
 def test_force_destroy_and_retain_bucket_skip_the_content_check(
-    volume: Volume, files: dict[str, list[str]], changes: dict[str, bool], kept: bool
+    volume: Pools, files: dict[str, list[str]], changes: dict[str, bool], kept: bool
 ) -> None:
     bucket_guard.create(props())
     files["/bucket/jobs"] = ["job1"]
     ModuleProvider(bucket_guard.__name__).update("seal", props(), props(**changes))
     bucket_guard.delete("seal", props(**changes))
-    bucket.delete("bucket", dict(VOLUME))
+    bucket.delete("bucket", VOLUME)
     assert (volume.config is not None) is kept
 
 
-def test_unset_force_destroy_guards_the_bucket_again(volume: Volume, files: dict[str, list[str]]) -> None:
+def test_unset_force_destroy_guards_the_bucket_again(volume: Pools, files: dict[str, list[str]]) -> None:
     bucket_guard.create(props(force=True))
     ModuleProvider(bucket_guard.__name__).update("seal", props(force=True), props())
     with pytest.raises(LxdError):
-        bucket.delete("bucket", dict(VOLUME))
+        bucket.delete("bucket", VOLUME)
 
 
-def test_hosts_are_kept_with_a_kept_bucket(volume: Volume, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_are_kept_with_a_kept_bucket(volume: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
     purged: list[str] = []
     for module in (bucket, project):
         monkeypatch.setattr(module, "purge", purged.append)
     monkeypatch.setattr(project, "client", bucket.client)
-    volume.config = {}
+    volume.volume = {"config": {}, "description": ""}
     with pytest.raises(LxdError, match="may contain data and was not deleted"):
-        bucket.delete("bucket", dict(VOLUME))
+        bucket.delete("bucket", VOLUME)
     with pytest.raises(LxdError, match="may contain data and was not deleted"):
         project.delete(VOLUME["project"], {})
     assert purged == []
-    volume.config = {bucket.ON_DESTROY: bucket.REMOVE}
-    bucket.delete("bucket", dict(VOLUME))
+    volume.volume = {"config": {bucket.ON_DESTROY: bucket.REMOVE}, "description": ""}
+    bucket.delete("bucket", VOLUME)
     assert purged == [VOLUME["project"]]
 
 
-def test_a_manually_removed_volume_is_one_error_line(volume: Volume) -> None:
-    volume.config = None
+def test_a_manually_removed_volume_is_one_error_line(volume: Pools) -> None:
+    volume.volume = None
     with pytest.raises(LxdError, match="volume bucket does not exist any more: `pulumi refresh`"):
         bucket_guard.create(props())
 
@@ -171,24 +198,19 @@ def test_a_manually_set_limit_is_parsed_or_kept_as_text() -> None:
     assert [number(text) for text in ("2", "2147483648", "2GiB", "0-1", "50%", "")] == [2, 2**31, "2GiB", "0-1", "50%", ""]
 
 
-def test_the_bucket_s_size_changes_in_place_and_the_mark_is_kept(volume: Volume) -> None:
+def test_the_bucket_s_size_changes_in_place_and_the_mark_is_kept(volume: Pools) -> None:
     assert volume.config == {bucket.ON_DESTROY: bucket.REMOVE, "size": str(2**34)}
     bucket_guard.create(props())
     assert volume.config == {"size": str(2**34)}
-    assert bucket.read("bucket", dict(SIZED)) == SIZED
+    assert bucket.read("bucket", SIZED) == SIZED
     volume.config["size"] = "1GiB"
-    drifted = bucket.read("bucket", dict(SIZED))
+    drifted = bucket.read("bucket", SIZED)
     assert drifted == {**SIZED, "size": "1GiB"}, "the next update restores it"
-    assert bucket.update("bucket", drifted, dict(SIZED)) == SIZED
+    assert bucket.update("bucket", drifted, SIZED) == SIZED
     assert volume.config["size"] == str(2**34)
-    bucket.update("bucket", dict(SIZED), {**SIZED, "size": 0})
+    bucket.update("bucket", SIZED, {**SIZED, "size": 0})
     assert "size" not in volume.config
-    assert bucket.read("bucket", dict(SIZED)) == {**SIZED, "size": 0}
-
-
-def _answer(kind: str | None, content: object, daemon: str = "LXD") -> Any:
-    headers = {f"X-{daemon}-type": kind} if kind else {}
-    return SimpleNamespace(headers=headers, content=json.dumps({"metadata": content}).encode())
+    assert bucket.read("bucket", SIZED) == {**SIZED, "size": 0}
 
 
 def test_a_bucket_is_listed_on_either_daemon() -> None:
@@ -204,8 +226,8 @@ def test_a_bucket_is_listed_on_either_daemon() -> None:
         "/incus": _answer("directory", ["c"], "Incus"),
         "/empty": _answer("directory", None),
         "/file": _answer("file", None),
-        "/gone": NotFound(SimpleNamespace(status_code=404, text="")),
-        "/refused": LXDAPIException(SimpleNamespace(status_code=400, json=lambda: {"error": "no"})),
+        "/gone": GONE,
+        "/refused": refusal("no"),
     }
     listed = [bucket_guard._listed(host, path) for path in ("/lxd", "/incus", "/empty", "/file", "/gone")]
     assert listed == [["a", "b"], ["c"], [], ["/file"], []]
@@ -229,86 +251,32 @@ def test_three_entries_of_a_folder_are_named() -> None:
 
 
 def test_a_retained_bucket_is_reported_and_a_missing_one_needs_no_host(
-    volume: Volume, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    volume: Pools, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, retained = bucket_guard.create(props(retain=True))
     assert retained == props(retain=True)
     bucket_guard.delete("seal", retained)
     assert capsys.readouterr().err == (
-        "the bucket is retained: volume bucket of storage pool scaletier, in LXD's project scaletier-local-abcdef; "
+        "the bucket is retained: volume bucket of storage pool fast, in LXD's project scaletier-local-abcdef; "
         "the next stack of this name reuses it\n"
     )
-    volume.config = None
+    volume.volume = None
     monkeypatch.setattr(bucket_guard, "running", lambda _: None)
     bucket_guard.delete("seal", props())
     bucket_guard.delete("seal", retained)
     assert capsys.readouterr().err == ""
 
 
-class Pools:
-    """LXD's pools `slow` and `fast`; requests to their volumes are recorded, and an answer may be an error."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.requests: list[Any] = []
-        self.volume: Any = None
-        self.usage: Any = {}
-        self.project = True
-        monkeypatch.setattr(bucket, "client", self.client)
-        monkeypatch.setattr(bucket.quotas, "count", lambda pool: self.requests.append(("count", pool)))
-        monkeypatch.setattr(bucket.quotas, "counted", lambda _: True)
-
-    def client(self, *_: str) -> Any:
-        def answer(content: Any, params: Any) -> Any:
-            assert params == {"project": VOLUME["project"]}
-            if isinstance(content, Exception):
-                raise content
-            return SimpleNamespace(json=lambda: {"metadata": content})
-
-        gone = NotFound(SimpleNamespace(status_code=404, text=""))
-        state = SimpleNamespace(get=lambda params: answer(self.usage, params))
-        held = SimpleNamespace(
-            get=lambda params: answer(gone if self.volume is None else self.volume, params),
-            put=lambda params, json: self.requests.append(("put", params, json)),
-            delete=lambda params: self.requests.append(("delete", params)),
-            state=state,
-        )
-        other = SimpleNamespace(get=lambda params: answer(gone, params))
-
-        class Custom(dict[str, Any]):
-            def post(_, params: Any, json: Any) -> None:  # noqa: N805
-                self.requests.append(("post", params, json))
-                self.volume = {"config": json["config"], "description": "mine"}
-
-        pools = {
-            name: SimpleNamespace(volumes=SimpleNamespace(custom=Custom(bucket=volume)))
-            for name, volume in (("slow", other), ("fast", held))
-        }
-        return SimpleNamespace(
-            projects=SimpleNamespace(exists=lambda _: self.project),
-            storage_pools=SimpleNamespace(all=lambda: [SimpleNamespace(name=name) for name in pools]),
-            api=SimpleNamespace(storage_pools=pools),
-        )
-
-
-FAST = {**SIZED, "pool": "fast"}
-IN_PROJECT = {"project": VOLUME["project"]}
-
-
-@pytest.fixture
-def pools(monkeypatch: pytest.MonkeyPatch) -> Pools:
-    return Pools(monkeypatch)
-
-
 def test_a_bucket_is_created_once_and_found_in_its_pool(pools: Pools) -> None:
-    assert bucket.read("bucket", FAST) is None
+    assert bucket.read("bucket", SIZED) is None
     assert bucket.pool_of(VOLUME["project"]) is None
-    assert bucket.create(FAST) == ("scaletier-local-abcdef/fast/bucket", FAST)
+    assert bucket.create(SIZED) == ("scaletier-local-abcdef/fast/bucket", SIZED)
     config = {bucket.ON_DESTROY: bucket.REMOVE}
     body = {"name": "bucket", "config": config, "content_type": "filesystem"}
     sized = {"config": {**config, "size": str(2**34)}, "description": "mine"}
     assert pools.requests == [("post", IN_PROJECT, body), ("put", IN_PROJECT, sized), ("count", "fast")]
     pools.requests.clear()
-    bucket.create(FAST)
+    bucket.create(SIZED)
     assert [request[0] for request in pools.requests] == ["put", "count"], "an interrupted run left it"
     assert bucket.pool_of(VOLUME["project"]) == "fast"
     pools.project = False
@@ -316,21 +284,21 @@ def test_a_bucket_is_created_once_and_found_in_its_pool(pools: Pools) -> None:
 
 
 def test_a_bucket_s_usage_is_unknown_if_its_pool_does_not_count(pools: Pools) -> None:
-    assert bucket.used(FAST) is None, "there is no bucket"
+    assert bucket.used(SIZED) is None, "there is no bucket"
     pools.volume = {"config": {}, "description": ""}
     for usage, expected in (
         ({"usage": {"used": "7"}}, 7),
         ({"usage": {"used": 0}}, None),
         ({"usage": None}, None),
         (None, None),
-        (LXDAPIException(SimpleNamespace(status_code=400, json=lambda: {"error": "no"})), None),
+        (refusal("no"), None),
     ):
         pools.usage = usage
-        assert bucket.used(FAST) == expected
+        assert bucket.used(SIZED) == expected
 
 
 def test_a_refused_look_at_a_bucket_is_an_error_and_does_not_count_as_none(pools: Pools) -> None:
-    pools.volume = LXDAPIException(SimpleNamespace(status_code=400, json=lambda: {"error": "busy"}))
+    pools.volume = refusal("busy")
     for look in (bucket.create, bucket.used, lambda props: bucket.read("bucket", props)):
         with pytest.raises(LxdError, match=r"^volume bucket: busy$"):
-            look(FAST)
+            look(SIZED)
