@@ -6,18 +6,16 @@ import dataclasses
 import json
 import re
 from contextlib import nullcontext
-from types import SimpleNamespace
 from typing import Any
 
 import pulumi
 import pytest
 from gcpcases import GPUS, role_of
-from stackmocks import PROJECT, STACK, ZONE, Program, Recorder, Stack
+from stackmocks import PROJECT, ZONE, Program, Recorder, Stack
 from test_bad_input import GOOD, get_error
 
 from infra.cost import price_list
 from infra.gcp import target
-from infra.gcp.cluster import _warn
 from infra.gcp.discovery import ExistingHost
 from infra.scale_tiers import TargetError
 from infra.state import StackState
@@ -95,30 +93,6 @@ def test_an_existing_bucket_is_adopted(program: Program, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("hosts_exist", "in_state", "refused"), [(True, False, True), (True, True, False), (False, False, False)]
-)
-def test_hosts_of_another_persons_stack_stop_an_update(hosts_exist: bool, in_state: bool, refused: bool) -> None:
-    with pytest.raises(TargetError, match="hosts of a stack dev that are not in this state") if refused else nullcontext():
-        target._check_own_hosts(hosts_exist, in_state, PROJECT, STACK)
-
-
-def test_hosts_that_a_killed_update_left_are_named_at_every_preview(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Include hosts that the configuration no longer has."""
-    warnings: list[str] = []
-    monkeypatch.setattr("pulumi.log.warn", warnings.append)
-    hosts = [SimpleNamespace(name=name) for name in ("master-0", "worker-0", "worker-3")]
-    kind = "gcp:compute/instance:Instance"
-    state = StackState({f"urn::{name}": {"type": kind, "outputs": {}} for name in ("master-0", "worker-0")})
-    target._warn_unrecorded(SimpleNamespace(hosts=hosts[:2]), state)  # type: ignore[arg-type]
-    target._warn_unrecorded(SimpleNamespace(hosts=None), state)  # type: ignore[arg-type]
-    assert warnings == []
-    target._warn_unrecorded(SimpleNamespace(hosts=hosts), state)  # type: ignore[arg-type]
-    (line,) = warnings
-    assert "hosts at Google that are not in the state, worker-3: " in line
-    assert "python -m infra.gcp.orphans --delete" in line
-
-
-@pytest.mark.parametrize(
     ("current", "has_content", "retain", "refused"),
     [
         ("old", True, False, True),
@@ -186,15 +160,6 @@ def test_host_keys_are_read_from_the_providers_endpoint(program: Program) -> Non
     assert program("gcp", provider=provider).one("HostKeys").inputs["endpoint"] == "http://127.0.0.1:1/compute/v1/"
 
 
-def test_a_host_without_a_key_is_a_warning(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    warnings: list[str] = []
-    monkeypatch.setattr(pulumi.log, "warn", lambda message, *_: warnings.append(message))
-    program("gcp", scaleTier="BASIC")
-    assert warnings == []
-    _warn(["worker-1"])
-    assert warnings[0].startswith("no host key yet of worker-1, so ssh refuses them: `pulumi up` looks again")
-
-
 def test_every_preview_prints_the_price(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     messages: list[str] = []
     monkeypatch.setattr(pulumi.log, "info", lambda message, *_: messages.append(message))
@@ -224,7 +189,7 @@ def test_what_is_found_at_google_is_compared_with_the_state(program: Program, mo
         warnings.clear()
         program("gcp", scaleTier="BASIC", bucket="old", disruptJobs="true")
         (warning,) = warnings
-        assert "worker-7" in warning
+        assert "left hosts at Google that are not in the state, worker-7: `python -m infra.gcp.orphans --delete`" in warning
 
 
 def test_hosts_without_a_key_are_named_by_the_program(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,7 +203,8 @@ def test_hosts_without_a_key_are_named_by_the_program(program: Program, monkeypa
 
     monkeypatch.setattr(Recorder, "new_resource", new_resource)
     program("gcp", scaleTier="BASIC")
-    assert [warning.partition(",")[0] for warning in warnings] == ["no host key yet of master-0"]
+    (warning,) = warnings
+    assert warning.startswith("no host key yet of master-0, so ssh refuses them: `pulumi up` looks again")
 
 
 def test_the_inventory_tells_how_hosts_are_started(program: Program) -> None:

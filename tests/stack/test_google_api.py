@@ -39,9 +39,9 @@ def error_response(status: int, message: str, reason: str = "") -> tuple[int, di
     return status, {"error": {"code": status, "message": message, "errors": [{"reason": "forbidden"}], "details": details}}
 
 
-def run_preflight(fake: FakeGoogle, spec: ClusterSpec = STANDARD, place: Place = PLACE) -> None:
-    discovery = Discovery(place, spec, local_catalogue(place.zone))
-    preflight(discovery, GcpConfig.parse({}), "a-bucket", "dev", fake.config)
+def run_preflight(fake: FakeGoogle, place: Place = PLACE) -> bool:
+    discovery = Discovery(place, STANDARD, local_catalogue(place.zone))
+    return preflight(discovery, GcpConfig.parse({}), "a-bucket", "dev", fake.config)
 
 
 def test_quota_needs_of_each_tier() -> None:
@@ -85,6 +85,8 @@ def test_a_project_with_enough_quota_passes(fake: FakeGoogle) -> None:
         ),
         (error_response(403, "Required permission"), "no right to use project my-project-1 (Required permission)"),
         (error_response(401, "Invalid Credentials"), "Google refused the credentials (Invalid Credentials)"),
+        (error_response(401, "x", "SERVICE_DISABLED"), "Google refused the credentials (x)"),
+        (error_response(404, "x", "accessNotConfigured"), "the Compute Engine API is not enabled"),
         (
             error_response(404, "us-central1 was not found"),
             "project my-project-1 has no region us-central1 (us-central1 was not found)",
@@ -113,24 +115,34 @@ def test_an_unavailable_api_does_not_stop_the_update(fake: FakeGoogle) -> None:
     run_preflight(fake)
 
 
-def test_the_bucket_of_another_project_is_refused(fake: FakeGoogle) -> None:
+def test_a_bucket_is_this_stacks_if_it_has_its_label(fake: FakeGoogle) -> None:
+    fake.answers[REGION] = quotas_response(CPUS=52)
+    assert run_preflight(fake) is False, "no bucket"
+    fake.answers[OWN_BUCKETS] = (200, {"items": [{"name": "another"}, {"name": "a-bucket"}]})
+    for answer, own in (
+        ((200, {}), False),
+        ((200, {"labels": {}, "location": "US-CENTRAL1"}), False),
+        ((200, {"labels": {"scaletier-stack": "dev"}, "location": "US-CENTRAL1"}), True),
+        (error_response(500, "busy"), False),
+    ):
+        fake.answers[BUCKET] = answer
+        assert run_preflight(fake) is own
+
+
+@pytest.mark.parametrize(
+    ("answer", "in_project", "error"),
+    [
+        (error_response(403, "no access"), True, "belongs to another project"),
+        ((200, {"labels": {"scaletier-stack": "other"}}), True, "is that of the stack other"),
+        ((200, {"labels": {}, "location": "EU"}), True, "bucket a-bucket is in eu and no bucket can move"),
+        ((200, {"labels": {}, "location": "US-CENTRAL1"}), False, "bucket a-bucket is not in project my-project-1"),
+    ],
+)
+def test_the_bucket_of_another_project_is_refused(fake: FakeGoogle, answer: Any, in_project: bool, error: str) -> None:
     fake.answers[REGION] = quotas_response()
-    fake.answers[OWN_BUCKETS] = (200, {"items": [{"name": "a-bucket"}]})
-    fake.answers[BUCKET] = error_response(403, "no access")
-    with pytest.raises(GcpError, match="belongs to another project"):
-        run_preflight(fake)
-    fake.answers[BUCKET] = (200, {"labels": {"scaletier-stack": "other"}})
-    with pytest.raises(GcpError, match="is that of the stack other"):
-        run_preflight(fake)
-    for labels in ({"scaletier-stack": "dev"}, {}):
-        fake.answers[BUCKET] = (200, {"labels": labels, "location": "US-CENTRAL1"})
-        run_preflight(fake)
-    fake.answers[BUCKET] = (200, {"labels": {}, "location": "EU"})
-    with pytest.raises(GcpError, match="bucket a-bucket is in eu and no bucket can move"):
-        run_preflight(fake)
-    fake.answers[BUCKET] = (200, {"labels": {}, "location": "US-CENTRAL1"})
-    fake.answers[OWN_BUCKETS] = (200, {})
-    with pytest.raises(GcpError, match="bucket a-bucket is not in project my-project-1"):
+    fake.answers[OWN_BUCKETS] = (200, {"items": [{"name": "a-bucket"}]} if in_project else {})
+    fake.answers[BUCKET] = answer
+    with pytest.raises(GcpError, match=error):
         run_preflight(fake)
 
 
@@ -207,25 +219,6 @@ def test_a_host_without_a_key_is_not_trusted_and_is_read_again(fake: FakeGoogle,
     refreshed = hostkeys.read("id", outputs)
     assert refreshed
     assert refreshed["late"] == []
-
-
-def test_an_update_reads_keys_of_new_hosts_only(fake: FakeGoogle, props: dict[str, Any]) -> None:
-    fake.answers |= {
-        KEYS.format(f"st-{name}"): attributes_response(f"AAAA{at}") for at, name in enumerate(("ps-0", "master-0", "worker-0"))
-    }
-    _, old = hostkeys.create(props)
-    fake.requests.clear()
-    new = props | {
-        "hosts": {"master-0": "st-master-0", "worker-0": "st-worker-0"},
-        "created": {"master-0": "3", "worker-0": "4"},
-    }
-    assert set(hostkeys.update("id", old, new | {"created": {"master-0": "2", "worker-0": "4"}})["hostKeys"]) == set(
-        new["hosts"]
-    )
-    assert fake.requests == [KEYS.format("st-worker-0")]
-    fake.requests.clear()
-    hostkeys.update("id", old, new)
-    assert sorted(fake.requests) == [KEYS.format("st-master-0"), KEYS.format("st-worker-0")]
 
 
 def test_a_denied_host_key_is_an_error(fake: FakeGoogle, props: dict[str, Any]) -> None:
@@ -344,17 +337,21 @@ def test_guest_attributes_are_those_that_a_host_has_written(fake: FakeGoogle, pr
 
 def test_only_an_instance_s_own_key_is_kept(fake: FakeGoogle, props: dict[str, Any]) -> None:
     """A key goes by the instance and its id; a state without keys has none to keep."""
-    fake.answers |= {KEYS.format(f"st-{name}"): attributes_response("AAAA") for name in ("ps-0", "master-0")}
+    fake.answers |= {KEYS.format(f"st-{name}"): attributes_response("AAAA") for name in ("ps-0", "master-0", "worker-0")}
     name, old = hostkeys.create(props)
     assert name == "my-project-1/us-central1-a"
+    others = {"hosts": {"master-0": "st-master-0", "worker-0": "st-worker-0"}}
     for changed, read in (
-        ({}, 0),
-        ({"hosts": {**props["hosts"], "ps-0": "st-master-0"}}, 1),
-        ({"created": {**props["created"], "ps-0": "9"}}, 1),
+        ({}, []),
+        ({"hosts": {**props["hosts"], "ps-0": "st-master-0"}}, ["master-0"]),
+        ({"created": {**props["created"], "ps-0": "9"}}, ["ps-0"]),
+        ({**others, "created": {"master-0": "2", "worker-0": "4"}}, ["worker-0"]),
+        ({**others, "created": {"master-0": "3", "worker-0": "4"}}, ["master-0", "worker-0"]),
     ):
         fake.requests.clear()
         outputs = hostkeys.update("id", old, props | changed)
-        assert (len(fake.requests), outputs["late"]) == (read, [])
+        assert sorted(fake.requests) == [KEYS.format(f"st-{host}") for host in read]
+        assert (outputs["hostKeys"].keys(), outputs["late"]) == ((props | changed)["hosts"].keys(), [])
     for lacking in ("hostKeys", "created", "hosts"):
         fake.requests.clear()
         hostkeys.update("id", {**old, lacking: None}, props)
@@ -375,38 +372,3 @@ def test_keys_are_asked_for_until_the_limit_of_time(
     late = {**props, "hosts": {"ps-0": "st-ps-0"}, "late": ["ps-0"], "hostKeys": None, "timeout": 100}
     assert hostkeys.read("id", late) == {**late, "hostKeys": {}}
     assert len(fake.requests) == 1, "a refresh does not wait"
-
-
-def test_a_bucket_is_this_stacks_if_it_has_its_label(fake: FakeGoogle) -> None:
-    discovery = Discovery(PLACE, STANDARD, local_catalogue(PLACE.zone))
-
-    def check() -> bool:
-        return preflight(discovery, GcpConfig.parse({}), "a-bucket", "dev", fake.config)
-
-    fake.answers[REGION] = quotas_response(CPUS=52)
-    assert check() is False, "a quota that is just enough, and no bucket"
-    fake.answers[OWN_BUCKETS] = (200, {"items": [{"name": "another"}, {"name": "a-bucket"}]})
-    fake.answers[BUCKET] = (200, {})
-    assert check() is False, "a bucket without a label, in an unknown place"
-    fake.answers[BUCKET] = (200, {"labels": {"scaletier-stack": "dev"}, "location": "US-CENTRAL1"})
-    assert check() is True
-    fake.answers[BUCKET] = error_response(500, "busy")
-    assert check() is False
-    fake.answers[REGION] = quotas_response(CPUS=51)
-    with pytest.raises(GcpError, match="quota CPUS in us-central1 is 51 and this cluster needs 52"):
-        check()
-
-
-@pytest.mark.parametrize(
-    ("answer", "error"),
-    [
-        (error_response(401, "x", "SERVICE_DISABLED"), "Google refused the credentials"),
-        (error_response(404, "x", "accessNotConfigured"), "the Compute Engine API is not enabled"),
-        (error_response(404, "x"), "has no region us-central1 (x)"),
-    ],
-)
-def test_a_refusal_is_told_by_its_status_and_reason(fake: FakeGoogle, answer: Any, error: str) -> None:
-    fake.answers[REGION] = answer
-    with pytest.raises(GcpError) as caught:
-        run_preflight(fake)
-    assert error in str(caught.value)

@@ -19,8 +19,7 @@ from hosts.agent.reporter import HostProbes
 from jobs.folder_bucket import FolderBucket
 from jobs.ledger import Ledger
 from jobs.queue import QueueEntry
-from jobs.records import JobRecord, ReplicaRecord, Usage
-from jobs.serialization import RecordError
+from jobs.records import JobRecord, Usage
 from jobs.states import JobState
 
 UNIT = "/system.slice/scaletier.service"
@@ -115,14 +114,6 @@ def test_usage_is_read_after_a_heartbeat_and_sent_with_the_next(tmp_path: Path) 
     replica.rounds(9)
     assert replica.written.usage is not None
     assert order.count("usage") == 4, "each half of a heartbeat's 4 s, not at each round"
-
-
-def test_an_older_record_has_no_usage_and_an_invalid_one_is_named() -> None:
-    assert ReplicaRecord.from_dict({"name": "ps-0"}).usage is None
-    record = ReplicaRecord("ps-0", usage=Usage(1.5, 0.25, 10))
-    assert ReplicaRecord.from_json(record.to_json()) == record
-    with pytest.raises(RecordError, match=r"usage.memoryBytes must be a whole number, not 1.5"):
-        ReplicaRecord.from_dict({"name": "ps-0", "usage": {"memoryBytes": 1.5}})
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import pytest
 
 from jobs import progress
 from jobs.progress import REPORT_KEY, JobProgress, ProgressFinder, TrainPoint, of_job, read_report
-from jobs.records import JobRecord
 from scaletier import loop
 from scaletier.sync_period import SyncPeriod
 
@@ -58,15 +57,6 @@ def test_the_shipped_trainer_s_lines_are_parsed() -> None:
     for _ in range(8):
         measured.observe(8, 2.0, 1.0)
     assert progress.parse_period([measured.line]) == measured.steps
-
-
-def test_the_metrics_of_a_train_line() -> None:
-    line = (
-        "Train [master/0], step 348: loss: 0.729, mean error: 2e-3, x: nan (1.037 sec) 200.4 global steps/s, 99.7 local steps/s"
-    )
-    assert progress.parse_train_metrics(line) == progress.MetricPoint(348, {"loss": 0.729, "mean error": 0.002}, 99.7)
-    assert progress.parse_train_metrics("Train [worker/1], step 3: (0.5 sec)") == progress.MetricPoint(3, {}, None)
-    assert progress.parse_train_metrics("Eval, step 990: loss: 0.400") is None
 
 
 def test_the_metrics_of_an_eval_line() -> None:
@@ -180,14 +170,6 @@ def test_the_progress_of_a_job_is_its_chief_s_or_the_farthest() -> None:
     assert of_job({"master-0": None}, "master-0", 5, True) is None
 
 
-def test_a_record_without_progress_is_read() -> None:
-    old = JobRecord("job01").to_dict()
-    del old["progress"]
-    assert JobRecord.from_dict(old).progress is None
-    record = JobRecord("job01", progress=JobProgress(5, metrics={"a": 1.0}))
-    assert JobRecord.from_json(record.to_json()) == record
-
-
 @pytest.mark.parametrize(
     ("steps", "total", "rate", "eta", "expected"),
     [
@@ -294,25 +276,20 @@ def test_lines_of_evaluation_come_before_and_after_those_of_training() -> None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("Train [master/0], step 3: loss: 0.5, a b: -1, c: inf (1.0 sec) 9 global steps/s, 12.5 local steps/s",
-         progress.MetricPoint(3, {"loss": 0.5, "a b": -1.0}, 12.5)),
+        ("Train [ps/0], step 348: loss: 0.729, a b: -2e-3, x: nan, c: inf (1.037 sec) 9 global steps/s, 12.5 local steps/s",
+         progress.MetricPoint(348, {"loss": 0.729, "a b": -0.002}, 12.5)),
+        ("Train [worker/1], step 3: (0.5 sec)", progress.MetricPoint(3, {}, None)),
         ("Train [ps/1], step 3: … (1.0 sec) …", progress.MetricPoint(3, {})),
         (json.dumps({REPORT_KEY: {"step": 4, "metrics": {"a": 1}}}), progress.MetricPoint(4, {"a": 1.0})),
+        (json.dumps({REPORT_KEY: {"step": -3}}), None),
         (json.dumps({REPORT_KEY: {"step": 4, "loss": 0.0}}), progress.MetricPoint(4, {"loss": 0.0})),
         ("Eval, step 3: loss: 1", None),
     ],
 )  # fmt: skip
-def test_the_metrics_of_further_lines(line: str, expected: progress.MetricPoint | None) -> None:
+def test_the_metrics_of_a_train_line(line: str, expected: progress.MetricPoint | None) -> None:
     assert progress.parse_train_metrics(line) == expected
 
 
 def test_progress_lines() -> None:
     kinds = [progress.TRAIN_LINE, "Eval, step 3: loss: 1", FINAL.format(1, 2, 3), "Exchange every 8 steps", report(step=1)]
     assert [progress.is_progress_line(line) for line in [*kinds, "step 3", "", "ReEval, step 3: x"]] == [True] * 5 + [False] * 3
-
-
-def test_a_report_counts_as_a_train_line() -> None:
-    line = report(step=3, loss=0.5, metrics={"accuracy": 0.25})
-    assert progress.parse_train_metrics(line) == progress.MetricPoint(3, {"loss": 0.5, "accuracy": 0.25})
-    assert progress.is_progress_line(line)
-    assert progress.parse_train_metrics(report(step=-3)) is None

@@ -190,15 +190,6 @@ def test_a_record_is_compact_json_in_utf8() -> None:
     )
 
 
-def test_every_record_has_a_schema_and_is_one_line() -> None:
-    written = JobRecord("job01", state=JobState.RUNNING, labels={"team": "é"}, lease=Lease("ps-0/1", 3)).to_json()
-    data = json.loads(written)
-    assert (data["schema"], data["state"], data["labels"]) == (SCHEMA, "RUNNING", {"team": "é"})
-    assert data["lease"] == {"holder": "ps-0/1", "epoch": 3, "heartbeatSeq": 0, "submitter": False}
-    assert written.endswith(b"}\n")
-    assert written.count(b"\n") == 1
-
-
 @dataclass(frozen=True)
 class Sample(Record):
     """A record with the kinds of fields that jobs have not."""
