@@ -32,6 +32,7 @@ from jobs.bucket import BucketError, TimeLimited
 from jobs.folder_bucket import open_bucket
 from jobs.host_power import HostStarter, StartClient
 from jobs.ledger import Ledger
+from jobs.serialization import RecordError
 from jobs.times import now
 
 STORE_SECONDS = 20.0
@@ -48,7 +49,7 @@ def main() -> int:
     try:
         host, state = config.load(os.environ)
         store = open_bucket(host.bucket)
-    except (config.HostConfigError, BucketError) as error:
+    except (RecordError, BucketError) as error:
         sys.stderr.write(f"<3>replica: {error}\n")
         return 2
     ledger = Ledger(TimeLimited(store, STORE_SECONDS))

@@ -12,23 +12,19 @@ from jobs.serialization import RecordError
 _ETC = "/etc/scaletier"
 
 
-class HostConfigError(ValueError):
-    """One line: which file is wrong, and how."""
-
-
 def load(environ: Mapping[str, str]) -> tuple[HostFile, Path]:
     """Return host.json, and the directory of this host's own files.
 
     SCALETIER_ETC and SCALETIER_STATE override these two directories.
 
     Raises:
-        HostConfigError: the file is invalid or missing.
+        RecordError: the file is invalid or missing.
     """
     etc, state = Path(environ.get("SCALETIER_ETC", _ETC)), Path(environ.get("SCALETIER_STATE", paths.STATE_DIR))
     file = etc / "host.json"
     try:
         return HostFile.from_json(file.read_bytes()), state
     except RecordError as error:
-        raise HostConfigError(f"{file}: {error}") from None
+        raise RecordError(f"{file}: {error}") from None
     except OSError as error:
-        raise HostConfigError(f"{file}: {error.strerror}; fab train writes it") from None
+        raise RecordError(f"{file}: {error.strerror}; fab train writes it") from None

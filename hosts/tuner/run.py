@@ -17,14 +17,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 from hosts.agent import config
 from hosts.agent.launcher_client import launcher, scratch_folder
 from hosts.agent.process import delete
 from hosts.agent.replica_rules import describe_end, is_restart
 from hosts.tuner.measure import TrialMetrics, should_stop
-from hosts.tuner.process import METRIC_FILE, TrialChild, trial_launcher
+from hosts.tuner.process import METRIC_FILE, TrialChild, TrialUnit, trial_launcher
 from jobs import variables
 from jobs.bucket import BucketError, Conflict, TimeLimited
 from jobs.chunks import ChunkFolder, LogFilter, newest
@@ -41,24 +40,7 @@ _SUMMARIES_SECONDS = 5.0
 _LOG_SECONDS, _LOG_LINES, _LOG_CHARACTERS = 0.3, 20, 300
 
 
-class TrialProcess(Protocol):
-    """A trial's process."""
-
-    @property
-    def out_of_memory(self) -> bool:
-        """True if the kernel killed one of its processes for want of memory."""
-
-    def wait(self, seconds: float) -> int | None:
-        """Return the exit as in `hosts.agent.replica_rules` once it has ended; None after this time."""
-
-    def stop(self, seconds: float) -> None:
-        """Send SIGTERM now, and SIGKILL after this many seconds."""
-
-    def terminate(self, seconds: float) -> None:
-        """Pass on a SIGTERM, unless it got the same one; it is killed after this many seconds."""
-
-
-Spawn = Callable[[Sequence[str], Mapping[str, str]], TrialProcess]
+Spawn = Callable[[Sequence[str], Mapping[str, str]], TrialChild | TrialUnit]
 
 
 def main(job_id: str, name: str, request: str) -> int:
@@ -74,7 +56,7 @@ def main(job_id: str, name: str, request: str) -> int:
         from hosts.tuner.suggest import suggest
     except ImportError as error:
         return _fail(f"the hosts have no {error.name}, as they are older than the tuning of hyperparameters: pulumi up")
-    except (config.HostConfigError, RecordError, BucketError) as error:
+    except (RecordError, BucketError) as error:
         return _fail(str(error))
     assert plan.study
     log = state / "logs" / job_id
@@ -127,7 +109,7 @@ class Tuner:
         self._trials = Trials(ledger, plan.jobId)
         # What this incarnation tried to claim: it has that trial even if the answer was lost, and was not killed in it.
         self._claimed: Trial | None = None
-        self._child: TrialProcess | None = None
+        self._child: TrialChild | TrialUnit | None = None
         self._terminated = False
 
     def terminate(self) -> None:
@@ -250,7 +232,7 @@ class Tuner:
             self._record_end(stored, self._final_record(stored.record, status, child.out_of_memory, metrics, early))
 
     def _watch(
-        self, stored: Stored[Trial], child: TrialProcess, metrics: TrialMetrics
+        self, stored: Stored[Trial], child: TrialChild | TrialUnit, metrics: TrialMetrics
     ) -> tuple[int, Stored[Trial], bool] | None:
         """Return the exit, the record and whether it was stopped early; None if another has the trial."""
         looked = beat = time.monotonic()

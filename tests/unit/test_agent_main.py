@@ -14,8 +14,9 @@ import pytest
 from waiting import limit
 
 from hosts.agent.__main__ import notify
-from hosts.agent.config import HostConfigError, load
+from hosts.agent.config import load
 from jobs.records import HostFile
+from jobs.serialization import RecordError
 
 HOST = {"name": "ps-0", "bucket": "/bucket"}
 _PROGRAM = """
@@ -69,7 +70,7 @@ def test_load_reads_host_json(tmp_path: Path) -> None:
     ],
 )
 def test_an_invalid_host_json_is_one_error_line(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(HostConfigError) as caught:
+    with pytest.raises(RecordError) as caught:
         load(write(tmp_path, HOST | changes))
     assert str(caught.value).startswith(f"{tmp_path}/host.json: {message}")
     assert "\n" not in str(caught.value)

@@ -24,6 +24,7 @@ from waiting import limit
 from hosts.agent.launcher_client import SOCKET, Launcher
 from hosts.tuner import run
 from hosts.tuner.measure import TrialMetrics
+from hosts.tuner.process import TrialChild
 from hosts.tuner.run import Tuner, _folder, last_words
 from hosts.tuner.suggest import suggest
 from jobs.bucket import BucketError, Conflict, Item
@@ -45,7 +46,7 @@ STUDY = Study(
 TF_CONFIG = '{"cluster": {"chief": ["10.0.0.2:2222"]}, "task": {"type": "chief", "index": 0}}'
 
 
-class Child:
+class Child(TrialChild):
     """A trial that reports at each poll, and ends with a code."""
 
     out_of_memory = False
