@@ -11,8 +11,6 @@ from ops.errors import UsageError
 
 # The exceptions of a handled import, whose failure is harmless.
 _GUARDS = frozenset({"ImportError", "ModuleNotFoundError", "SyntaxError", "Exception", "BaseException"})
-# The names in a condition on Python's version or the system, of which one branch is not for the hosts.
-_PLATFORM = ({"version_info"}, {"PY2"}, {"PY3"}, {"platform"}, {"os", "name"})
 
 
 def check_module(files: Mapping[str, bytes], package: str, module: str, root: str = "") -> dict[str, str]:
@@ -39,7 +37,7 @@ def check_module(files: Mapping[str, bytes], package: str, module: str, root: st
             where = f"{path}:{line}"
             if name.partition(".")[0] != package:
                 _add_external(outside, name, where)
-            elif _path_of(name, files) is None and not any(each.startswith(f"{name.replace('.', '/')}/") for each in files):
+            elif _path_of(name, files) is None and not _contains(files, name):
                 raise UsageError(f"{where} imports {name}, which is not in the package {package}")
             else:
                 yield from _paths_of_import(name, parts, files)
@@ -70,7 +68,7 @@ def check_script(files: Mapping[str, bytes], script: str, root: str = "") -> dic
         for name, parts, line in _imports(tree, _package_of(path)):
             neighbours = _paths_of_import(name, parts, own)
             yield from neighbours
-            if not neighbours and not any(each.startswith(f"{name.partition('.')[0]}/") for each in own):
+            if not neighbours and not _contains(own, name.partition(".")[0]):
                 _add_external(outside, name, f"{folder}/{path}:{line}")
 
     _traverse(start, follow)
@@ -137,6 +135,12 @@ def _path_of(module: str, files: Mapping[str, bytes]) -> str | None:
     return next((path for path in (f"{base}.py", f"{base}/__init__.py") if path in files), None)
 
 
+def _contains(files: Iterable[str], module: str) -> bool:
+    """Return True if files have a folder of that name, or a compiled module, such as `fast.cpython-311-x86_64-linux-gnu.so`."""
+    base = module.replace(".", "/")
+    return any(path.startswith(f"{base}/") or (path.startswith(f"{base}.") and path.endswith(".so")) for path in files)
+
+
 def _name_of(path: str) -> str | None:
     return path.removesuffix(".py").replace("/", ".") if path.endswith(".py") else None
 
@@ -189,16 +193,15 @@ def _import_above(tree: ast.Module, content: bytes, package: str) -> str:
 
 
 def _top_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the statements that surely run on import: in no function, and not where a failing import is caught."""
+    """Yield the statements that surely run on import: in no function, condition, or handler of a failed import."""
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or _suppresses_import_error(node):
             continue
-        names = _names(node.test) if isinstance(node, ast.If) else set()
-        if any(each <= names for each in _PLATFORM):
-            continue
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in names:
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in (names := _names(node.test)):
             yield from _top_level(node.orelse)
             continue
+        if isinstance(node, ast.If) and not isinstance(node.test, ast.Constant) and "__name__" not in names:
+            continue  # a condition that only the host knows: its flags, its version of Python
         if isinstance(node, ast.Try) and any(_catches_import_error(handler.type) for handler in node.handlers):
             yield from _top_level(node.finalbody)
             continue

@@ -98,7 +98,8 @@ def test_imports_at_start_are_required_on_hosts(tmp_path: Path) -> None:
         ("if sys.platform == 'win32':\n    import a\nif os.name == 'nt':\n    import b\nif six.PY2:\n    import c\n", []),
         ("try:\n    import a\nexcept SyntaxError:\n    import b\n", []),
         ("with contextlib.suppress(OSError, ImportError):\n    import a\nwith suppress(OSError):\n    import b\n", ["b"]),
-        ("if other:\n    import a\nelif f():\n    import b\nelse:\n    import c\n", ["a", "b", "c"]),
+        ("if other:\n    import a\nelif f():\n    import b\nelse:\n    import c\n", []),
+        ("if 1:\n    import a\nif __name__ == '__main__':\n    import b\n", ["a", "b"]),
         ("for x in y:\n    import a\nwhile x:\n    import b\nwith x:\n    import c\n", ["a", "b", "c"]),
         ("class A:\n    import a\n    def f(self):\n        import b\n    async def g(self):\n        import c\n", ["a"]),
         ("import a.b, c as d\nfrom e.f import g\nimport a\n", ["a", "c", "e"]),
@@ -134,6 +135,15 @@ def test_imports_within_a_package_are_followed() -> None:
     }
     with pytest.raises(UsageError, match=r"^mine/task\.py:1 imports mine\.gone, which is not in the package mine$"):
         check_module({"mine/task.py": b"from .gone import f"}, "mine", "mine.task")
+
+
+def test_compiled_modules_are_of_the_package() -> None:
+    compiled = {f"mine/{name}.cpython-311-x86_64-linux-gnu.so": b"\x7fELF" for name in ("fast", "sub/deep")}
+    files = {"mine/__init__.py": b"", "mine/task.py": b"from .fast import f\nimport mine.sub.deep\nfrom mine import fast"}
+    assert check_module({**files, **compiled}, "mine", "mine.task") == {}
+    assert check_script({"mine/run.py": b"import fast, sub.deep, far", **compiled}, "mine/run.py").keys() == {"far"}
+    with pytest.raises(UsageError, match=r"^mine/task\.py:1 imports mine\.fast, which is not in the package mine$"):
+        check_module({**files, "mine/fast.c": b"", "mine/faster.so": b""}, "mine", "mine.task")
 
 
 def test_a_script_imports_its_neighbours_by_name() -> None:
