@@ -35,6 +35,7 @@ _RANK_MISSED = re.compile(
     rf"|KeyError: '(?:{'|'.join(RANK_NAMES)})'"
     r"|coordinator_address should be defined"
 )
+_BUSY_HINT = "JOB_DIR, HOME and /tmp cannot be removed or renamed: remove what is in them, or a folder below."
 _ERROR = "error: "
 _SUMMARY = ("name", "state", "exitCode", "starts", "restarts", "startTime", "lastStartTime", "endTime")
 _SIGTERM = describe_end(-signal.SIGTERM)
@@ -147,7 +148,12 @@ def stopped(job: JobRecord, view: View) -> bool:
 def exit_message(record: ReplicaRecord, more: str = "") -> str:
     """Return Cloud ML's sentence about a failed replica with `more`, a remedy if there is one, and the end of its log."""
     name, code = _name(record.name), record.exitCode
-    hint = _memory_hint(record) or _rank_hint(record) or missing_libraries.remedy(record.errorMessage.splitlines())
+    hint = (
+        _memory_hint(record)
+        or _rank_hint(record)
+        or _busy_hint(record)
+        or missing_libraries.remedy(record.errorMessage.splitlines())
+    )
     sentence = f"The replica {name} exited with a non-zero status of {code}{more}."
     return " ".join(filter(None, (sentence, hint))) + f"\n{record.errorMessage}"
 
@@ -173,6 +179,11 @@ def _rank_hint(record: ReplicaRecord) -> str:
     if role in _RANKED_ROLES or not _RANK_MISSED.search(record.errorMessage):
         return ""
     return "Only the master and workers have RANK and MASTER_ADDR: --replicas master, or worker if there are some, is enough."
+
+
+def _busy_hint(record: ReplicaRecord) -> str:
+    """Return a remedy for a program that removes one of its own folders; else empty."""
+    return _BUSY_HINT if "Device or resource busy" in record.errorMessage else ""
 
 
 def _cancelled(job: JobRecord, view: View) -> JobRecord | None:

@@ -45,6 +45,9 @@ _JOINS_RANKS = re.compile(
 _LIGHTNING = re.compile(
     rb"^[ \t]*(?:from|import)[ \t]+(?:pytorch_)?lightning\b.*?^(?![ \t]*class\b)[^#\n]*\bTrainer\(", re.MULTILINE | re.DOTALL
 )
+# Programs that give their children a rank, by which each host would be the only one, and their options for several hosts.
+_LAUNCHERS = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate"})
+_LAUNCHED_HOSTS = ("nnodes", "num-machines")
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 GRACE_SECONDS = 30.0
 """The default grace period of replicas that still work when their job is done."""
@@ -337,6 +340,11 @@ def _rankless_notes(sources: Mapping[str, bytes], texts: Sequence[str], job_host
         how = f"--replicas {f'worker={workers}' if workers else 'master'} leaves them out"
         yield f"{reason} needs a rank, which {list_some(without)} would run without: {how}"
     ranked = len(job_hosts) - len(without)
+    launcher = next((text for text in texts if posixpath.basename(text) in _LAUNCHERS), None)
+    has_number = argument or any(text.lstrip("-").replace("_", "-").startswith(_LAUNCHED_HOSTS) for text in texts)
+    if launcher and ranked > 1 and not has_number:
+        how = "a program that reads RANK needs none, as RANK and WORLD_SIZE are set"
+        yield f"{launcher} on each of {ranked} hosts begins a training of its own, as it is given no number of hosts: {how}"
     lightning = next((name for name, content in programs.items() if _LIGHTNING.search(content)), None)
     has_nodes = any("num_nodes" in text for text in texts) or any(b"num_nodes" in content for content in programs.values())
     if lightning and ranked > 1 and not has_nodes:

@@ -13,7 +13,7 @@ from itertools import pairwise, takewhile
 from pathlib import Path
 
 from infra.templates import ROOT as HERE
-from jobs import variables
+from jobs import paths, variables
 from ops import commands, terminal
 from ops.errors import UsageError
 from ops.package import package
@@ -25,6 +25,10 @@ _LONGEST_LINE = 1000
 # Options of an interpreter whose next word is code, and options of any program whose value is a file that it writes.
 _CODE_OPTION = re.compile(r"-\w*c")
 _OUTPUT_OPTION = re.compile(r"-[oO]|--out")
+# The folders of interpreters on hosts, which are the parents of a script's first line.
+_INTERPRETERS = ("/bin/", "/usr/bin/", "/sbin/", "/usr/sbin/", f"{posixpath.dirname(paths.PYTHON)}/")
+# The machine in the header of an ELF file, in its 19th and 20th byte.
+_X86_64 = b"\x3e\0"
 _SETTING = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL | re.ASCII)
 
 
@@ -194,6 +198,12 @@ def _check_executable(path: Path, name: str) -> None:
         raise UsageError(
             f"--command {name} has the line ends of Windows, with which no host finds its program: dos2unix {path}"
         )
+    words = first[2:].decode(errors="replace").split() if first.startswith(b"#!") else []
+    if words and not words[0].startswith(_INTERPRETERS):
+        how = f"#!/usr/bin/env {posixpath.basename(words[0])}"
+        raise UsageError(f"--command {name} begins with #!{words[0]}, which hosts do not have: write {how}")
+    if first.startswith(b"\x7fELF") and first[18:20] not in (b"", _X86_64):
+        raise UsageError(f"--command {name} is built for another processor, and hosts have x86-64: build it for that")
     if not first.startswith((b"#!", b"\x7fELF")):
         how = f'a first line such as #!/bin/sh, or --package {path.parent} --command "sh {path.name}"'
         raise UsageError(f"--command {name} is no program that Linux starts: give it {how}")

@@ -461,6 +461,13 @@ def test_a_program_that_misses_its_rank_has_a_remedy(line: str) -> None:
         assert remedy not in exit_message(record("ps-0", "EXITED", 1, errorMessage=f"KeyError: '{name}'"))
 
 
+def test_a_program_that_removes_its_own_folder_has_a_remedy() -> None:
+    error = "OSError: [Errno 16] Device or resource busy: '/bucket/jobs/job01/output'"
+    remedy = "JOB_DIR, HOME and /tmp cannot be removed or renamed: remove what is in them, or a folder below."
+    sentence = f"The replica master 0 exited with a non-zero status of 1. {remedy}\n{error}"
+    assert exit_message(record("master-0", "EXITED", 1, errorMessage=error)) == sentence
+
+
 # A lost host, silence, and limits
 
 

@@ -749,6 +749,27 @@ def test_a_program_of_ranks_on_other_hosts_is_noted(inventory: Inventory) -> Non
 
 
 @pytest.mark.parametrize(
+    ("command", "launcher"),
+    [
+        ("torchrun train.py", "torchrun"),
+        ("python -m torch.distributed.run train.py", "torch.distributed.run"),
+        ("accelerate launch --num-processes 3 train.py", "accelerate"),
+        ("torchrun --nnodes=3 train.py", None),
+        ("accelerate launch --num_machines 3 train.py", None),
+        ("python torchrun.py", None),
+    ],
+)
+def test_a_launcher_that_gives_each_host_a_training_is_noted(inventory: Inventory, command: str, launcher: str | None) -> None:
+    def notes(replicas: str) -> tuple[str, ...]:
+        return build_job(JobFlags("job01", replicas=replicas), inventory, "t", {}, command.split(), "t").notes
+
+    how = "a program that reads RANK needs none, as RANK and WORLD_SIZE are set"
+    note = f"{launcher} on each of 3 hosts begins a training of its own, as it is given no number of hosts: {how}"
+    assert notes("worker=2") == ((note,) if launcher else ())
+    assert notes("master") == ()
+
+
+@pytest.mark.parametrize(
     ("source", "noted"),
     [
         ("import lightning as L\nL.Trainer()", True),

@@ -264,7 +264,15 @@ def test_what_a_shell_would_expand_is_noted(
         ),
         (b"", "is no program that Linux starts: "),
         (b"#!/bin/sh", None),
+        (b"#! /usr/bin/env -S python3 -u\n", None),
+        (b"#!/opt/scaletier/venv/bin/python\n", None),
+        (
+            b"#!/usr/local/bin/python3 -u\n",
+            "begins with #!/usr/local/bin/python3, which hosts do not have: write #!/usr/bin/env python3",
+        ),
         (b"\x7fELF\x02", None),
+        (b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x02\0\x3e\0\x01", None),
+        (b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x02\0\xb7\0\x01", "is built for another processor, and hosts have x86-64"),
     ],
 )
 def test_a_file_that_no_host_can_start_is_refused(folder: Path, content: bytes, message: str | None) -> None:
