@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,6 @@ from infra.inventory import Inventory
 from jobs import paths
 from jobs.bucket import BucketError
 from jobs.folder_bucket import FolderBucket
-from jobs.lease import Lease
 from jobs.ledger import Ledger
 from jobs.queue import Queue, QueueEntry
 from jobs.records import JobRecord, ReplicaRecord
@@ -27,36 +25,6 @@ from ops.cluster.bucket import SshChannel, missing, read_whole, upload_missing
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.ledger import existing_job, find_job, newest_job, replicas_of
 from ops.errors import OpsError, UsageError, explain
-
-
-class EndedSession:
-    """A session of ssh whose command has ended with an error."""
-
-    def exec_command(self, command: str) -> None:
-        self.error_output = b"Traceback\nMemoryError: no room\n"
-
-    def sendall(self, data: bytes) -> None:
-        pass
-
-    def settimeout(self, seconds: float) -> None:
-        pass
-
-    def recv(self, size: int) -> bytes:
-        return b""
-
-    def recv_stderr(self, size: int) -> bytes:
-        output, self.error_output = self.error_output, b""
-        return output
-
-    def close(self) -> None:
-        pass
-
-
-def test_an_ended_host_command_gives_its_reason(inventory: Inventory) -> None:
-    fleet: Any = SimpleNamespace(any_connection=lambda: SimpleNamespace(create_session=EndedSession))
-    ledger = ClusterClient(replace(inventory, operator_bucket="sftp:///bucket"), fleet).ledger
-    with pytest.raises(BucketError, match="broke off: the host ended it: MemoryError: no room"):
-        ledger.job("job01")
 
 
 class Session:
@@ -138,6 +106,15 @@ def test_the_end_of_a_channel_has_its_last_words(stderr: bytes | Exception, mess
     assert session.calls == [("timeout", 7), ("recv", 9), ("timeout", 1.0), ("recv_stderr", 262_144)]
 
 
+def test_an_ended_host_command_gives_its_reason(inventory: Inventory) -> None:
+    session = Session()
+    session.stderr = b"Traceback\nMemoryError: no room\n"
+    fleet: Any = SimpleNamespace(any_connection=lambda: session)
+    ledger = ClusterClient(replace(inventory, operator_bucket="sftp:///bucket"), fleet).ledger
+    with pytest.raises(BucketError, match="broke off: the host ended it: MemoryError: no room"):
+        ledger.job("job01")
+
+
 @pytest.mark.parametrize(
     ("error", "message"), [(paramiko.SSHException("gone"), "gone"), (paramiko.SSHException(), "SSHException")]
 )
@@ -155,14 +132,11 @@ def ledger(tmp_path: Path) -> Ledger:
     return Ledger(FolderBucket(tmp_path))
 
 
-def test_missing_lists_absent_and_partial_files() -> None:
-    assert missing({"a": 1, "b": 2, "c": 3}, {"a": 1, "b": 1}) == ["b", "c"]
-
-
 def test_missing_files_are_uploaded_with_their_progress(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    assert missing({"a": 1, "b": 2, "c": 3}, {"a": 1, "b": 1}) == ["b", "c"], "absent and partial ones"
     files = {name: tmp_path / f"{name}.txt" for name in ("a", "b", "")}
     for number, path in enumerate(files.values()):
         path.write_bytes(b"x" * (number + 1))
@@ -181,13 +155,8 @@ def test_missing_files_are_uploaded_with_their_progress(
 def test_an_unknown_bucket_url_is_one_line(inventory: Inventory, tmp_path: Path) -> None:
     with pytest.raises(OSError, match="is no bucket") as error:
         _ = ClusterClient(replace(inventory, operator_bucket="nope://b"), object()).ledger  # type: ignore[arg-type]
-    assert explain(error.value) == (
-        "the bucket fails: 'nope://b' is no bucket: valid are a folder, file:///folder, and gs://bucket",
-        1,
-    )
-
-
-def test_a_missing_bucket_is_an_error(inventory: Inventory, tmp_path: Path) -> None:
+    message = "the bucket fails: 'nope://b' is no bucket: valid are a folder, file:///folder, and gs://bucket"
+    assert explain(error.value) == (message, 1)
     ledger = ClusterClient(replace(inventory, operator_bucket=f"{tmp_path}/gone"), object()).ledger  # type: ignore[arg-type]
     with pytest.raises(OSError, match="is not there") as error:
         existing_job(ledger, "job01")
@@ -201,6 +170,7 @@ def test_an_unknown_job_is_an_error(ledger: Ledger) -> None:
     for n in range(7):
         put_job(ledger, JobRecord(f"job0{n}", createTime=f"2026-01-31T12:00:0{n}.000Z"))
     assert existing_job(ledger, "job03").jobId == "job03"
+    assert newest_job(ledger) == "job06", "the last created of jobs that never started"
     with pytest.raises(UsageError, match=r"fab jobs lists job06, job05, job04, job03, job02 and 2 more"):
         existing_job(ledger, "nope")
 
@@ -249,12 +219,6 @@ def test_other_jobs_with_hosts_are_noted(ledger: Ledger, capsys: pytest.CaptureF
     )
 
 
-def test_the_newest_of_jobs_that_never_started_is_the_last_created(ledger: Ledger) -> None:
-    put_job(ledger, JobRecord("job01", JobState.FAILED, createTime="2026-01-31T12:00:00.000Z"))
-    put_job(ledger, JobRecord("job02", JobState.FAILED, createTime="2026-01-31T12:00:01.000Z"))
-    assert newest_job(ledger) == "job02"
-
-
 def test_replica_states_merge_own_records_and_the_leaders_view(ledger: Ledger) -> None:
     record = JobRecord(
         "job01",
@@ -281,11 +245,3 @@ def test_replicas_of_an_older_record_are_read(ledger: Ledger) -> None:
     replicas = [{"name": "master-0", "exitCode": 0, "state": "EXITED"}]
     record = JobRecord.from_dict({"jobId": "old", "state": "SUCCEEDED", "replicas": replicas})
     assert [(r.name, r.state, r.exitCode) for r in replicas_of(ledger, record)] == [("master-0", "EXITED", 0)]
-
-
-def test_the_cluster_client_uses_the_given_bucket(inventory: Inventory, tmp_path: Path) -> None:
-    cluster = ClusterClient(replace(inventory, operator_bucket=str(tmp_path)), object())  # type: ignore[arg-type]
-    put_job(cluster.ledger, JobRecord("job01", lease=Lease("ann", 1)))
-    item = cluster.bucket.read(paths.job("job01"))
-    assert item is not None
-    assert json.loads(item.content)["lease"]["holder"] == "ann"

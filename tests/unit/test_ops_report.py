@@ -38,6 +38,9 @@ from ops.submit.tuning import build_study, check_hyperparameters
 
 DAY = "2026-01-31T12:00:{:06.3f}Z"
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\nrest").decode()
+LARGE_PNG = base64.b64encode(base64.b64decode(PNG) + bytes(40_000)).decode()
+BAD_IMAGES = (None, "x", f'{PNG[:8]}"><{PNG[8:]}', '"><script>', "aGk=", LARGE_PNG)
+NO_PNG = "mistakes[0].image must be a PNG of 32 kB at most, in base64"
 
 
 def log_lines(replica: str, *messages: tuple[float, str], severity: str = "INFO") -> list[LogLine]:
@@ -195,15 +198,12 @@ def test_a_job_that_failed_before_its_start_reports_errors() -> None:
 
 
 def test_charts_have_the_first_trainer_and_each_evaluator() -> None:
-    logs = {
-        "evaluator-0": log_lines("evaluator-0", (1, "Eval, step 1: f1: 0.5"), (2, "Eval, step 2: f1: 0.6, loss: nan, x: y")),
-        "worker-0": log_lines(
-            "worker-0", (1, train_line("worker/0", 1, 2.0, 1.0, 1.0)), (2, train_line("worker/0", 2, 1.0, 2.0, 1.0))
-        ),
-        "worker-1": log_lines(
-            "worker-1", (1, train_line("worker/1", 1, 9.0, 1.0, 1.0)), (2, train_line("worker/1", 2, 9.0, 2.0, 1.0))
-        ),
-    }
+    messages = ("Eval, step 1: f1: 0.5", "Eval, step 2: f1: 0.6, loss: nan, x: y")
+    logs = {"evaluator-0": log_lines("evaluator-0", *enumerate(messages, 1))}
+    for name, losses in (("worker-0", (2.0, 1.0)), ("worker-1", (9.0, 9.0))):
+        trains = [train_line(name.replace("-", "/"), step, loss, step, 1.0) for step, loss in enumerate(losses, 1)]
+        logs[name] = log_lines(name, *enumerate(trains, 1))
+    logs["master-0"] = log_lines("master-0", (1, "Final metrics after 9 steps, mean error: 2"))  # a point makes no chart
     assert make.from_logs(logs, ["master-0", "worker-0", "worker-1", "evaluator-0"]) == [
         Chart("loss", [Curve("train, worker-0", [(1, 2.0), (2, 1.0)])]),
         Chart("accuracy", [Curve("train, worker-0", [(1, 0.5), (2, 0.5)])]),
@@ -322,11 +322,6 @@ def test_the_last_error_lines_of_all_replicas_by_time() -> None:
     assert make.error_lines({**logs, "ps-0": log_lines("ps-0", (29.5, "no error"))}) == expected
 
 
-def test_a_single_point_makes_no_chart() -> None:
-    logs = {"master-0": log_lines("master-0", (1, "Final metrics after 9 steps, loss: 0.5, mean error: 2"))}
-    assert make.from_logs(logs, ["master-0"]) == []
-
-
 def test_summaries_are_used_without_metrics_in_the_log() -> None:
     scalars = {
         "train/loss": [(1, 2.0), (2, 1.0)],
@@ -408,46 +403,24 @@ def test_an_evaluation_is_read() -> None:
         ({"mistakes": [1]}, "mistakes[0] must be an object of label, predicted and image"),
         ({"mistakes": [{"label": 2, "predicted": 0, "image": PNG}]}, "mistakes[0].label must be a class, 0 to 1"),
         ({"mistakes": [{"label": 0, "image": PNG}]}, "mistakes[0].predicted must be a class, 0 to 1"),
-        *(
-            (
-                {"mistakes": [{"label": 0, "predicted": 1, "image": image}]},
-                "mistakes[0].image must be a PNG of 32 kB at most, in base64",
-            )
-            for image in (
-                None,
-                "x",
-                f'{PNG[:8]}"><{PNG[8:]}',
-                '"><script>',
-                "aGk=",
-                base64.b64encode(base64.b64decode(PNG) + bytes(40_000)).decode(),
-            )
-        ),
+        *(({"mistakes": [{"label": 0, "predicted": 1, "image": image}]}, NO_PNG) for image in BAD_IMAGES),
     ],
 )
 def test_an_invalid_evaluation_is_one_line(change: dict[str, Any], message: str) -> None:
     with pytest.raises(EvaluationError) as caught:
         parse(json.dumps({"classes": ["a", "b"], "confusion": [[1, 0], [0, 1]], "mistakes": [], **change}).encode())
     assert str(caught.value) == message
-
-
-@pytest.mark.parametrize(
-    ("content", "message"), [(b"{", "it is no JSON"), (b"[1]", "it is no JSON object"), (b"\xff", "it is no JSON")]
-)
-def test_an_evaluation_file_without_json_is_one_line(content: bytes, message: str) -> None:
-    with pytest.raises(EvaluationError, match=f"^{message}$"):
-        parse(content)
+    for content, problem in ((b"{", "it is no JSON"), (b"[1]", "it is no JSON object"), (b"\xff", "it is no JSON")):
+        with pytest.raises(EvaluationError, match=f"^{problem}$"):
+            parse(content)
 
 
 def test_differences_are_compared_flag_by_flag() -> None:
     first_report = make.make(make_evidence())
-    second_report = replace(
-        first_report, job="job02", arguments=["--a=2", "--fast", "x"], labels={}, metrics={"loss": "0.4"}, seconds=40.04
-    )
-    second_report = replace(second_report, inputs={**first_report.inputs, "env X": "z", "output": "elsewhere"}, cost=None)
-    rows = {
-        row.what: (row.values, row.same)
-        for row in differences([make.compared_inputs(first_report), make.compared_inputs(second_report)])
-    }
+    changed = {"job": "job02", "arguments": ["--a=2", "--fast", "x"], "labels": {}, "metrics": {"loss": "0.4"}}
+    inputs = {**first_report.inputs, "env X": "z", "output": "elsewhere"}
+    reports = [first_report, replace(first_report, **changed, seconds=40.04, inputs=inputs, cost=None)]  # type: ignore[arg-type]
+    rows = {row.what: (row.values, row.same) for row in differences([make.compared_inputs(each) for each in reports])}
     assert {what: values for what, (values, same) in rows.items() if not same} == {
         "env X": ["y", "z"],
         "--a": ["1", "2"],
@@ -456,10 +429,7 @@ def test_differences_are_compared_flag_by_flag() -> None:
     }
     assert rows["scaleTier"] == (["CUSTOM", "CUSTOM"], True)
     assert "output" not in rows
-    assert [
-        (row.what, row.values)
-        for row in differences([make.compared_results(first_report), make.compared_results(second_report)])
-    ] == [
+    assert [(row.what, row.values) for row in differences([make.compared_results(each) for each in reports])] == [
         ("state", ["SUCCEEDED", "SUCCEEDED"]),
         ("steps", ["40", None]),
         ("loss", ["0.500", "0.4"]),

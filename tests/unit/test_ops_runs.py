@@ -46,11 +46,6 @@ def test_all_reduce_has_no_servers_and_each_process_its_own_port(tmp_path: Path,
     assert all(server.fileno() == -1 for server in servers.values()), "the ports are free again"
 
 
-@pytest.mark.parametrize(("late", "too_late"), [(4, False), (50, False), (60, True)])
-def test_a_run_with_a_late_replica_does_not_count(late: int, too_late: bool) -> None:
-    assert runs.is_too_late(late, 200) == too_late
-
-
 def test_the_last_line_of_an_ended_process_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_DRAIN_SECONDS", limit())
     ended = threading.Event()

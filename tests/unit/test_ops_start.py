@@ -50,32 +50,21 @@ def test_the_checkout_is_found_by_folder_flag_or_variable(project: Path, tmp_pat
 def test_the_checkouts_own_program_runs(project: Path) -> None:
     result = run_scaletier(project / "deep", "train", "job01", "--", "a b", "")
     assert (result.returncode, result.stderr) == (7, "")
-    assert result.stdout.split("|") == [
-        str(project / "deep"),
-        str(project / ".venv/bin"),
-        "train",
-        "job01",
-        "--",
-        "a b",
-        "",
-        "",
-    ]
+    folders = [str(project / "deep"), str(project / ".venv/bin")]
+    assert result.stdout.split("|") == [*folders, "train", "job01", "--", "a b", "", ""]
 
 
 def test_without_a_checkout_an_error_says_what_to_do(project: Path, tmp_path: Path) -> None:
     outside = run_scaletier(tmp_path, "jobs")
     assert (outside.returncode, outside.stdout) == (2, "")
-    assert (
-        outside.stderr == "error: there is no checkout of scaletier here or above: cd into one, or name it by --project DIR\n"
-    )
+    message = "error: there is no checkout of scaletier here or above: cd into one, or name it by --project DIR\n"
+    assert outside.stderr == message
     invalid = run_scaletier(tmp_path, "jobs", "--project", str(tmp_path))
     assert (invalid.returncode, "is no checkout of scaletier" in invalid.stderr) == (2, True)
     (project / ".venv/bin/scaletier").unlink()
     not_set_up = run_scaletier(project, "jobs")
-    assert (not_set_up.returncode, not_set_up.stderr) == (
-        2,
-        f"error: the checkout {project} is not set up: run make setup there\n",
-    )
+    message = f"error: the checkout {project} is not set up: run make setup there\n"
+    assert (not_set_up.returncode, not_set_up.stderr) == (2, message)
 
 
 def test_help_and_version_work_anywhere(tmp_path: Path) -> None:

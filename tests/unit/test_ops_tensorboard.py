@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import os
 import shlex
@@ -149,14 +150,6 @@ def test_the_port_is_read_from_tensorboards_output() -> None:
     assert set(channel.timeouts) == {1.0}
 
 
-def test_an_end_is_an_error_with_its_last_line() -> None:
-    host = module._Server("master-0", FakeChannel(b"Traceback\nModuleNotFoundError: No module named 'tensorboard'\n"))
-    with pytest.raises(HostError, match=r"^master-0 has ended TensorBoard: ModuleNotFoundError: No module named"):
-        host.await_port()
-    with pytest.raises(HostError, match="has ended TensorBoard: late"):
-        module._Server("master-0", FakeChannel(None, b"late\n", None)).await_end()
-
-
 @pytest.mark.parametrize(
     ("channel", "message"),
     [
@@ -164,11 +157,13 @@ def test_an_end_is_an_error_with_its_last_line() -> None:
         (FakeChannel(exited=-1, error=ConnectionResetError("reset by peer"), connected=True), "broke off: reset by peer"),
         (FakeChannel(exited=-1, error=EOFError()), "broke off: EOFError"),
         (FakeChannel(exited=-1, connected=True), "has killed TensorBoard, as when memory is short"),
+        (FakeChannel(None, b"Traceback\nImportError: no module\n", None), "has ended TensorBoard: ImportError: no module"),
     ],
 )
 def test_a_lost_connection_is_distinguished_from_a_killed_command(channel: FakeChannel, message: str) -> None:
-    with pytest.raises(HostError, match=f"^master-0 {message}$"):
-        module._Server("master-0", channel).await_end()
+    for wait in (module._Server.await_port, module._Server.await_end):
+        with pytest.raises(HostError, match=f"^master-0 {message}$"):
+            wait(module._Server("master-0", copy.deepcopy(channel)))
 
 
 class FakeFleet:
@@ -210,25 +205,18 @@ def test_a_broken_connection_restarts_tensorboard_on_the_same_port(
 @pytest.mark.parametrize(
     ("channels", "message"),
     [
-        ([FakeChannel(exited=-1, error=EOFError()), serving_channel(1)], "master-0 broke off: EOFError"),
+        ([FakeChannel(exited=-1, error=EOFError())], "master-0 broke off: EOFError"),
         (
-            [
-                serving_channel(1, exited=-1, error=EOFError()),
-                FakeChannel(exited=-1, error=EOFError("refused")),
-                serving_channel(1),
-            ],
+            [serving_channel(1, exited=-1, error=EOFError()), FakeChannel(exited=-1, error=EOFError("refused"))],
             "master-0 broke off: refused",
         ),
-        (
-            [serving_channel(1, exited=-1, connected=True), serving_channel(1)],
-            "master-0 has killed TensorBoard, as when memory is short",
-        ),
-        ([serving_channel(1, exited=0), serving_channel(1)], "master-0 has ended TensorBoard: TensorBoard 2.21.0 at "),
+        ([serving_channel(1, exited=-1, connected=True)], "master-0 has killed TensorBoard, as when memory is short"),
+        ([serving_channel(1, exited=0)], "master-0 has ended TensorBoard: TensorBoard 2.21.0 at "),
     ],
     ids=["broke off before it served", "and before it served again", "killed", "ended by itself"],
 )
 def test_other_ends_are_errors(cluster: ClusterClient, channels: list[FakeChannel], message: str) -> None:
-    assert last_error(cluster, *channels).startswith(message)
+    assert last_error(cluster, *channels, serving_channel(1)).startswith(message)
 
 
 def test_ctrl_c_ends_it_and_connections_reach_the_chief(
@@ -255,15 +243,12 @@ def test_ctrl_c_ends_it_and_connections_reach_the_chief(
         module._Chief(FakeFleet(), "master-0").open_channel("direct-tcpip", ("", 1), ("", 1), 1.0)  # type: ignore[arg-type]
 
 
-def test_one_job_and_all_are_refused_together(cluster: ClusterClient) -> None:
-    with pytest.raises(UsageError, match=r"^--job shows one job and --all every one: leave one of them out$"):
-        module.tensorboard(cluster, "old", every_job=True, port=None)
-
-
 @pytest.mark.parametrize("port", ["0", "65536", "-1", "x", ""])
-def test_an_invalid_port_is_refused(cluster: ClusterClient, port: str) -> None:
+def test_an_invalid_call_is_refused(cluster: ClusterClient, port: str) -> None:
     with pytest.raises(UsageError, match="is no port; valid are 1 to 65535"):
         module.tensorboard(cluster, None, every_job=False, port=port)
+    with pytest.raises(UsageError, match=r"^--job shows one job and --all every one: leave one of them out$"):
+        module.tensorboard(cluster, "old", every_job=True, port=None)
 
 
 def test_the_chosen_jobs_logdir(cluster: ClusterClient) -> None:

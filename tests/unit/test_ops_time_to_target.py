@@ -153,10 +153,7 @@ def test_the_fit_is_the_best_nonnegative_model(replicas: list[int], steps: list[
         return float(np.sum((rows @ coefficients - ones) ** 2))
 
     unconstrained = np.linalg.lstsq(rows / rows.max(0), ones, rcond=None)[0] / rows.max(0)
-    edges = [
-        np.array([rows[:, 0].sum() / (rows[:, 0] ** 2).sum(), 0]),
-        np.array([0, rows[:, 1].sum() / (rows[:, 1] ** 2).sum()]),
-    ]
+    edges = np.diag(rows.sum(0) / (rows**2).sum(0))
     expected = min((coefficients for coefficients in [unconstrained, *edges] if (coefficients >= 0).all()), key=squares)
     fitted = time_to_target.fit(points)
     assert min(fitted.least, fitted.noise) >= 0
@@ -187,15 +184,8 @@ def test_more_replicas_take_fewer_steps_each_and_more_in_total(least: float, noi
 
 
 def test_seconds_to_a_target_agree_with_a_calculation_by_hand() -> None:
-    stored = {
-        "metric": "accuracy",
-        "value": 0.9,
-        "strategy": "apart",
-        "leastSteps": 50,
-        "noiseSteps": 350,
-        "runs": [{"replicas": 5}],
-    }
-    target_model = TargetModel.of(stored)
+    stored = {"metric": "accuracy", "value": 0.9, "strategy": "apart", "leastSteps": 50, "noiseSteps": 350}
+    target_model = TargetModel.of({**stored, "runs": [{"replicas": 5}]})
     assert (target_model.target, target_model.most) == (ACCURACY, 5)
     prediction = Prediction(rate=120.0, alone=20.0, replicas=10, bound="compute")
     assert target_model.seconds(prediction) == pytest.approx((10 * 50 + 350) / 120)
