@@ -43,10 +43,7 @@ class HostsError(OpsError):
 
 
 def suggest(word: str, valid: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return `; did you mean worker-0?`, to append to an error; empty if no valid word is similar.
-
-    `cutoff` is the least similarity that counts, from 0 to 1 (difflib).
-    """
+    """Return `; did you mean worker-0?`, empty if no valid word is as similar as `cutoff` (difflib)."""
     matches = difflib.get_close_matches(word, list(valid), cutoff=cutoff)
     return f"; did you mean {matches[0]}?" if matches else ""
 

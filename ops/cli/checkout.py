@@ -9,10 +9,7 @@ FLAG = "--project"
 
 
 def find(argv: Sequence[str], here: Path, environment: Mapping[str, str]) -> Path | None:
-    """Find the folder that a command is for.
-
-    Returns: the one of the flag, else of SCALETIER_PROJECT, else the checkout that `here` is in; None if there is none.
-    """
+    """Return the folder of the flag, else of SCALETIER_PROJECT, else the checkout that `here` is in."""
     own_words = argv[: argv.index("--")] if "--" in argv else argv
     for word, value in zip(own_words, (*own_words[1:], ""), strict=True):
         if word == FLAG and value:

@@ -31,10 +31,7 @@ def task(**options: Any) -> Callable[[Callable[..., int]], Any]:
 
 
 def command(body: Callable[..., int | None]) -> Callable[..., None]:
-    """Wrap a task's body so that it always ends in an exit code; the body returns one, or None for 0.
-
-    With SCALETIER_DEBUG set, the traceback is shown as well.
-    """
+    """Wrap a task's body so that it ends in an exit code; SCALETIER_DEBUG shows the traceback, too."""
 
     @functools.wraps(body)
     def run(*args: Any, **kwargs: Any) -> None:

@@ -48,10 +48,7 @@ def first_free(ports: Iterable[int], listen: Callable[[int], _Listening]) -> _Li
 
 
 class ChannelOpener(Protocol):
-    """The connections to the other end, like paramiko's Transport.
-
-    SSHException, OSError or EOFError if a connection is refused.
-    """
+    """The connections to the other end, like paramiko's Transport, with its errors."""
 
     def open_channel(self, kind: str, there: tuple[str, int], peer: tuple[str, int], /, *, timeout: float) -> Any:
         """Open a channel to that host and port, for that peer."""
@@ -72,10 +69,7 @@ def open_channel_on(fleet: Fleet, name: str, kind: str, there: tuple[str, int], 
 
 
 class Forward:
-    """A listener on the first free port of `ports`, forwarded to `port_there` on the host's loopback.
-
-    Only this machine can connect.
-    """
+    """A listener on the first free one of `ports`, for this machine alone, which leads to `port_there`."""
 
     def __init__(self, transport: ChannelOpener, loopback: str, ports: Iterable[int]) -> None:
         self.port_there = 0

@@ -72,11 +72,7 @@ def parse(text: str | bytes, folder: Path) -> Inventory:
 
 
 def choose_stack(folders: Sequence[str], named: str, selected: Callable[[], str | None]) -> str | None:
-    """Return the stack in use: the named one, else Pulumi's selected one, else the only one known here.
-
-    Returns:
-        None if that one is not known here; UsageError if there are several, and none is named or selected.
-    """
+    """Return the stack that is named, else selected, else the only one; None if it is not known here."""
     if stack := named or selected():
         return stack if stack in folders else None
     if len(folders) > 1:

@@ -47,10 +47,7 @@ class CommandResult:
 
 
 class Stream:
-    """A running command on a host, and its output, of which at most one window is in flight.
-
-    All calls raise HostError if the connection breaks.
-    """
+    """A command that runs on a host, with one window of output in flight; HostError if it breaks off."""
 
     def __init__(self, host: str, connection: Any, command: str) -> None:
         self.host = host

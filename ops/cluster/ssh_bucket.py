@@ -269,11 +269,9 @@ def _answer(
     if method == "upload":
         local_bucket.write(arguments[0], sent)
         return None, ()
-    if method == "create":
-        return local_bucket.create(arguments[0], b"".join(sent)), ()
-    if method == "replace":
-        name, version = arguments
-        return local_bucket.replace(name, b"".join(sent), version), ()
+    if method in ("create", "replace"):
+        name, *version = arguments
+        return getattr(local_bucket, method)(name, b"".join(sent), *version), ()
     if method == "read_all":
         items = local_bucket.read_all(*arguments)
         result = {name: (item.version, len(item.content)) for name, item in items.items()}

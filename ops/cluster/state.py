@@ -53,10 +53,7 @@ def _pulumi_path(root: Path) -> Path:
 
 
 def fetch(root: Path, parse: Callable[[str, Path], T]) -> T:
-    """Write the connection files of the named or selected stack to its folder below `.scaletier`; parsed.
-
-    The files of a stack that is no longer up are deleted.
-    """
+    """Write the connection files of the stack in use, parsed; delete those of one that is not up."""
     from infra.connection import FOLDER, files, remove, write
 
     for line in filter(None, (backend.note(root), backend.unused(root))):

@@ -39,10 +39,7 @@ Answer = tuple[int, Any]
 
 
 class ServingClient:
-    """Client of the model servers, for many threads.
-
-    A request may reach several of them, as predictions change nothing.
-    """
+    """Client of the model servers, for many threads; a request may reach several of them."""
 
     def __init__(self, cluster: ClusterClient) -> None:
         """Connect to nothing yet."""
@@ -53,10 +50,7 @@ class ServingClient:
         self._listens_by: float
 
     def request(self, method: str, path: str, body: bytes | None = None) -> Answer:
-        """Return the first server's answer, or NOBODY if none answers, even after it was installed.
-
-        See `ask_one` for the errors.
-        """
+        """Return the first server's answer, or NO_SERVER if none answers, even after it was installed."""
         answer = self._request_any(method, path, body)
         if answer[0] == NO_SERVER and self._started:
             start = self._started.result()

@@ -36,10 +36,7 @@ _TENSORFLOW_BYTES = 400_000_000
 
 @dataclass(frozen=True)
 class _Origin:
-    """The source of a version.
-
-    `model` is its saved_model.pb; `bring` puts all its files, `size` bytes, into a folder.
-    """
+    """The source of a version: its saved_model.pb, and how to copy all of its files, `size` bytes."""
 
     path: str
     model: bytes

@@ -78,10 +78,7 @@ def set_default(cluster: ClusterClient, model: str | None, version: str | None, 
 
 
 def undeploy(cluster: ClusterClient, model: str | None, version: str | None, as_json: bool = False) -> int:
-    """Remove a version from the servers.
-
-    Its files stay, and fab deploy without --job or --origin restores it.
-    """
+    """Remove a version from the servers; fab deploy without --job or --origin restores it."""
     catalog = catalog_of(cluster)
     record, chosen = _find_version(catalog, model, version)
     after = change_model(catalog, record.name, lambda record: record.undeploy(chosen.name))

@@ -33,10 +33,7 @@ _MISSING = "import importlib.util as u, sys; print(*[n for n in sys.argv[1:] if 
 
 
 def install_command(version: str, job_id: str = "") -> str:
-    """Unpack the stream from stdin, that job's package where one is in it, and start the unit or wake it.
-
-    Needs one channel, and no file of its own on the host.
-    """
+    """Unpack the stream from stdin, with that job's package if it has one, and start or wake the unit."""
     return root_helper.command("take-in", version, *([job_id] if job_id else []))
 
 

@@ -66,10 +66,7 @@ def is_met(line: str, packages: Mapping[str, str], python: str = PYTHON) -> bool
 
 
 def find_replaced(lines: Iterable[str], packages: Mapping[str, str], python: str = PYTHON) -> dict[str, str]:
-    """Return the names of `packages` whose version a line excludes, each with that line.
-
-    UsageError if TensorFlow depends on it.
-    """
+    """Return the lines that exclude the version of a package, by its name; UsageError for TensorFlow's."""
     lines_by_name = {}
     for line in lines:
         requirement = _requirement(line)
@@ -175,10 +172,7 @@ def absolute(line: str, folder: Path) -> str:
 
 
 def named_files(folder: Path, lines: Iterable[str]) -> Iterator[bytes]:
-    """Yield the content of files that lines name, recursively.
-
-    Such as `./mine-1.0-py3-none-any.whl` or `-r more.txt`.
-    """
+    """Yield the content of files that lines name, recursively, such as `-r more.txt` or `./mine.whl`."""
     for line in lines:
         option = _OPTION.match(line)
         if option is None and not line.startswith(_PATHS) and not without_options(line).endswith(_ARCHIVES):

@@ -69,11 +69,7 @@ class Runtime:
 
 
 def from_version(text: str, where: str, inventory: Inventory) -> Runtime | None:
-    """Return a runtime with TensorFlow 2.19, of which the newest 2.19.x is used, or 2.19.1.
-
-    Returns:
-        None if the hosts have that version.
-    """
+    """Return a runtime with TensorFlow 2.19, the newest 2.19.x, or 2.19.1; None if the hosts have it."""
     ours = inventory.tensorflow or hostpython.host_packages()[hostpython.TENSORFLOW]
     if not _TENSORFLOW_2.fullmatch(text):
         raise UsageError(f"{where} {text!r} is no version of TensorFlow 2: write 2.20 or 2.20.0, or leave it out for {ours}")

@@ -144,10 +144,7 @@ class TrainerConfig(JobEnd):
     notify: Notify = ""
 
     def chosen(self, name: str | None) -> Strategy:
-        """Return a strategy, by default the default one; the defaults if it is not declared.
-
-        It has the keys for the end of a job that hold for every strategy, too.
-        """
+        """Return a strategy, by default the default one, with the end keys that hold for all of them."""
         strategy = self.strategies.get(name or self.strategy or "", Strategy())
         return strategy.model_copy(update=merge_end_keys(self.end_keys, strategy.end_keys))
 
@@ -159,13 +156,7 @@ class TrainerConfig(JobEnd):
 
 
 def read(files: Mapping[str, bytes], package: str, report_old_keys: bool = False) -> TrainerConfig:
-    """Parse a package's declaration.
-
-    Args:
-        files: the content of the package's files by a path such as `trainer/task.py`.
-        package: its name.
-        report_old_keys: as for `validate`.
-    """
+    """Parse a package's declaration from its files, each by a path such as `trainer/task.py`."""
     path, keys = f"{package}/{FILE}", dict[str, Any]()
     for place in (f"{LIBRARY}/{FILE}", path):
         if place in files:
@@ -188,11 +179,7 @@ def merge_end_keys(exits: Mapping[str, Any], above: Mapping[str, Any]) -> dict[s
 
 
 def check_tensorflow(declared: TrainerConfig, package: str, lines: Iterable[str], complete: bool) -> None:
-    """Check that a job's own Python has a TensorFlow and Keras that the package knows.
-
-    Args:
-        lines: such as `tensorflow-cpu==2.20.0`; there is no TensorFlow only if they are `complete`.
-    """
+    """Check the TensorFlow and Keras of a job's own Python, by lines such as `tensorflow-cpu==2.20.0`."""
     lines = list(lines)
     keras = next((match[1] for line in lines if (match := _KERAS.match(line))), None)
     if declared.keras and keras and keras not in declared.keras:

@@ -1,7 +1,4 @@
-"""The files below a folder as a package and `fab data put` send them, with links and ignore files.
-
-Links are followed, ignore files are obeyed.
-"""
+"""The files of a folder as a package and `fab data put` send them: with links, without ignored ones."""
 
 from __future__ import annotations
 

@@ -169,10 +169,7 @@ def measure(built: package.Package, declared: TrainerConfig, module: str, args: 
 def measure_steps_to_target(
     built: package.Package, declared: TrainerConfig, module: str, args: Sequence[str], until: TargetRuns
 ) -> dict[str, Any]:
-    """Measure the steps to a target with each number of replicas, for the `until` of a plan.
-
-    See ops.plan.runs for the errors.
-    """
+    """Measure the steps to a target with each number of replicas, for the `until` of a plan."""
     plan_flags, goal = declared.plan, until.target
     strategy = resolve_strategy(declared, chosen_strategy(args))
     most = last_step(args, plan_flags)

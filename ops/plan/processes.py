@@ -61,10 +61,7 @@ class ProcessGroup:
             self._lines.put((index, line.decode("utf-8", "replace").rstrip("\n")))
 
     def lines(self, until: Callable[[], float]) -> Iterator[str]:
-        """Yield the output of all until the first ends, any fails, or the monotonic clock is at `until()`.
-
-        `last` has the last line of each, by its name.
-        """
+        """Yield all output until the first ends, any fails, or it is `until()`; `last` has each last line."""
         while (seconds := until() - time.monotonic()) > 0:
             try:
                 index, line = self._lines.get(timeout=seconds)
@@ -97,10 +94,7 @@ def start_processes(starts: Sequence[ProcessStart], folder: Path, grace: float =
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]], grace: float) -> None:
-    """Send SIGTERM to the process groups, which then may save, and SIGKILL after `grace` seconds.
-
-    SIGKILL is also sent if the wait is interrupted.
-    """
+    """Send SIGTERM to the process groups, which then may save, and SIGKILL after `grace` seconds."""
     try:
         _signal(processes, signal.SIGTERM, grace)
     finally:

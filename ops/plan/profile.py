@@ -43,10 +43,7 @@ def marks(lines: Iterable[str]) -> list[TrainPoint]:
 
 
 def step_seconds(train_marks: Sequence[TrainPoint]) -> float | None:
-    """Return the median seconds per step between two lines, or None if there are too few.
-
-    Few intervals include an evaluation or a checkpoint, so that the median has none.
-    """
+    """Return the median seconds of a step, without evaluations and checkpoints; None for too few lines."""
     rates = [(b.step - a.step) / (b.seconds - a.seconds) for a, b in pairwise(train_marks) if b.seconds > a.seconds]
     return 1 / median(rates) if rates and median(rates) > 0 else None
 

@@ -49,10 +49,7 @@ class TrialRun:
 
 @dataclass(frozen=True)
 class RunSetup:
-    """The setup of a run to a target.
-
-    `argv` of each process, `env` of all, `servers` if replicas meet at a parameter server; `seconds` at most.
-    """
+    """A run to a target, of `seconds` at most; with `servers` its replicas meet at a parameter server."""
 
     target: AccuracyTarget
     argv: Sequence[str]

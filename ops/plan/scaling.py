@@ -48,10 +48,7 @@ class PlannedMachine:
 
 @dataclass(frozen=True)
 class Shape:
-    """A cluster: the machines that train, the master first, and its parameter servers.
-
-    `shared` is how many vCPUs all of them share, None where each has its own.
-    """
+    """The machines that train, the master first, and the servers; `shared` vCPUs if they share them."""
 
     trainers: Sequence[PlannedMachine]
     servers: Sequence[PlannedMachine] = ()
@@ -60,10 +57,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A predicted speed: `rate` in steps/s of all replicas, `alone` of one process on the master.
-
-    `bound` is the limit.
-    """
+    """A predicted speed: `rate` in steps/s of all, `alone` of one process on the master, and its limit."""
 
     rate: float
     alone: float

@@ -72,10 +72,7 @@ class StepsModel:
 
 @dataclass(frozen=True)
 class TargetModel:
-    """The law measured by runs to a target, for jobs by one strategy, and the largest number of replicas.
-
-    `until` is what a plan has of it.
-    """
+    """The law of jobs by one strategy, measured with at most `most` replicas, from a plan's `until`."""
 
     target: AccuracyTarget
     strategy: str

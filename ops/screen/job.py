@@ -37,11 +37,7 @@ _HEADS = ("REPLICA", "STATE", "STEPS/S", "LAST LINE", "RESTARTS", "CPU", "MEMORY
 
 
 def follow(cluster: ClusterClient, record: JobRecord, replicas: Sequence[str], log_filter: LogFilter) -> JobRecord | None:
-    """Show the job until it ends, then leave its last state on the terminal.
-
-    Returns:
-        The final record, or None if the job was never seen.
-    """
+    """Show the job until it ends, and leave its last state; return its final record, if there is one."""
     job_screen = JobScreen(record, replicas)
     follower = Client(cluster).follow(record, list(replicas), log_filter, ticks=True)
     try:

@@ -69,11 +69,7 @@ def _follow(
 def follow_job(
     cluster: ClusterClient, record: JobRecord, replicas: list[str], log_filter: LogFilter, as_json: bool, plain: bool
 ) -> JobRecord | None:
-    """Show the logs as they grow.
-
-    Returns:
-        The job's final record, or None if the job was never seen.
-    """
+    """Show the logs as they grow; return the job's final record, None if the job was never seen."""
     if plain or as_json or not terminal.supports_screen():
         return follow_plain(cluster, record, replicas, log_filter, as_json)
     from ops.screen.job import follow  # with rich, which plain lines do not wait for
@@ -112,10 +108,7 @@ def follow_plain(
 def _writer(
     cluster: ClusterClient, record: JobRecord, replicas: Iterable[str], as_json: bool, live: bool = False
 ) -> Callable[[LogLine], None]:
-    """Return a printer for the lines of these replicas, which marks the job's first error.
-
-    It marks none if the bucket cannot be read.
-    """
+    """Return a printer of these replicas' lines; it marks the first error if the bucket can be read."""
     try:
         records = cluster.ledger.replicas(record.jobId, replica_names(record))
     except (BucketError, RecordError, OpsError):

@@ -1,7 +1,7 @@
 """Pictures on a terminal, drawn by rich. A picture is a list of lines; no text in it is parsed as markup.
 
-Every text is made harmless where it comes in, as a trainer may print anything. `columns` lays tables out by itself: rich's own
-measures and wraps every cell of every picture, which with 31 replicas takes ten times as long.
+Every text is made harmless where it comes in, as a trainer may print anything. `layout_columns` does without rich's tables,
+which measure and wrap each cell of each picture: with 31 replicas that takes ten times as long.
 """
 
 from __future__ import annotations
@@ -61,11 +61,7 @@ def layout_columns(heads: Sequence[str], rows: Iterable[Sequence[Text]], right: 
 
 
 def cut(lines: Picture, most: int, what: str) -> Picture:
-    """Cut a table's lines to `most`, the last of which then counts the rest.
-
-    Args:
-        what: the rows' plural noun, such as `hosts`.
-    """
+    """Cut a table's lines to `most`, the last of which then counts the rest of `what`, such as `hosts`."""
     if len(lines) <= most:
         return lines
     count = max(most - 1, 1)

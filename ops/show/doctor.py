@@ -136,14 +136,7 @@ def hosts(cluster: ClusterClient) -> Iterator[Finding]:
 
 
 def clock(output: str, moment: float) -> float:
-    """Return the milliseconds by which a host's clock is ahead of this one's.
-
-    Args:
-        moment: this clock at the time of the output.
-
-    Raises:
-        ValueError: if the output is no answer.
-    """
+    """Return the milliseconds by which a host's clock is ahead of this one's; ValueError for no answer."""
     return (float(output.splitlines()[0]) - moment) * 1000
 
 
