@@ -19,8 +19,7 @@ from jobs import progress
 from jobs.progress import MetricPoint
 from ops import terminal
 from ops.errors import OpsError, UsageError
-from ops.plan.processes import ProcessGroup, ProcessStart, start_processes
-from ops.plan.profile import failure
+from ops.plan.profile import ProcessGroup, ProcessStart, failure, start_processes
 from ops.plan.time_to_target import AccuracyTarget, Crossing, crossing, nearest
 from ops.submit.environment import DEFAULTS
 

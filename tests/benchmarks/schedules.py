@@ -23,7 +23,7 @@ from benchmarks.learning import TARGET, Reached
 from benchmarks.measure import MeasureError
 from benchmarks.stack import BIN, MNIST, ROOT, say
 from benchmarks.trained import Trained, curve, parse
-from ops.plan.processes import start_processes
+from ops.plan.profile import start_processes
 from ops.plan.runs import RunSetup, replica_commands
 from ops.plan.time_to_target import AccuracyTarget
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from replicahosts import make
 
-from ops.plan import processes, profile, runs
+from ops.plan import profile, runs
 
 __all__ = ["make"]
 
@@ -19,6 +19,6 @@ def leap(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Let ten hours pass at once for jobs that run on this machine."""
     ahead = [0.0]
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[0])
-    for module in (processes, profile, runs):
+    for module in (profile, runs):
         monkeypatch.setattr(module, "time", clock)
     return lambda: ahead.append(ahead.pop() + 36_000)

@@ -13,7 +13,7 @@ from waiting import limit, wait_for
 from jobs import progress
 from jobs.progress import TrainPoint
 from ops.errors import OpsError, UsageError
-from ops.plan import processes, profile
+from ops.plan import profile
 
 
 def run_profile(tmp_path: Path, code: str, seconds: float = 0.0) -> list[str]:
@@ -118,8 +118,8 @@ def test_parameters_are_counted_in_the_newest_checkpoint_that_is_no_export(
 
 def test_a_job_runs_in_the_python_that_has_tensorflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Use this Python, else the hosts'; if neither has TensorFlow, print an error."""
-    monkeypatch.setattr(processes, "find_spec", lambda _: None)
-    monkeypatch.setattr(processes, "HOSTS_PYTHONS", tmp_path)
+    monkeypatch.setattr(profile, "find_spec", lambda _: None)
+    monkeypatch.setattr(profile, "HOSTS_PYTHONS", tmp_path)
     python = tmp_path / "runtime-0a1b2c3d4e5f" / "bin" / "python"
     with pytest.raises(UsageError, match="there is no TensorFlow here to run the job with: run make tensorflow"):
         run_profile(tmp_path, PRINTS_SIX_LINES)

@@ -15,8 +15,8 @@ from waiting import limit, wait_for
 
 from jobs import progress
 from ops.errors import OpsError, UsageError
-from ops.plan import processes, runs
-from ops.plan.processes import ProcessStart
+from ops.plan import profile, runs
+from ops.plan.profile import ProcessStart
 from ops.plan.time_to_target import AccuracyTarget
 
 # It learns a thousandth a step, half as much with several replicas; its children must end with it.
@@ -188,7 +188,7 @@ def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
         "import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint(os.getpid())\ntime.sleep(600)\n"
     )
     threads = set(threading.enumerate())
-    with processes.start_processes(
+    with profile.start_processes(
         [ProcessStart(name, ["stubborn"], dict(os.environ)) for name in "ab"], tmp_path, 0.2
     ) as running:
         lines = running.lines(lambda: time.monotonic() + limit())
@@ -204,6 +204,6 @@ def test_a_process_may_save_when_it_is_ended(tmp_path: Path) -> None:
         "def save(*_):\n    pathlib.Path('saved').touch()\n    raise SystemExit\n"
         "signal.signal(signal.SIGTERM, save)\nprint('up')\ntime.sleep(600)\n"
     )
-    with processes.start_processes([ProcessStart("a", ["saving"], dict(os.environ))], tmp_path, limit()) as running:
+    with profile.start_processes([ProcessStart("a", ["saving"], dict(os.environ))], tmp_path, limit()) as running:
         assert next(running.lines(lambda: time.monotonic() + limit())) == "up"
     assert (tmp_path / "saved").exists()

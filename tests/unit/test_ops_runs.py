@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from waiting import limit
 
-from ops.plan import processes, runs
+from ops.plan import profile, runs
 from ops.plan.time_to_target import AccuracyTarget
 
 
@@ -47,7 +47,7 @@ def test_all_reduce_has_no_servers_and_each_process_its_own_port(tmp_path: Path,
 
 
 def test_the_last_line_of_an_ended_process_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "_DRAIN_SECONDS", limit())
+    monkeypatch.setattr(profile, "_DRAIN_SECONDS", limit())
     ended = threading.Event()
 
     def read() -> Iterator[bytes]:
@@ -55,7 +55,7 @@ def test_the_last_line_of_an_ended_process_is_read(monkeypatch: pytest.MonkeyPat
         yield from (b"\n", b"bad \xff\n")
 
     process: Any = SimpleNamespace(wait=ended.set, stdout=read(), returncode=3)
-    group = processes.ProcessGroup(["master/0"], [process])
+    group = profile.ProcessGroup(["master/0"], [process])
     assert list(group.lines(lambda: time.monotonic() + limit())) == ["", "bad \ufffd"]
     assert (group.failed, group.last) == (("master/0", 3), {"master/0": "bad \ufffd"})
 
