@@ -7,13 +7,14 @@ import http.server
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from opsdata import write_files
 from test_ops_dependencies import build_error, make_trainer, make_wheel
-from test_ops_runtimes import HOSTS_SEE, write_requirements
+from test_ops_runtimes import local_inventory, write_requirements
 
 from infra.inventory import Inventory
 from infra.runtime import uv
@@ -23,6 +24,8 @@ from ops.package import dependencies, package, runtimes
 from ops.package.install import _Progress
 from ops.submit.config import JobFlags, build_job
 from ops.submit.runtimes import _list
+
+__all__ = ["local_inventory"]
 
 
 class Web:
@@ -153,27 +156,14 @@ def test_torch_without_an_index_or_a_hash_is_detected() -> None:
     assert runtimes.cpu_remedy(["far", "nvidia-cublas-cu12"]) == ""
 
 
-@pytest.fixture
-def local_inventory(inventory: Inventory, tmp_path: Path) -> Inventory:
-    return replace(inventory, runtimes=HOSTS_SEE, operator_runtimes=str(tmp_path / "runtimes"))
-
-
-@pytest.fixture
-def build_runtime(local_inventory: Inventory) -> Callable[[str, Inventory], dict[str, str]]:
-    def build(requirements_file: str, inventory: Inventory) -> dict[str, str]:
-        job = build_job(JobFlags("j", runtime=requirements_file), inventory, "mine")
-        assert job.runtime
-        return runtimes.build(inventory, job.runtime)
-
-    return build
+def build_runtime(requirements_file: str, inventory: Inventory) -> dict[str, str]:
+    job = build_job(JobFlags("j", runtime=requirements_file), inventory, "mine")
+    assert job.runtime
+    return runtimes.build(inventory, job.runtime)
 
 
 def test_a_runtime_has_cpu_builds_without_gpus(
-    local_inventory: Inventory,
-    index: Path,
-    tmp_path: Path,
-    build_runtime: Callable[..., dict[str, str]],
-    capsys: pytest.CaptureFixture[str],
+    local_inventory: Inventory, index: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("xgboost_cpu", "xgboost", "tensorflow"):
         make_wheel(index, name)
@@ -182,17 +172,12 @@ def test_a_runtime_has_cpu_builds_without_gpus(
     assert "no host has a GPU: xgboost-cpu==1.0 is taken, its build for processors\n" in capsys.readouterr().err
     gpus = tuple(replace(host, accelerator={"type": "t4", "count": 1}) for host in local_inventory.hosts)
     assert build_runtime(requirements_file, replace(local_inventory, hosts=gpus)) == {"xgboost": "1.0"}
-    assert build_runtime(write_requirements(tmp_path, "tensorflow==1.0\n"), local_inventory) == {"tensorflow": "1.0"}, (
-        "this version has no CPU build"
-    )
+    requirements_file = write_requirements(tmp_path, "tensorflow==1.0\n")  # which has no CPU build
+    assert build_runtime(requirements_file, local_inventory) == {"tensorflow": "1.0"}
 
 
 def test_runtimes_list_their_requirements(
-    local_inventory: Inventory,
-    index: Path,
-    tmp_path: Path,
-    build_runtime: Callable[..., dict[str, str]],
-    capsys: pytest.CaptureFixture[str],
+    local_inventory: Inventory, index: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_wheel(index, needs="near")
     make_wheel(index, "near")
@@ -205,13 +190,10 @@ def test_runtimes_list_their_requirements(
     assert row.endswith(" far")
 
 
-def test_a_runtime_can_use_files_beside_its_requirements(
-    local_inventory: Inventory, tmp_path: Path, build_runtime: Callable[..., dict[str, str]]
-) -> None:
+def test_a_runtime_can_use_files_beside_its_requirements(local_inventory: Inventory, index: Path, tmp_path: Path) -> None:
     (tmp_path / "wheels").mkdir()
-    (tmp_path / "more").mkdir()
     make_wheel(tmp_path / "wheels")
     make_wheel(tmp_path, "near")
-    (tmp_path / "more/more.txt").write_text("far\n")
+    write_files(tmp_path, {"more/more.txt": "far\n"})
     requirements_file = write_requirements(tmp_path, "--find-links ./wheels\n-r more/more.txt\n./near-1.0-py3-none-any.whl\n")
     assert build_runtime(requirements_file, local_inventory) == {"far": "1.0", "near": "1.0"}
