@@ -19,7 +19,6 @@ from jobs.times import seconds_between
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.inventory import parse
 from ops.show import cost
-from ops.show.jobs import describe
 from ops.submit.claim import Canceller
 
 CREATED, NOW = "2026-01-31T12:00:00.000Z", "2026-01-31T14:30:00.000Z"
@@ -124,10 +123,3 @@ def test_a_job_ended_by_the_canceller_has_a_cost(ledger: Ledger) -> None:
     stored = ledger.job("job03")
     assert stored is not None
     assert stored.record == ended
-
-
-def test_describe_shows_the_cost(priced: Inventory, ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
-    describe(ClusterClient(priced), "job01", as_json=False)
-    assert "cost:          1.2500 USD\n" in capsys.readouterr().out
-    describe(ClusterClient(priced), "job02", as_json=False)
-    assert "cost:" not in capsys.readouterr().out

@@ -320,20 +320,20 @@ def test_builds_need_a_machine_like_a_host(
     assert install.wheels_alone(python) == options
 
 
-@pytest.mark.parametrize("tag", ["cp311-cp311", "cp39-abi3", "py3-none"])
-def test_a_wheel_that_was_compiled_here_is_explained(tag: str) -> None:
-    wheel = f"far-1.0-{tag}-linux_x86_64.whl"
-    assert install.describe_unfit_wheel(wheel, "3.11") == (
-        f"{wheel} was compiled here, and may not run on the hosts: ask for a version that has a manylinux wheel"
-    )
+COMPILED = "was compiled here, and may not run on the hosts: ask for a version that has a manylinux wheel"
+OTHER = "is not a wheel for the hosts' Python 3.11 on Linux x86-64: take one for cp311, abi3 or py3, and for any platform or"
 
 
-@pytest.mark.parametrize("wheel", ["far-1.0-cp312-cp312-linux_x86_64.whl", "far-1.0-cp311-cp311-win_amd64.whl"])
-def test_a_wheel_for_another_machine_is_explained(wheel: str) -> None:
-    assert install.describe_unfit_wheel(wheel, "3.11") == (
-        f"{wheel} is not a wheel for the hosts' Python 3.11 on Linux x86-64: take one for cp311, abi3 or py3, and for any "
-        "platform or manylinux"
-    )
+@pytest.mark.parametrize(
+    ("tags", "message"),
+    [
+        *((f"{tag}-linux_x86_64", COMPILED) for tag in ("cp311-cp311", "cp39-abi3", "py3-none")),
+        *((tags, f"{OTHER} manylinux") for tags in ("cp312-cp312-linux_x86_64", "cp311-cp311-win_amd64")),
+    ],
+)
+def test_a_wheel_that_does_not_fit_is_explained(tags: str, message: str) -> None:
+    wheel = f"far-1.0-{tags}.whl"
+    assert install.describe_unfit_wheel(wheel, "3.11") == f"{wheel} {message}"
 
 
 def test_another_version_of_a_host_package_is_refused(tmp_path: Path) -> None:

@@ -13,8 +13,10 @@ import pytest
 from shapes import check
 
 from infra.findings import Finding, Severity, fail, ok, warning
+from ops.cluster import remote
 from ops.cluster.fanout import fan_out
 from ops.errors import DONE, FAILED, HostError, UsageError
+from ops.models import client, server_status
 from ops.show import doctor
 
 
@@ -41,6 +43,12 @@ def run_host_checks(monkeypatch: pytest.MonkeyPatch, **outputs: str | None) -> l
     outputs_by_host = {name.replace("_", "-"): output for name, output in outputs.items()}
     cluster = SimpleNamespace(inventory=SimpleNamespace(names=tuple(outputs_by_host)), fleet=Fleet(outputs_by_host))
     return list(doctor.hosts(cluster))  # type: ignore[arg-type]
+
+
+def test_host_checks_outlast_the_slowest_connection() -> None:
+    slowest = remote.CONNECT_SECONDS + 2 * remote.SSHD_SECONDS  # the address, the banner, the login
+    assert slowest < remote.COMMAND_SECONDS < doctor.SECONDS, "a slow host is not reported as unreachable"
+    assert client._LISTEN_SECONDS < server_status._DOWN_SECONDS, "a starting server has time to listen"
 
 
 def test_healthy_hosts_are_one_finding(monkeypatch: pytest.MonkeyPatch) -> None:

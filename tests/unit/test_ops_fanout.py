@@ -48,8 +48,10 @@ def test_the_work_ends_with_its_last_name(reads: Callable[[], int]) -> None:
             raise ValueError(name)
         return name
 
-    outcome = fan_out("abcd", work, limit())
-    assert (list(outcome.results), list(outcome.failures), reads()) == (["a", "c"], ["b", "d"], 4)
+    done = list[str]()
+    outcome = fan_out("abcd", work, limit(), done.append)
+    assert (outcome.results, list(outcome.failures), reads()) == ({"a": "a", "c": "c"}, ["b", "d"], 4)
+    assert (str(outcome.failures["b"]), sorted(done)) == ("b", ["a", "b", "c", "d"])
     assert (fan_out("", work, limit()), reads()) == (fanout.Outcome({}, {}), 0)
     assert (first_of("bdac", work, limit(), limit()), reads()) == ("a", 3)
     with pytest.raises(ValueError, match="b"):
@@ -79,20 +81,6 @@ def test_without_an_answer_first_of_names_the_limit(monkeypatch: pytest.MonkeyPa
     with pytest.raises(TimeoutError, match=r"^nothing answers within 3 s$"):
         first_of("ab", lambda _: never.wait(), 0, 3)
     never.set()
-
-
-def test_one_failure_does_not_stop_other_hosts() -> None:
-    def work(name: str) -> str:
-        if name == "b":
-            raise ValueError("no")
-        return name.upper()
-
-    done: list[str] = []
-    outcome = fan_out("abc", work, limit(), done.append)
-    assert outcome.results == {"a": "A", "c": "C"}
-    assert list(outcome.failures) == ["b"]
-    assert str(outcome.failures["b"]) == "no"
-    assert sorted(done) == ["a", "b", "c"]
 
 
 def test_hosts_run_in_parallel_and_results_keep_the_order() -> None:
@@ -125,14 +113,6 @@ def test_first_of_returns_the_first_answer() -> None:
 
     assert first_of("abc", work, 0.05, limit()) == "c"
     done_event.set()
-
-
-def test_first_of_fails_if_no_host_answers() -> None:
-    def work(name: str) -> str:
-        raise HostError(name, "does not answer")
-
-    with pytest.raises(HostError, match="a does not answer"):
-        first_of("abc", work, 0.05, limit())
 
 
 def test_failures_are_formatted_in_one_line() -> None:

@@ -13,8 +13,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from opsdata import put_job, write_files
 from replicahosts import Clock
 
@@ -357,10 +355,6 @@ def test_an_unknown_version_cannot_be_deployed_again(make_cluster: MakeCluster) 
     versions.undeploy(cluster, "mnist", "v2")
     with pytest.raises(UsageError, match=r"version v22 of what.*kept, and to be deployed again without these, are v2"):
         deploy(cluster, "v22", job_id=None)
-    assert lookup.served_model(lookup.catalog_of(cluster), "mnist").default == "v1"
-    versions.undeploy(cluster, "mnist", "v1")
-    with pytest.raises(UsageError, match="no version of model mnist is served: v1 is UNDEPLOYED, v2 is UNDEPLOYED; fab deploy"):
-        lookup.served_model(lookup.catalog_of(cluster), "mnist")
 
 
 def test_a_version_is_deleted_with_its_files(
@@ -461,6 +455,9 @@ def test_serving_hosts_get_the_server_and_the_masters_stops(make_cluster: MakeCl
     cluster, fake = make_cluster()
     deploy(cluster, "v2")
     assert (list(fake.sent), fake.stopped) == (["master-0"], []), "without serving hosts the master is the server"
+    cluster, fake = make_cluster(target=served)
+    fake.unreachable = {"master-0": HostError("master-0", "is gone")}
+    assert deploy(cluster, "v3") == 0, "the master's server need not end"
 
 
 def test_an_unreachable_server_is_named_and_blocks_no_deployment(
@@ -513,12 +510,6 @@ def test_a_deployment_fails_if_no_server_is_reachable(make_cluster: MakeCluster,
     with pytest.raises(HostsError, match="serving-0 is gone; serving-1 is gone"):
         deploy(cluster)
     assert (stored_version(cluster).state, fake.stopped) == ("FAILED", [])
-
-
-def test_an_unreachable_master_does_not_fail_a_deployment(make_cluster: MakeCluster, served: Inventory) -> None:
-    cluster, fake = make_cluster(target=served)
-    fake.unreachable = {"master-0": HostError("master-0", "is gone")}
-    assert deploy(cluster) == 0
 
 
 def test_the_state_on_each_server_is_listed(
@@ -630,7 +621,7 @@ def test_predict_refuses_an_undeployed_version_without_a_request(make_cluster: M
         predicting.predict(cluster, "mnist", "v2", instances, None, False)
     versions.undeploy(cluster, "mnist", "v1", False)
     cluster, fake = make_cluster()
-    with pytest.raises(UsageError, match="no version of model mnist is served: v1 is UNDEPLOYED, v2 is UNDEPLOYED"):
+    with pytest.raises(UsageError, match="no version of model mnist is served: v1 is UNDEPLOYED, v2 is UNDEPLOYED; fab deploy"):
         predicting.predict(cluster, "mnist", None, instances, None, False)
     assert fake.requests == []
 
@@ -649,18 +640,6 @@ def test_a_request_is_as_large_as_allowed(monkeypatch: pytest.MonkeyPatch) -> No
         b'{"instances": [22], "signature": "x"}',
         b'{"instances": [3], "signature": "x"}',
     ]
-
-
-@given(st.lists(st.text(max_size=40), min_size=1), st.sampled_from([{}, {"signature_name": "other"}]))
-def test_large_requests_are_split(values: list[str], more: dict[str, str]) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(predicting, "_MOST_BYTES", 150)
-        bodies = list(predicting.request_bodies(values, more))
-    parsed = [json.loads(body) for body in bodies]
-    assert [value for body in parsed for value in body["instances"]] == values
-    assert all({key: value for key, value in body.items() if key != "instances"} == more for body in parsed)
-    assert all(len(raw) <= 170 for raw, body in zip(bodies, parsed, strict=True) if len(body["instances"]) > 1)
-    assert len(bodies) == 1 or len(b"".join(bodies)) > 150, "no more requests than necessary"
 
 
 def test_split_requests_use_one_version(
@@ -712,8 +691,7 @@ def test_invalid_instances_are_refused(tmp_path: Path, content: bytes | None, me
     file = tmp_path / "request.json"
     if content is not None:
         file.write_bytes(content)
-    before = "" if "cannot" in message else " " if message.startswith("has") else ", "
-    with pytest.raises(UsageError, match=f"^{re.escape(str(file))}{before or ' '}{re.escape(message)}"):
+    with pytest.raises(UsageError, match=f"^{re.escape(str(file))},? {re.escape(message)}"):
         predicting.read_instances(str(file))
     with pytest.raises(UsageError, match="--json-instances is missing"):
         predicting.read_instances(None)

@@ -203,21 +203,15 @@ def test_six_jobs_can_be_compared() -> None:
     check_ids([])
 
 
-def test_a_full_disk_is_one_line(cluster: ClusterClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    def raise_full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_bytes", raise_full)
-    with pytest.raises(UsageError, match=r"^x.html cannot be written: No space left on device$"):
-        report(cluster, ["job01"], "x.html", json=False)
-
-
-def test_an_incomplete_page_is_deleted(cluster: ClusterClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def raise_refused(*_: Any) -> None:
-        raise OSError(1, "Operation not permitted")
+@pytest.mark.parametrize(("method", "why"), [("write_bytes", "No space left on device"), ("replace", "not permitted")])
+def test_a_failed_write_is_one_line_and_leaves_nothing(
+    cluster: ClusterClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, why: str
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(1, why)
 
     before = set(tmp_path.iterdir())
-    monkeypatch.setattr(Path, "replace", raise_refused)
-    with pytest.raises(UsageError, match=r"^x.html cannot be written: Operation not permitted$"):
+    monkeypatch.setattr(Path, method, fail)
+    with pytest.raises(UsageError, match=rf"^x.html cannot be written: {why}$"):
         report(cluster, ["job01"], "x.html", json=False)
     assert set(tmp_path.iterdir()) == before

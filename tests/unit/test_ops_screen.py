@@ -248,18 +248,13 @@ def test_the_trials_of_a_tuning_job_are_shown() -> None:
     assert str(picture[3].style) == "bold"
 
 
-def test_a_silent_job_has_no_rate_and_no_estimate(screen: JobScreen) -> None:
+def test_a_silent_or_an_ended_job_has_no_estimate(screen: JobScreen) -> None:
     for second in range(11):
         screen.add(line(second, f"step {second}"), NOON + second)
     assert "to go" in rows(screen.picture(NOON + 45, 20))[1]
     picture_rows = rows(screen.picture(NOON + 60, 20))
     assert "to go" not in picture_rows[1]
     assert picture_rows[2].startswith("steps/s  -       █")
-
-
-def test_an_ended_job_has_a_rate_and_no_estimate(screen: JobScreen) -> None:
-    for second in range(11):
-        screen.add(line(second, f"step {second}"), NOON + second)
     screen.add(replace(RUNNING, state=JobState.CANCELLED, endTime="2026-01-31T12:00:11.000Z"), NOON + 11)
     picture_rows = rows(screen.picture(NOON + 11, 20))
     assert (picture_rows[0], picture_rows[1][-5:]) == ("job01  CANCELLED  11.0 s", "╌╌ 5%")
@@ -580,14 +575,6 @@ def test_printed_pictures_have_full_lines_and_no_markup(capsys: pytest.CaptureFi
         "HEAD            RIGHT",
         "[bold]x[/bold]      1",
     ]
-
-
-def test_printed_pictures_work_in_any_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = io.TextIOWrapper(io.BytesIO(), "ascii")
-    monkeypatch.setattr(sys, "stdout", stream)
-    print_picture([Text("a bar ━ of é")])
-    stream.flush()
-    assert stream.buffer.getvalue() == b"a bar ? of ?\n"  # type: ignore[attr-defined]
 
 
 def test_columns_use_the_display_width() -> None:

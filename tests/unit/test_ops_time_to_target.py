@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -134,15 +132,6 @@ def test_a_crossing_lies_between_its_evaluations(points: list[tuple[int, float]]
         assert crossing.before.values["accuracy"] < 0.9 <= crossing.after.values["accuracy"]
 
 
-@given(counts, st.floats(0, 1e5), st.floats(0, 1e5))
-def test_a_model_is_recovered_from_its_points(replicas: Sequence[int], least: float, noise: float) -> None:
-    steps_model = StepsModel(least + 1, noise)
-    fitted = time_to_target.fit([(count, steps_model.steps(count)) for count in replicas])
-    assert [fitted.steps(count) for count in replicas] == pytest.approx(
-        [steps_model.steps(count) for count in replicas], rel=1e-6
-    )
-
-
 @given(counts, st.lists(st.floats(1, 1e6), min_size=6, max_size=6))
 def test_the_fit_is_the_best_nonnegative_model(replicas: list[int], steps: list[float]) -> None:
     points = list(zip(replicas, steps, strict=False))
@@ -174,13 +163,6 @@ def test_a_model_has_no_negative_number() -> None:
 
 def test_the_largest_error_of_a_model() -> None:
     assert time_to_target.largest_error(StepsModel(10, 100), [(1, 100.0), (5, 300.0)]) == pytest.approx(50)
-
-
-@given(st.floats(0, 1e4), st.floats(0, 1e4), st.integers(1, 100))
-def test_more_replicas_take_fewer_steps_each_and_more_in_total(least: float, noise: float, count: int) -> None:
-    steps_model = StepsModel(least, noise)
-    assert steps_model.steps(count + 1) >= steps_model.steps(count)
-    assert steps_model.steps(count + 1) / (count + 1) <= steps_model.steps(count) / count * (1 + 1e-9)
 
 
 def test_seconds_to_a_target_agree_with_a_calculation_by_hand() -> None:

@@ -17,7 +17,6 @@ from ops.cluster.cluster import ClusterClient
 from ops.errors import UsageError
 from ops.package import package, runtimes, trainer_config
 from ops.package.trainer_config import FILE, LIBRARY, Data, PlanFlags, Strategy, TrainerConfig
-from ops.plan import plan
 from ops.submit import job_plan, runner, train
 from ops.submit.arguments import last_step
 from ops.submit.config import JobFlags
@@ -468,20 +467,6 @@ def test_train_prints_one_line_for_each_old_key_and_file(
     assert runner.dry_run(ClusterClient(inventory), flags, str(tmp_path / folder), True) == 0
     printed = [line for line in capsys.readouterr().err.splitlines() if "is called" in line]
     assert printed == rename_lines(str(config), "expendable") + rename_lines(f"mine/{FILE}", *PRESENT_KEYS)
-
-
-def test_plan_prints_one_line_for_each_old_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    built = build_with_library(tmp_path, OLD_KEYS + "strategy: a")
-    monkeypatch.setattr(plan.package, "build", lambda *_: built)
-    monkeypatch.setattr(plan, "_unpack", lambda _: nullcontext(tmp_path))
-    monkeypatch.setattr(plan.profile, "profile_job", lambda *_: [])
-    with pytest.raises(UsageError, match="came no further"):
-        plan.plan(plan.PlanRequest(str(tmp_path / "mine"), None, None, None, (), 60, None), False)
-    assert [line for line in capsys.readouterr().err.splitlines() if "is called" in line] == rename_lines(
-        f"mine/{FILE}", *PRESENT_KEYS
-    )
 
 
 def test_an_old_key_in_a_stored_package_is_read_silently(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
