@@ -221,9 +221,7 @@ def test_only_running_replicas_have_a_report_age(
     assert [row[-1] for row in table_rows(described("job01"), "REPLICA")] == ["-", "-", "-"]
 
 
-def test_everything_of_a_cancelled_job_is_described(
-    cluster: ClusterClient, ledger: Ledger, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_everything_of_a_cancelled_job_is_described(ledger: Ledger, described: Callable[..., str]) -> None:
     record = JobRecord(
         "job01",
         JobState.CANCELLED,
@@ -242,11 +240,8 @@ def test_everything_of_a_cancelled_job_is_described(
     ledger.write_replica("job01", replica, None)
     created, started, ended, last = (terminal.local_time(NOON.format(n)) for n in (0, 1, 9, 2))
 
-    def described(cancelled: str | None) -> None:
-        assert describe(cluster, "job01", as_json=False) == 0
-        out, err = capsys.readouterr()
-        assert err == ""
-        assert out.splitlines() == [
+    def check(cancelled: str | None) -> None:
+        assert described("job01").splitlines() == [
             "job:           job01",
             "state:         CANCELLED",
             f"created:       {created} by ann@laptop",
@@ -264,22 +259,17 @@ def test_everything_of_a_cancelled_job_is_described(
             f"master-0  master-0  EXITED          0       1  {last}          -",
         ]
 
-    described(None)
+    check(None)
     request = CancelRequest("bob@desk", NOON.format(8))
     for content, expected in (
         (request.to_json(), "by bob@desk"),
         (replace(request, reason="too slow").to_json(), "by bob@desk: too slow"),
         (b"{", None),
     ):
-        name = paths.cancel("job01")
-        if item := ledger.store.read(name):
-            ledger.store.replace(name, content, item.version)
-        else:
-            ledger.store.create(name, content)
-        described(expected)
+        ledger.store.upload(paths.cancel("job01"), content)
+        check(expected)
     put_job(ledger, replace(record, state=JobState.SUCCEEDED))
-    describe(cluster, "job01", as_json=False)
-    assert "cancelled" not in parse_facts(capsys.readouterr().out)
+    assert "cancelled" not in parse_facts(described("job01"))
 
 
 def test_the_trials_of_a_tuning_job_are_described(
