@@ -87,7 +87,7 @@ def problems(states: ServerStates) -> list[str]:
                 silent.add(each.errorMessage)
             elif each.errorMessage:
                 failed.append(f"version {version} of model {model} on {each.server}: {each.errorMessage}")
-            elif each.state == LoadState.LOADING:
+            if each.state == LoadState.LOADING:
                 loading.append(f"{each.server} is loading version {version} of model {model}")
     return [*sorted(silent), *failed, *loading]
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from infra.inventory import Host, Inventory
 from jobs import paths
@@ -128,10 +127,6 @@ class Overview:
     cost: float | None
     hosts: list[HostSnapshot]
     jobs: list[JobSnapshot]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the overview as `--json` prints it."""
-        return asdict(self)
 
 
 def overview(inventory: Inventory, snapshot: ClusterSnapshot, moment: str) -> Overview:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import asdict
 
 from rich.text import Text
 
@@ -32,7 +33,7 @@ def top(cluster: ClusterClient, once: bool, as_json: bool) -> int:
     with terminal.Step("looking at the cluster"):
         first = _read(cluster, reader)
     if as_json:
-        terminal.as_json(first.to_dict())
+        terminal.as_json(asdict(first))
     elif once or not terminal.supports_screen():
         print_picture(picture(first))
     else:

@@ -448,6 +448,7 @@ GIT = """error: Failed to download and build `x @ git+https://h/x.git`
          --- stderr
          fatal: unable to access 'https://h/x.git/': Failed to connect
 """
+BACKEND = "error: The build backend returned an error"
 SILENT = """error: Request failed after 3 retries in 9.8s
   cause: Failed to fetch: https://h/simple/huge/
   cause: error sending request for url (https://h/simple/huge/)
@@ -457,10 +458,7 @@ SILENT = """error: Request failed after 3 retries in 9.8s
 @pytest.mark.parametrize(
     ("output", "message"),
     [
-        (
-            SILENT,
-            "dependencies cannot be fetched, https://h/simple/huge/ does not answer: check the network, or pip config",
-        ),
+        (SILENT, "dependencies cannot be fetched, https://h/simple/huge/ does not answer: check the network, or pip config"),
         (
             "error: Failed to determine installation plan\n"
             "  cause: A path (a/far-1.0-cp311-cp311-manylinux_2_17_aarch64.whl) dependency is incompatible with the current\n",
@@ -480,14 +478,8 @@ SILENT = """error: Request failed after 3 retries in 9.8s
             "error: No solution found when resolving dependencies:\n  cause: Because far was not found, no way.\n",
             "dependencies cannot be resolved for the hosts' Python 3.11 on Linux x86-64: ",
         ),
-        (
-            "error: The build backend returned an error\n\n    [stderr]\n    ValueError: no\n",
-            "a build by setup.py or pyproject.toml failed: ValueError: no",
-        ),
-        (
-            "error: The build backend returned an error\n",
-            "a build by setup.py or pyproject.toml failed: error: The build backend returned an error",
-        ),
+        (f"{BACKEND}\n\n    [stderr]\n    ValueError: no\n", "a build by setup.py or pyproject.toml failed: ValueError: no"),
+        (f"{BACKEND}\n", f"a build by setup.py or pyproject.toml failed: {BACKEND}"),
         (GIT, "a dependency cannot be fetched by git: fatal: unable to access 'https://h/x.git/': Failed to connect"),
         ("Using CPython\nerror: bad\n  cause: this\n  cause: that\n\nhint: try\n", "uv failed: bad this that try"),
         ("boom\n", "uv failed: boom"),

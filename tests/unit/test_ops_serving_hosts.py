@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import get_args
 
@@ -79,8 +78,5 @@ def test_serving_hosts_have_no_replica(inventory: Inventory, served: Inventory) 
 def test_serving_hosts_have_a_cost_and_are_listed(served: Inventory) -> None:
     assert share(served.hosts, "2026-01-31T12:00:00.000Z").hosts == 7
     snapshot_overview = overview(served, ClusterSnapshot(Queue(), {}, {}), "2026-01-31T12:00:00.000Z")
-    assert [host["name"] for host in json.loads(json.dumps(snapshot_overview.to_dict()))["hosts"]][-2:] == [
-        "serving-0",
-        "serving-1",
-    ]
+    assert [host.name for host in snapshot_overview.hosts][-2:] == ["serving-0", "serving-1"]
     assert "0 of 5 hosts busy" in picture(snapshot_overview)[0].plain, "a host without jobs is never busy"

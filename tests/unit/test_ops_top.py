@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -97,7 +97,7 @@ def test_the_json_output(inventory: Inventory, ledger: Ledger) -> None:
     assert text_rows(picture(priced_overview))[0] == (
         f"test, CUSTOM {terminal.local_time(LATER)} 2 of 5 hosts busy 0.6250 USD so far, 1.2500 an hour"
     )
-    output = priced_overview.to_dict()
+    output = asdict(priced_overview)
     hosts, jobs = output.pop("hosts"), output.pop("jobs")
     assert output == {"time": LATER, "stack": "test", "scaleTier": "CUSTOM", "hourlyCost": 1.25, "cost": 0.625}
     assert hosts[1] == {
