@@ -219,8 +219,6 @@ class JobRecord(HostAssignment, Record):
     def to(self, state: JobState, **changes: Any) -> JobRecord:
         """Return this record in another state, with startTime, or endTime and cost, set.
 
-        The cost of a job that never started is counted from its creation.
-
         Raises:
             TransitionError: the move is not in the table.
         """
@@ -229,9 +227,14 @@ class JobRecord(HostAssignment, Record):
         if state is JobState.RUNNING:
             changes.setdefault("startTime", now())
         if state.final:
-            hours = seconds_between(self.startTime or self.createTime, changes.setdefault("endTime", now())) / 3600
-            changes["cost"] = None if self.hourlyCost is None else round(self.hourlyCost * max(hours, 0), 4)
+            changes["cost"] = self.cost_until(changes.setdefault("endTime", now()))
         return replace(self, state=state, **changes)
+
+    def cost_until(self, moment: str) -> float | None:
+        """Return the recorded cost, else that until a moment; a job that never started costs from its creation."""
+        if self.cost is not None or self.hourlyCost is None:
+            return self.cost
+        return round(self.hourlyCost * max(seconds_between(self.startTime or self.createTime, moment), 0) / 3600, 4)
 
     def ended(self, why: str, cancelled: bool = False) -> JobRecord:
         """Return this record in its final state: FAILED, or CANCELLED if `cancelled` is set or the job is CANCELLING."""

@@ -240,10 +240,8 @@ def timeline_events(record: JobRecord, replicas: Sequence[ReplicaRecord]) -> lis
 
 def cost(record: JobRecord, end: str) -> JobCost | None:
     """Return the recorded cost once the job has ended, else the cost so far; None if hosts have no price."""
-    if record.hourlyCost is None:
-        return None
-    hours = max(seconds_between(record.startTime or record.createTime, end), 0) / 3600
-    return JobCost(record.hourlyCost, round(record.hourlyCost * hours, 4) if record.cost is None else record.cost)
+    total = record.cost_until(end)
+    return None if record.hourlyCost is None or total is None else JobCost(record.hourlyCost, total)
 
 
 def job_inputs(record: JobRecord, manifest: Mapping[str, Any]) -> dict[str, str]:

@@ -179,11 +179,5 @@ def _job(entry: QueueEntry, snapshot: ClusterSnapshot, moment: str) -> JobSnapsh
         createTime=created,
         startTime=started,
         seconds=round(seconds, 3),
-        cost=_cost(record, seconds) if entry.held else None,
+        cost=record.cost_until(record.endTime or moment) if record and entry.held else None,
     )
-
-
-def _cost(record: JobRecord | None, seconds: float) -> float | None:
-    if record is None or record.hourlyCost is None:
-        return None
-    return record.cost if record.cost is not None else round(record.hourlyCost * seconds / 3600, 4)

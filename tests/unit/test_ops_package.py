@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from opsdata import write_files
+from test_ops_dependencies import build_error
 
 from ops.errors import UsageError
 from ops.package import host_stream, package
@@ -21,13 +22,6 @@ TINY = ROOT / "tests" / "trainers" / "tiny"
 
 def make_package(tmp_path: Path, files: dict[str, str], name: str = "mine") -> Path:
     return write_files(tmp_path / name, {"__init__.py": "", **files})
-
-
-def build_error(root: Path, module: str = "mine.task") -> str:
-    with pytest.raises(UsageError) as error:
-        package.build(root, module)
-    assert "\n" not in str(error.value)
-    return str(error.value)
 
 
 def test_the_same_package_gives_the_same_bytes(tmp_path: Path) -> None:

@@ -13,8 +13,6 @@ from opsdata import put_job, write_files
 
 from infra.inventory import Inventory
 from infra.scale_tiers import ScaleTier, SpecError
-from jobs.folder_bucket import open_bucket
-from jobs.ledger import Ledger
 from jobs.progress import MetricPoint
 from ops.cluster.cluster import ClusterClient
 from ops.errors import DONE, OpsError, UsageError
@@ -405,15 +403,19 @@ def test_local_hosts_share_cpus_and_cloud_hosts_do_not(inventory: Inventory) -> 
         planned.shape(odd, 2)
 
 
-def write_job(inventory: Inventory, folder: Path, *args: str) -> None:
+@pytest.fixture
+def cluster(inventory: Inventory, tmp_path: Path) -> ClusterClient:
+    """Return a cluster whose hosts share two processors, and whose bucket is a folder."""
+    (tmp_path / "bucket").mkdir()
+    return ClusterClient(replace(inventory, shared_cpus=2, operator_bucket=str(tmp_path / "bucket")), NO_FLEET)
+
+
+def write_job(cluster: ClusterClient, folder: Path, *args: str) -> None:
     """Write a job that ended to the bucket."""
-    submission = Submission(
-        inventory, build_job(JobFlags("job01", more_args=args), inventory, "mine"), build(folder, "mine.task"), {}
-    )
-    bucket = open_bucket(inventory.operator_bucket)
-    Path(inventory.operator_bucket).mkdir(exist_ok=True)
-    put_job(Ledger(open_bucket(inventory.operator_bucket)), submission.record())
-    bucket.upload("jobs/job01/manifest.json", manifest.to_json(submission.manifest()))
+    job = build_job(JobFlags("job01", more_args=args), cluster.inventory, "mine")
+    submission = Submission(cluster.inventory, job, build(folder, "mine.task"), {})
+    put_job(cluster.ledger, submission.record())
+    cluster.bucket.upload("jobs/job01/manifest.json", manifest.to_json(submission.manifest()))
 
 
 def set_log(monkeypatch: pytest.MonkeyPatch, *messages: str) -> None:
@@ -422,38 +424,21 @@ def set_log(monkeypatch: pytest.MonkeyPatch, *messages: str) -> None:
 
 
 def test_a_job_is_compared_with_its_plan(
-    inventory: Inventory,
-    package_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    cluster: ClusterClient, package_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    local_inventory = replace(inventory, shared_cpus=2, operator_bucket=str(tmp_path / "bucket"))
     plan.plan(make_request(package_folder, parameters_mb=1e-9), True)
-    write_job(local_inventory, package_folder, "--stop-at", "9")
+    write_job(cluster, package_folder, "--stop-at", "9")
     set_log(monkeypatch, "Exchange every 2 steps: x", *(LINE.format(9 * n, n) for n in range(9)))
     capsys.readouterr()
-    assert planned.check(ClusterClient(local_inventory, NO_FLEET), "job01", True) == DONE
+    assert planned.check(cluster, "job01", True) == DONE
     output = json.loads(capsys.readouterr().out)
     # One process reached 10 steps/s on the two CPUs, and so do three that share them; the job reached 9.
-    assert output == {
-        "job": "job01",
-        "plan": {key: json.loads(next(plan.PLANS.iterdir()).read_text())[key] for key in ("createTime", "package", "work")},
-        "predicted": {
-            "stepsPerSecond": 10.0,
-            "alone": 5.0,
-            "speedUp": 2.0,
-            "efficiency": 0.667,
-            "replicas": 3,
-            "bound": "shared cpus",
-            "untilSeconds": None,
-            "untilSpeedUp": None,
-        },
-        "measured": 9.0,
-        "errorPercent": 11.1,
-        "untilSeconds": None,
-    }
-    assert planned.check(ClusterClient(local_inventory, NO_FLEET), "job01", False) == DONE
+    stored, predicted = json.loads(next(plan.PLANS.iterdir()).read_text()), output.pop("predicted")
+    assert output.pop("plan") == {key: stored[key] for key in ("createTime", "package", "work")}
+    assert output == {"job": "job01", "measured": 9.0, "errorPercent": 11.1, "untilSeconds": None}
+    speed = {"stepsPerSecond": 10.0, "alone": 5.0, "speedUp": 2.0, "efficiency": 0.667, "replicas": 3, "bound": "shared cpus"}
+    assert predicted == {**speed, "untilSeconds": None, "untilSpeedUp": None}
+    assert planned.check(cluster, "job01", False) == DONE
     assert capsys.readouterr().out.splitlines() == [
         "           STEPS/S  SPEED-UP  EFFICIENCY",
         "predicted     10.0      2.00        0.67",
@@ -467,25 +452,20 @@ EVAL = "Eval, step {}: loss: 1, accuracy: {}"
 
 
 def test_the_time_to_a_target_is_compared_too(
-    inventory: Inventory,
-    learning_package: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    cluster: ClusterClient, learning_package: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    local_inventory = replace(inventory, shared_cpus=2, operator_bucket=str(tmp_path / "bucket"))
     plan.plan(make_request(learning_package, "--width 3", parameters_mb=1e-9, until=UNTIL), True)
-    write_job(local_inventory, learning_package, "--width", "3", "--look-every", "9")
+    write_job(cluster, learning_package, "--width", "3", "--look-every", "9")
     messages = [LINE.format(50 * n, 2 * n) for n in range(9)]
     messages[5:5] = [EVAL.format(150, 0.1), EVAL.format(190, 0.7)]
     set_log(monkeypatch, "Exchange every 2 steps: x", *messages)
     capsys.readouterr()
-    planned.check(ClusterClient(local_inventory, NO_FLEET), "job01", True)
+    planned.check(cluster, "job01", True)
     data = json.loads(capsys.readouterr().out)
     # Three replicas take 500 steps, at 10 steps/s; the job reached the target after 150 + 2/3 * 40 steps at 25 steps/s.
     assert data["predicted"]["untilSeconds"] == pytest.approx(50, rel=0.01)
     assert data["untilSeconds"] == 7.07  # (150 + 40 * 2 / 3) / 25
-    planned.check(ClusterClient(local_inventory, NO_FLEET), "job01", False)
+    planned.check(cluster, "job01", False)
     output = capsys.readouterr().out
     assert re.search(r"^ +STEPS/S .* TO accuracy=0.5$", output, re.MULTILINE)
     assert re.search(r"^predicted .* 50\.\d s$", output, re.MULTILINE)
@@ -510,25 +490,24 @@ def test_a_job_with_other_args_or_without_the_target_is_not_compared() -> None:
 
 
 def test_an_impossible_comparison_is_one_line(
-    inventory: Inventory, package_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: ClusterClient, package_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    local_inventory = replace(inventory, operator_bucket=str(tmp_path / "bucket"))
-    (tmp_path / "bucket").mkdir()
     set_log(monkeypatch, LINE.format(1, 1))
     with pytest.raises(UsageError, match="there is no job 'job01'"):
-        planned.check(ClusterClient(local_inventory, NO_FLEET), "job01", False)
-    write_job(local_inventory, package_folder)
+        planned.check(cluster, "job01", False)
+    write_job(cluster, package_folder)
     with pytest.raises(UsageError, match=r"no plan was made of mine.task with these arguments: run fab plan"):
-        planned.check(ClusterClient(local_inventory, NO_FLEET), "job01", False)
+        planned.check(cluster, "job01", False)
     plan.plan(make_request(package_folder), True)
     with pytest.raises(UsageError, match="job01 logged too few Train lines to measure its speed"):
-        planned.check(ClusterClient(local_inventory, NO_FLEET), "job01", False)
-    with pytest.raises(UsageError, match=r"job01 ran on another cluster: .*2 worker .* - now it is .*1 worker "):
-        fewer = tuple(host for host in local_inventory.hosts if host.name != "worker-1")
-        planned.check(ClusterClient(replace(local_inventory, hosts=fewer), NO_FLEET), "job01", False)
+        planned.check(cluster, "job01", False)
     declared = read({"mine/scaletier.yaml": DECLARES.encode()}, "mine")
     with pytest.raises(UsageError, match="there is no model of --strategy layers; there is one of apart, together"):
-        planned.predict(Work(1, 1, 1, 1.0), local_inventory, "layers", 1, declared)
+        planned.predict(Work(1, 1, 1, 1.0), cluster.inventory, "layers", 1, declared)
+    fewer = tuple(host for host in cluster.inventory.hosts if host.name != "worker-1")
+    cluster.inventory = replace(cluster.inventory, hosts=fewer)
+    with pytest.raises(UsageError, match=r"job01 ran on another cluster: .*2 worker .* - now it is .*1 worker "):
+        planned.check(cluster, "job01", False)
 
 
 def test_a_job_is_predicted_by_its_own_strategy(inventory: Inventory) -> None:
@@ -570,10 +549,9 @@ def test_an_invalid_plan_is_one_line(package_folder: Path, invalid: str) -> None
 @pytest.mark.parametrize(
     "change", [{"args": 7}, {"args": [7]}, {"package": {}}, {"cluster": []}, {"cluster": {"replicas": {"worker": "x"}}}]
 )
-def test_a_damaged_manifest_is_one_line(inventory: Inventory, package_folder: Path, tmp_path: Path, change: Any) -> None:
-    local_inventory = replace(inventory, operator_bucket=str(tmp_path / "bucket"))
-    write_job(local_inventory, package_folder)
+def test_a_damaged_manifest_is_one_line(cluster: ClusterClient, package_folder: Path, tmp_path: Path, change: Any) -> None:
+    write_job(cluster, package_folder)
     file = tmp_path / "bucket/jobs/job01/manifest.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
     with pytest.raises(UsageError, match="job job01 has a manifest of an older version"):
-        planned.check(ClusterClient(local_inventory, NO_FLEET), "job01", False)
+        planned.check(cluster, "job01", False)
