@@ -14,7 +14,7 @@ from typing import Any, Protocol, Self, TypeVar
 import paramiko
 
 from ops.cluster.remote import Fleet
-from ops.errors import UsageError
+from ops.errors import HostError, UsageError
 
 _CHUNK = 32_768
 _OPEN_SECONDS = 30.0
@@ -62,7 +62,7 @@ def disable_nagle(transport: Any) -> None:
 
 
 def open_channel_on(fleet: Fleet, name: str, kind: str, there: tuple[str, int], peer: tuple[str, int], timeout: float) -> Any:
-    """Open a channel to a host; reconnect if the connection broke. Raises HostError, and as Opens."""
+    """Open a channel to a host; reconnect if the connection broke. Raises HostError, and what a refused connection raises."""
     transport = fleet.connection(name).transport
     disable_nagle(transport)
     return transport.open_channel(kind, there, peer, timeout=timeout)
@@ -104,7 +104,7 @@ class Forward:
         """Carry one connection both ways until the host's side ends it; close one that the host refuses."""
         try:
             there = self._transport.open_channel("direct-tcpip", (self._loopback, self.port_there), peer, timeout=_OPEN_SECONDS)
-        except (paramiko.SSHException, OSError, EOFError):
+        except (HostError, paramiko.SSHException, OSError, EOFError):
             return
         with contextlib.closing(there):
             threading.Thread(target=_pump, args=(here, there), daemon=True).start()

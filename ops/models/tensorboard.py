@@ -108,10 +108,7 @@ class _Chief:
 
     def open_channel(self, kind: str, there: tuple[str, int], peer: tuple[str, int], timeout: float) -> Any:
         """Open a channel for a `Forward`."""
-        try:
-            return open_channel_on(self._fleet, self.name, kind, there, peer, timeout)
-        except HostError as error:
-            raise paramiko.SSHException(str(error)) from error
+        return open_channel_on(self._fleet, self.name, kind, there, peer, timeout)
 
     @contextlib.contextmanager
     def serving(self, line: str) -> Iterator[_Server]:
