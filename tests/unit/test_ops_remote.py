@@ -52,7 +52,7 @@ def make_key(path: Path) -> str:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inventory:
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inventory]:
     """Return a stack whose hosts all answer through a ProxyCommand, except evaluator-0."""
     # A fake host is a whole Python process, and several start at once: a busy machine needs more time.
     for name in ("CONNECT_SECONDS", "SSHD_SECONDS"):
@@ -67,7 +67,10 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inventory:
     common = f"Host *\n  User scaletier\n  IdentityFile {tmp_path}/id_ed25519\n"
     (tmp_path / "ssh_config").write_text("".join(entries) + common)
     (tmp_path / "known_hosts").write_text("".join(f"{host.address} {host_key}\n" for host in inventory.hosts))
-    return inventory
+    yield inventory
+    for thread in threading.enumerate():
+        if thread.name in inventory.names:  # it still connects to a host that another one outran, whose files would be gone
+            thread.join(limit())
 
 
 @pytest.fixture
