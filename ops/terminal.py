@@ -208,7 +208,7 @@ class Step:
         self._thread.join()
         self._status.clear()
         took = time.monotonic() - self._began
-        if kind is None and (self._always or took >= 2):
+        if kind is None and (self._always or took >= _FIRST_SECONDS):
             note(f"{self._line()} ({duration(took)})")
 
     def _line(self) -> str:

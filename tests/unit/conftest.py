@@ -69,6 +69,12 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def quick_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no operation print that it takes long, however busy this machine is."""
+    monkeypatch.setattr(terminal, "_FIRST_SECONDS", 1e6)
+
+
+@pytest.fixture(autouse=True)
 def documented_json(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compare the JSON that a command prints with docs/json.md, in every test."""
     printed = terminal.as_json

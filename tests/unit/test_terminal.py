@@ -16,6 +16,8 @@ from waiting import wait_for
 from ops import terminal
 from ops.errors import UsageError
 
+FIRST_SECONDS = terminal._FIRST_SECONDS  # as it is outside of tests
+
 
 class Stderr:
     """The text written to stderr so far."""
@@ -266,6 +268,7 @@ def test_a_step_that_took_long_leaves_a_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], took: float, always: bool, line: str
 ) -> None:
     now = [100.0]
+    monkeypatch.setattr(terminal, "_FIRST_SECONDS", FIRST_SECONDS)
     monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: now[0]))
     with terminal.Step("x", always) as step:
         assert step._thread.daemon
@@ -285,6 +288,7 @@ def test_progress_is_drawn_often_on_a_terminal_only(monkeypatch: pytest.MonkeyPa
         waits.append(seconds)
         return len(waits) == 3
 
+    monkeypatch.setattr(terminal, "_FIRST_SECONDS", FIRST_SECONDS)
     monkeypatch.setattr(terminal, "supports_colour", lambda _: live)
     step = terminal.Step("x")
     step._ended = SimpleNamespace(wait=wait, set=lambda: None)  # type: ignore[assignment]
