@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from ops import terminal
 from ops.errors import UsageError
@@ -54,24 +55,32 @@ def check_module(files: Mapping[str, bytes], package: str, module: str, root: st
     return outside
 
 
-def check_script(files: Mapping[str, bytes], script: str, root: str = "") -> dict[str, str]:
-    """Return the same for a file that Python runs by its path: it can import its neighbours by name."""
+def check_script(files: Mapping[str, bytes], script: str, root: str = "", alone: bool = False) -> dict[str, str]:
+    """Return the same for a file that Python runs by its path: it can import its neighbours by name.
+
+    A file that is sent `alone` has no neighbours: one that it imports and that is beside it in `root` is a UsageError.
+    """
     folder, _, start = script.rpartition("/")
+    shown = "" if alone else f"{folder}/"
     own = {path.removeprefix(f"{folder}/"): content for path, content in files.items() if path.startswith(f"{folder}/")}
     outside: dict[str, str] = {}
 
     def follow(path: str) -> Iterator[str]:
-        tree = _compile(f"{folder}/{path}", own[path], root)
+        tree = _compile(f"{shown}{path}", own[path], root)
         if statement := _import_above(tree, own[path], _package_of(path)):
             how = f"leave out the dots, or run a package: --package FOLDER --module FOLDER.{start.removesuffix('.py')}"
-            raise UsageError(f"{folder}/{path}:{statement}, and a script has no package to start from: {how}")
+            raise UsageError(f"{shown}{path}:{statement}, and a script has no package to start from: {how}")
         for name, parts, line in _imports(tree, _package_of(path)):
             neighbours = _paths_of_import(name, parts, own)
             yield from neighbours
             if not neighbours and not _contains(own, name.partition(".")[0]):
-                _add_external(outside, name, f"{folder}/{path}:{line}")
+                _add_external(outside, name, f"{shown}{path}:{line}")
 
     _traverse(start, follow)
+    for name, where in outside.items():
+        if alone and (Path(root, f"{name}.py").is_file() or any(Path(root, name).glob("*.py"))):
+            how = f"--package {root} --script {start} sends the folder"
+            raise UsageError(f"{where} imports {name}, which is beside it here, and a script is sent alone: {how}")
     return outside
 
 

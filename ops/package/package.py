@@ -41,7 +41,8 @@ class PackageSource:
     """A trainer package as it was found: `name` is its own, or that of a project with several packages.
 
     Its `files` have the library beside it where it imports that. `requirements` lists what it depends on, in the format of
-    pip; `executables` are those of the files that are programs, `left_out` what ignore files leave out.
+    pip; `executables` are those of the files that are programs, `left_out` what ignore files leave out. A file `alone` is in
+    a folder of its name on hosts only.
     """
 
     name: str
@@ -50,6 +51,7 @@ class PackageSource:
     folder: str = ""
     executables: frozenset[str] = frozenset()
     left_out: tuple[str, ...] = ()
+    alone: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -107,7 +109,7 @@ def build(
         )
     name = name if module and len(source.names) > 1 else source.name
     wheels = _dependencies(source, installed, python)
-    imports = _imports(source.files, wheels, name, module, script, source.folder, own_paths)
+    imports = _imports(source.files, wheels, name, module, script, source.folder, own_paths, source.alone)
     with terminal.Step(f"packing {source.name}"):
         files = {**wheels, **source.files}
         archive = pack(files, source.executables)
@@ -175,7 +177,7 @@ def find_file(path: Path) -> PackageSource:
     executables = frozenset([name] if path.stat().st_mode & _EXECUTABLE else ())
     try:
         files = add_library({name: path.read_bytes()})
-        return PackageSource(path.stem, files, None, str(path.absolute().parent), executables)
+        return PackageSource(path.stem, files, None, str(path.absolute().parent), executables, alone=True)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
 
@@ -272,9 +274,12 @@ def _imports(
     script: str | None,
     folder: str = "",
     own_paths: bool = False,
+    alone: bool = False,
 ) -> dict[str, str]:
     """Return the modules that the hosts must have, without the package's own; unknown for other programs."""
-    imports = check_module(files, name, module, folder) if module else check_script(files, script, folder) if script else {}
+    imports = dict[str, str]()
+    if module or script:
+        imports = check_module(files, name, module, folder) if module else check_script(files, script or "", folder, alone)
     tops = {path.partition("/")[0].partition(".")[0] for path in (*wheels, *files)}  # beside the package, on PYTHONPATH
     if own_paths or any(b"sys.path" in content for path, content in files.items() if path.endswith(".py")):
         tops |= {part.partition(".")[0] for path in files for part in path.split("/")}

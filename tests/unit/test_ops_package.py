@@ -327,7 +327,7 @@ def test_a_folder_or_a_file_without_a_package(tmp_path: Path) -> None:
     folder = package.find_folder(tmp_path / "mine")
     assert (folder.requirements, folder.executables) == (tmp_path / "mine/requirements.txt", {"mine/run.sh"})
     files, programs = {"run/run.sh": b"#!/bin/sh\n"}, frozenset({"run/run.sh"})
-    expected = package.PackageSource("run", files, None, f"{tmp_path}/mine", programs)
+    expected = package.PackageSource("run", files, None, f"{tmp_path}/mine", programs, alone=True)
     assert package.find_file(tmp_path / "mine" / "run.sh") == expected
     (tmp_path / "mine" / "run.sh").chmod(0o644)
     assert package.find_file(tmp_path / "mine" / "run.sh").executables == frozenset()
