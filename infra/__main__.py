@@ -13,7 +13,7 @@ from pulumi import ResourceOptions
 from infra import backend, state
 from infra.config import ClusterConfig
 from infra.connection import FOLDER
-from infra.guard import Change, check, removed_hosts, same_target
+from infra.guard import Change, check, removed_hosts, require_same_target
 from infra.operator_files import OperatorFiles
 from infra.operator_key import OperatorKey
 from infra.scale_tiers import SpecError, TargetError
@@ -36,7 +36,7 @@ def main() -> None:
     }
     try:
         before = state.before()
-        same_target(before.target, ClusterConfig.target_of(raw))
+        require_same_target(before.target, ClusterConfig.target_of(raw))
         target_type = import_target(ClusterConfig.target_of(raw))
         config = target_type.config_type.parse(raw)
         target = target_type(stack, config.spec(), config, before)
@@ -44,7 +44,7 @@ def main() -> None:
         check(change, target.read, target.create, pulumi.runtime.is_dry_run(), config.disrupt_jobs)
     except (SpecError, TargetError) as error:
         pulumi.log.error(str(error))
-        # The SDK's own calls that the exit cuts off are no concern of the user's.
+        # The exit leaves coroutines of the SDK that were never awaited.
         warnings.filterwarnings("ignore", message="coroutine .* was never awaited")
         sys.exit(_SHOWN)
     key = OperatorKey("operator-key", comment=f"scaletier-{stack}")
@@ -70,7 +70,7 @@ def main() -> None:
 
 def import_target(name: str) -> type[Target]:
     """Return a target; only that one is imported, as a provider's library takes seconds."""
-    # Its objects are hundreds of thousands: to look for garbage among them takes a quarter of the time.
+    # The import creates hundreds of thousands of objects, and garbage collection would take a quarter of its time.
     gc.disable()
     try:
         target: type[Target] = importlib.import_module(f"infra.{name}.target").TARGET

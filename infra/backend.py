@@ -100,8 +100,8 @@ def has_stack(given: str, stack: str) -> bool:
 def damaged(given: str) -> Iterator[tuple[str, str]]:
     """Yield each file of a local state that a killed Pulumi left cut off: a description, and the command that fixes it.
 
-    Pulumi replaces a stack's state at once, but overwrites the attributes beside it, which it can do without. The command is
-    empty if the state is cut off and Pulumi's copy of the one before, too.
+    Pulumi replaces a state file atomically, but writes the .attrs file beside it in place; it works without that file. The
+    command is empty if the state and Pulumi's backup of it are both cut off.
     """
     folder = local(given)
     if folder is None:

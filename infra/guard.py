@@ -21,7 +21,7 @@ Read = Callable[[str], bytes | None]
 Create = Callable[[str, bytes], None]
 
 
-def same_target(previous: str | None, target: str) -> None:
+def require_same_target(previous: str | None, target: str) -> None:
     """Raise TargetError if the stack is up on another target: the update would destroy its hosts and bucket."""
     if previous not in (None, target):
         raise TargetError(

@@ -13,7 +13,7 @@ tf = import_tensorflow()
 class Summaries:
     """A writer of summaries. The first summary creates the file, to save time at the start.
 
-    tf.summary's own scalar and image are TensorBoard's and import it, which takes seconds; their output does not need it.
+    tf.summary.scalar and image import TensorBoard, which takes seconds; this class writes the same format without it.
     Source of the formats: TensorBoard's plugins scalars and images, each in its metadata.py. If they cannot be written, one
     line reports it, and training continues.
     """

@@ -196,7 +196,7 @@ class Agent:
         except RecordError:
             # A record that stays unreadable is the end of its job: its host must not hang on it.
             if self._watch.observe("unreadable", True) >= 2 * self._lease_seconds:
-                self.supervisor.order(0, "the job's record cannot be read")
+                self.supervisor.set_target_state(0, "the job's record cannot be read")
                 if self.supervisor.idle and self._site.finish():
                     self._release()
             raise

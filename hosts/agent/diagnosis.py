@@ -37,7 +37,7 @@ SECONDS = 30.0
 SHORTEST = 4
 """The fewest characters of a secret that is removed: a shorter one is part of too many words."""
 _MESSAGE = 4000
-# The lengths of texts that were cut before: a line of the end of a log, and the first error.
+# The lengths to which a log's last lines and the first error are cut: a text this long may end in a part of a secret.
 _CUT = (TAIL_CHARACTERS, LONGEST)
 _UNIT_SECONDS = 20.0
 _UNITS = ("scaletier.service", "scaletier-trainer.service")
@@ -189,9 +189,9 @@ def memory_of_host() -> dict[str, Any]:
     return {**sizes, "unitLimitBytes": cgroup.memory_limit()}
 
 
-def packages(python: str, brought: Path) -> dict[str, Any]:
+def packages(python: str, package_folder: Path) -> dict[str, Any]:
     """Return the trainer's Python, and the packages of it and of the job, by folder names."""
-    folders = [*sorted(Path(python).parent.parent.glob("lib/python3*/site-packages")), brought]
+    folders = [*sorted(Path(python).parent.parent.glob("lib/python3*/site-packages")), package_folder]
     versions: dict[str, str] = {}
     for folder in folders:
         for path in islice(folder.glob("*.dist-info"), _PACKAGES):

@@ -21,7 +21,8 @@ class Manifest:
         self._plan, self._ledger = plan, ledger
         self._process: subprocess.Popen[bytes] | None = None
         self._facts: dict[str, Any] = {}
-        argv = [python, "-S", "-m", "hosts.agent.facts", *plan.data]  # -S: what a job brought along runs at no start of Python
+        # -S: no .pth file and no sitecustomize of the job's packages runs.
+        argv = [python, "-S", "-m", "hosts.agent.facts", *plan.data]
         with suppress(OSError):  # without this Python the trainer does not start either, which is reported there
             self._process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 

@@ -1,6 +1,6 @@
-"""Report the end of a job, once, by its leader: in its own thread and within seconds.
+"""Send the notification of a job's end, once, by its leader: in its own thread and within seconds.
 
-Hosts wait for it. A failed report does not change the job's result; its error goes into the job's record.
+Hosts wait for it. If it fails, the job's result stays; the error goes into the job's record.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class NotifyError(Exception):
 
 
 class Notifier:
-    """One report, being delivered."""
+    """A notification that is being sent."""
 
     def __init__(
         self, target: str, words: list[str], record: bytes, run: Command, sleep: Callable[[float], None] = time.sleep
     ) -> None:
-        """Begin a report; `words` are a command's, with its variables filled in, `record` is its content."""
+        """Begin to send it; `words` are a command's, with its variables filled in, `record` is its content."""
         self._target, self._words, self._record, self._run_command, self._sleep = target, words, record, run, sleep
         self._attempts = 0
         self._task = BackgroundTask(lambda: self._notification(self._deliver()), SECONDS, self._notification)
@@ -61,7 +61,7 @@ class Notifier:
         return Notification(shown(self._target), now(), max(self._attempts, 1), " ".join(error.split())[:500])
 
     def _deliver(self) -> str:
-        """Deliver the report; why that failed, empty if it did not."""
+        """Deliver the notification; return the error, empty if there is none."""
         if not is_url(self._target):
             self._attempts = 1
             return self._command()
@@ -91,7 +91,8 @@ class Notifier:
 def on_stdin(words: list[str], content: bytes) -> tuple[list[str], dict[str, str]]:
     """Return a command line that gives a command this content on stdin, and the variables for it.
 
-    No launcher passes stdin on. base32 hides paths in the record, so the launcher does not expose them to the command.
+    A launcher gives a program no stdin, so the record is in variables. They are in base32: the launcher would expose paths that
+    it finds there to the command.
     """
     text = base64.b32encode(content).decode()
     variables = {f"{_VARIABLE}_{start // _CHUNK}": text[start : start + _CHUNK] for start in range(0, len(text), _CHUNK)}

@@ -179,7 +179,7 @@ class Reporter:
         self._epoch = job.lease.epoch
         self._job = job
         ending = job.final or job.state is JobState.CANCELLING
-        self._supervisor.order(job.attempt, f"job {job.state}" if ending else "")
+        self._supervisor.set_target_state(job.attempt, f"job {job.state}" if ending else "")
 
     def _settle(self, stored: Stored[JobRecord], replicas: dict[str, ReplicaRecord]) -> None:
         """Set `settled` once there is nothing left to do for an ended job.
@@ -201,7 +201,7 @@ class Reporter:
         if not self._plan.notify or (job.notification and job.notification.time):
             return True
         if self._supervisor.record.unsaved is None:
-            return False  # a host runs one program at a time, and the search for files would give up behind a slow command
+            return False  # the search for files would time out behind a slow command
         if (result := self._notify(job)) is None:
             return False
         try:

@@ -112,7 +112,7 @@ class Supervisor:
         with self._lock:
             self._record = replace(self._record, preempted=True)
 
-    def order(self, attempt: int, ending: str) -> None:
+    def set_target_state(self, attempt: int, ending: str) -> None:
         """Set the attempt by the job's record, and the reason if the trainer is to end, else empty."""
         with self._lock:
             self._attempt, self._ending = max(self._attempt, attempt), ending

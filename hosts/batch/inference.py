@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from hosts.batch.instances import KEY, of_line, of_record
-from hosts.serving.rest import Arrays, RestError, chosen, lines, predict
+from hosts.serving.rest import Arrays, RestError, get_signature, lines, parse_request
 from hosts.serving.signatures import Signature
 
 BATCH = 128
@@ -19,12 +19,12 @@ class ShardPredictor:
 
     def __init__(self, run: Callable[[str, Arrays], Arrays], signatures: Mapping[str, Signature], name: str) -> None:
         self._run, self._name = run, name
-        self._signature = chosen(signatures, name)
+        self._signature = get_signature(signatures, name)
         self._rows = BATCH if self._signature.by_rows else 1
 
     @property
     def takes_key(self) -> bool:
-        """True if the signature has an integer input `key`: it takes the record's number in the whole input."""
+        """True if the signature has an integer input `key`: it gets the record's number in the whole input."""
         key = self._signature.inputs.get(KEY)
         return key is not None and key.dtype is not None and np.dtype(key.dtype).kind in "iu"
 
@@ -64,7 +64,7 @@ class ShardPredictor:
         if not instances:
             return []
         try:
-            inputs, _ = predict({"instances": list(instances)}, self._signature)
+            inputs, _ = parse_request({"instances": list(instances)}, self._signature)
             return [*lines(self._run(self._name, inputs), len(instances))]
         except RestError as error:
             if len(instances) == 1:

@@ -85,7 +85,7 @@ def _follow(manager: ModelManager, seconds: float) -> None:
     wanted_at = time.monotonic()
     while True:
         try:
-            manager.follow()
+            manager.reconcile()
         except Exception:  # noqa: BLE001  loaded models keep answering, and the next poll may succeed
             traceback.print_exc()
         if not manager.idle:

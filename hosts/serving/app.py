@@ -145,7 +145,7 @@ def app(manager: ModelManager, metrics: ServerMetrics) -> Starlette:
         def read(content: bytes) -> tuple[str, rest.Arrays, bool]:
             body = rest.body_of(content)
             name = rest.signature_name(body)
-            return name, *rest.predict(body, rest.chosen(signatures, name))
+            return name, *rest.parse_request(body, rest.get_signature(signatures, name))
 
         async with limit.content(request) as content:
             # Long work must not block the thread that all requests share.
@@ -161,7 +161,7 @@ def app(manager: ModelManager, metrics: ServerMetrics) -> Starlette:
         async with limit.content(request) as content:
             body = rest.body_of(content)
             name = rest.signature_name(body)
-            rest.chosen(loaded.model.signatures, name)
+            rest.get_signature(loaded.model.signatures, name)
             inputs = loaded.model.examples(name, rest.examples(body))
             return Response(rest.classified(await _compute(loaded, name, inputs)), media_type="application/json")
 

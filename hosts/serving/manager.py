@@ -36,7 +36,7 @@ class LoadedVersion:
     batcher: Batcher | None = None
     token: str = ""
     tries: int = 0
-    """Failed loads so far, the last `at` on this server's clock; one at the end of time is not retried."""
+    """The number of failed loads. The last was `at`, by this server's clock; infinity: it is not retried."""
     at: float = math.inf
 
 
@@ -119,7 +119,7 @@ class ModelManager:
         """True if the bucket has no model to serve."""
         return self.polled and not self._models
 
-    def follow(self) -> None:
+    def reconcile(self) -> None:
         """Load and unload versions by the records in the bucket. Raises nothing for errors of a model or the bucket."""
         try:
             records, bad = self._catalog.models()
@@ -130,26 +130,26 @@ class ModelManager:
             _log_warning(line)
         broken = {line.partition(":")[0] for line in bad}
         deleted = self._models.keys() - {model.name for model in records if _loadable(model)} - broken
-        if deleted and not records and not bad and not self._bucket_exists():
+        if deleted and not records and not bad and not self._bucket_in_use():
             _log_warning("the bucket is empty, so it is probably not mounted: loaded models are kept")
             return
         # Load READY versions first, which were served before a restart: loading a new one may crash the process.
         for state in (VersionState.READY, VersionState.CREATING):
             for model in records:
                 if any(version.state is state for version in _loadable(model)):
-                    self._follow(model, state)
+                    self._reconcile(model, state)
         if deleted:
             self._drop(deleted)
         self.polled = True
 
-    def _bucket_exists(self) -> bool:
-        """Return False for an unmounted folder: a cluster's bucket soon has a queue or a job."""
+    def _bucket_in_use(self) -> bool:
+        """Return True if the bucket has a queue or a job; a folder without both is probably not mounted."""
         try:
             return self._catalog.in_use()
         except (BucketError, Conflict):
             return False
 
-    def _follow(self, model: Model, state: VersionState) -> None:
+    def _reconcile(self, model: Model, state: VersionState) -> None:
         """Load the versions of that state, and drop those that are no longer recorded."""
         previous = dict(self._models[model.name].versions) if model.name in self._models else {}
         versions = {
@@ -170,7 +170,7 @@ class ModelManager:
         self._tidy(model.name, versions)
 
     def _show(self, model: Model, versions: Mapping[str, LoadedVersion]) -> None:
-        """Publish the versions of a model; the default changes when the recorded one answers."""
+        """Publish the versions of a model. The previous default stays until the recorded one is AVAILABLE."""
         recorded = versions.get(model.default)
         before = self._models[model.name].default if model.name in self._models else None
         default = recorded

@@ -56,7 +56,7 @@ def signature_name(body: Mapping[str, Any]) -> str:
     return name or SIGNATURE
 
 
-def chosen(signatures: Mapping[str, Signature], name: str) -> Signature:
+def get_signature(signatures: Mapping[str, Signature], name: str) -> Signature:
     """Return the signature of that name.
 
     Raises:
@@ -67,7 +67,7 @@ def chosen(signatures: Mapping[str, Signature], name: str) -> Signature:
     return signatures[name]
 
 
-def predict(body: Mapping[str, Any], signature: Signature) -> tuple[Arrays, bool]:
+def parse_request(body: Mapping[str, Any], signature: Signature) -> tuple[Arrays, bool]:
     """Return the arrays of a predict request, and whether it is by rows (`instances`, else `inputs`)."""
     if ("instances" in body) == ("inputs" in body):
         raise RestError(400, "the request must have either instances (rows) or inputs (columns)")

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from hosts.serving.download import MODEL_FILE, NO_SIGNATURE
-from hosts.serving.rest import Arrays, RestError, predict
+from hosts.serving.rest import Arrays, RestError, parse_request
 from hosts.serving.signatures import Signature, Tensor, read_signatures
 
 _TAG = "serve"
@@ -46,15 +46,14 @@ def tensorflow() -> Library:
     """Import TensorFlow's C++ and the half of its Python that runs a graph.
 
     All of it takes 2 s to import on a processor, these modules 1 s: a replica of a small batch does little else. So the
-    package is entered past its `__init__`. The hosts' TensorFlow is of one version, and a test holds that it can be had in
-    this way.
+    modules are imported without the package's `__init__`; a test checks that this works in the hosts' version.
     """
     spec = importlib.util.find_spec("tensorflow")
     if "tensorflow" not in sys.modules and spec is not None and spec.submodule_search_locations:
         package = types.ModuleType("tensorflow")
         package.__path__ = list(spec.submodule_search_locations)
         sys.modules["tensorflow"] = package
-    logging.getLogger("tensorflow").setLevel(logging.ERROR)  # it warns of its own older half
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)  # no warnings that TensorFlow 1's functions are deprecated
     return Library(
         *(
             importlib.import_module(f"tensorflow.{name}")
@@ -116,7 +115,7 @@ class SavedModel:
         if len(inputs) == 1 and next(iter(inputs.values())).dtype is None:
             serialized = [_example(example) for example in examples]
             return {next(iter(inputs)): np.array(serialized, dtype=object)}
-        return predict({"instances": [dict(example) for example in examples]}, self.signatures[signature])[0]
+        return parse_request({"instances": [dict(example) for example in examples]}, self.signatures[signature])[0]
 
 
 def _zeros(tensor: Tensor) -> np.ndarray[Any, Any]:

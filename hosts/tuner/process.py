@@ -67,9 +67,9 @@ class TrialChild:
 class TrialUnit:
     """Run a trial in a systemd unit of its own, with this process's output."""
 
-    def __init__(self, starts: Launcher, run: ProcessRun) -> None:
+    def __init__(self, launcher: Launcher, run: ProcessRun) -> None:
         """Start the trial; OSError if that fails."""
-        self._launched = starts(run, sys.stdout.fileno())
+        self._launched = launcher(run, sys.stdout.fileno())
         self.out_of_memory = False
 
     def wait(self, seconds: float) -> int | None:
@@ -84,7 +84,7 @@ class TrialUnit:
         return end.status
 
     def stop(self, seconds: float) -> None:
-        """Send SIGTERM as the stop signal requires, to all processes after a part of the time, then SIGKILL."""
+        """Send SIGTERM to the processes that the stop signal names, after a part of the time to all, at the end SIGKILL."""
         self._launched.stop(seconds)
         if not self._launched.wait(FIRST_PROCESS_SHARE * seconds):
             self._launched.signal(signal.SIGTERM)
@@ -99,7 +99,7 @@ class TrialUnit:
 
 
 def trial_launcher(
-    starts: Launcher, job: str, cwd: Path, stop_signal: str = "main", stop_seconds: float = Plan.stopSeconds
+    launcher: Launcher, job: str, cwd: Path, stop_signal: str = "main", stop_seconds: float = Plan.stopSeconds
 ) -> Callable[[Sequence[str], Mapping[str, str]], TrialUnit]:
     """Return a function that starts trials of a job in the folder `cwd`.
 
@@ -109,7 +109,7 @@ def trial_launcher(
     def spawn(argv: Sequence[str], environment: Mapping[str, str]) -> TrialUnit:
         scratch = Path(environment[METRIC_FILE]).parent
         return TrialUnit(
-            starts, ProcessRun(job, argv, cwd, environment, scratch, stop_signal=stop_signal, stop_seconds=stop_seconds)
+            launcher, ProcessRun(job, argv, cwd, environment, scratch, stop_signal=stop_signal, stop_seconds=stop_seconds)
         )
 
     return spawn

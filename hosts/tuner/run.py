@@ -61,11 +61,11 @@ def main(job_id: str, name: str, request: str) -> int:
     assert plan.study
     log = state / "logs" / job_id
     description = json.loads(request)
-    starts = launcher(host.bucket, os.environ)
+    client = launcher(host.bucket, os.environ)
     spawn = (
-        trial_launcher(starts, job_id, Path(description["cwd"]), plan.stopSignal, plan.stopSeconds) if starts else TrialChild
+        trial_launcher(client, job_id, Path(description["cwd"]), plan.stopSignal, plan.stopSeconds) if client else TrialChild
     )
-    scratch = scratch_folder(state) if starts else None
+    scratch = scratch_folder(state) if client else None
     tuner = Tuner(ledger, plan, plan.study, name, host, suggest, spawn, lambda: last_words(log), description["env"], scratch)
     signal.signal(signal.SIGTERM, lambda *_: tuner.terminate())
     return tuner.run()

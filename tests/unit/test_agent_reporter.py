@@ -344,6 +344,6 @@ def test_the_leader_reports_the_end_once_and_keeps_the_hosts_until_then(root: Pa
         root, incarnation="b", plan=replace(PLAN, replicas=["master-0"], notify="x"), notify=lambda _: pytest.fail("twice")
     )
     later.write(replace(later.job, lease=Lease()))
-    later.host.supervisor.order(0, "over")
+    later.host.supervisor.set_target_state(0, "over")
     later.rounds(2)
     assert later.reporter.settled

@@ -77,7 +77,7 @@ class Host:
         return self.supervisor.record
 
     def orders(self, attempt: int, ending: str = "") -> None:
-        self.supervisor.order(attempt, ending)
+        self.supervisor.set_target_state(attempt, ending)
         self.supervisor.step()
 
     def ends(self, code: int, after: float = 60.0) -> float:
@@ -97,7 +97,7 @@ def host() -> Host:
 def test_a_start_that_timed_out_is_repeated() -> None:
     host = Host()
     host.fails = TimeoutError("the launcher did not answer")
-    host.supervisor.order(0, "")
+    host.supervisor.set_target_state(0, "")
     assert host.supervisor.step() == 0.0
     assert (host.record.state, host.record.exitCode, host.record.restarts) == ("PREPARING", 137, 1)
     assert host.supervisor.step() == 1.0, "the second restart waits"
@@ -114,7 +114,7 @@ def test_no_trainer_runs_before_the_job_s_record_was_read() -> None:
     host = Host()
     assert host.supervisor.step() == float("inf")
     assert (host.children, host.record.state, host.supervisor.idle) == ([], "PREPARING", False)
-    host.supervisor.order(0, "")
+    host.supervisor.set_target_state(0, "")
     assert host.supervisor.step() == 9.0
     assert (len(host.children), host.record.state, host.record.startTime) == (1, "RUNNING", NOW)
     assert host.messages == [("INFO", "started trainer pid 1: python -m task --x 'a b'")]
@@ -160,7 +160,7 @@ def test_a_restart_s_event_has_the_seconds_until_the_next_output(host: Host) -> 
 def test_a_restart_that_an_earlier_incarnation_began_is_continued() -> None:
     events = [Event(NOW, "signal 9 (SIGKILL)", 1.0), Event(NOW, "signal 9 (SIGKILL)")]
     host = Host(record=ReplicaRecord("worker-0", restarts=3, restartsUsed=3, events=events))
-    host.supervisor.order(0, "")
+    host.supervisor.set_target_state(0, "")
     assert host.supervisor.step() == 2.0
     host.clock.pass_(2.0)
     host.supervisor.step()
@@ -237,7 +237,7 @@ def test_trials_are_run_by_the_tuner_with_the_agent_s_python() -> None:
 
 
 def test_the_end_of_the_job_stops_the_trainer_once(host: Host) -> None:
-    host.supervisor.order(0, "job CANCELLING")
+    host.supervisor.set_target_state(0, "job CANCELLING")
     for _ in range(3):
         host.supervisor.step()
     assert host.child.stops == [7.0]
@@ -285,7 +285,7 @@ def test_another_attempt_restarts_the_trainer(host: Host) -> None:
     host.ends(143)
     assert len(host.children) == 2
     assert (host.record.attempt, host.record.state, host.record.restarts) == (1, "RUNNING", 0)
-    host.supervisor.order(0, "")  # a late answer
+    host.supervisor.set_target_state(0, "")  # a late answer
     host.supervisor.step()
     assert (host.child.stops, host.record.attempt) == ([], 1)
     host.ends(3)
@@ -307,7 +307,7 @@ def test_an_exit_with_0_at_another_attempt_is_no_success(name: str) -> None:
 
 
 def test_a_late_order_does_not_revert_to_an_earlier_attempt(host: Host) -> None:
-    host.supervisor.order(1, "")
+    host.supervisor.set_target_state(1, "")
     host.orders(0)
     assert host.child.stops == [7.0]
 

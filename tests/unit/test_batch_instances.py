@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hosts.batch.inference import BATCH, ShardPredictor
 from hosts.batch.inputs import detect_kind
 from hosts.batch.instances import of_line, of_record
-from hosts.serving.rest import Arrays, RestError, predict
+from hosts.serving.rest import Arrays, RestError, parse_request
 from hosts.serving.signatures import Signature, Tensor
 from scaletier.runtime import import_tensorflow
 
@@ -37,7 +37,7 @@ def record(**features: Any) -> bytes:
 def arrays(signature: Signature, *records: bytes) -> dict[str, Any]:
     """Return the model's inputs."""
     instances = [of_record(each, signature, 40 + place) for place, each in enumerate(records)]
-    return {name: array.tolist() for name, array in predict({"instances": instances}, signature)[0].items()}
+    return {name: array.tolist() for name, array in parse_request({"instances": instances}, signature)[0].items()}
 
 
 def test_features_are_inputs_by_name() -> None:

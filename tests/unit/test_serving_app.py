@@ -65,7 +65,7 @@ def catalog(manager: ModelManager, tmp_path: Path) -> Catalog:
 
 @pytest.fixture
 def server(manager: ModelManager) -> Starlette:
-    manager.follow()
+    manager.reconcile()
     return app(manager, ServerMetrics())
 
 
@@ -164,7 +164,7 @@ def test_status_and_metadata_requests(server: Starlette) -> None:
 
 def test_the_status_of_a_broken_version(manager: ModelManager, catalog: Catalog) -> None:
     catalog.change("mnist", lambda model: model.add_version(Version("v2", token="b")).set_files("v2", "b", {"x": "00"}, 0))
-    manager.follow()
+    manager.reconcile()
     status = {"error_code": "UNKNOWN", "error_message": "ValueError: x is not in the bucket"}
     version = {"version": "v2", "state": "END", "status": status, "deployment": "b"}
     reply = ask(app(manager, ServerMetrics()), "GET", "/v1/models/mnist/versions/v2")
@@ -289,7 +289,7 @@ def test_metrics_for_prometheus(
         *(*lines, f"{name}_count{{{labels}}} 1.0", f"{name}_sum{{{labels}}} 0.5")
     ]
     catalog.change("mnist", lambda model: model.undeploy("v1"))
-    manager.follow()
+    manager.reconcile()
     status, text, _ = ask(server, "GET", "/monitoring/prometheus/metrics")
     assert status == 200
     assert "scaletier_versions_available{" not in text
@@ -308,7 +308,7 @@ def test_the_rows_of_a_batch_are_measured(manager: ModelManager) -> None:
 def test_health_needs_all_models_loaded(manager: ModelManager) -> None:
     server = app(manager, ServerMetrics())
     assert ask(server, "GET", "/health")[:2] == (503, {"looked": False, "models": []})
-    manager.follow()
+    manager.reconcile()
     assert ask(server, "GET", "/health")[:2] == (200, {"looked": True, "models": ["mnist"]})
 
 

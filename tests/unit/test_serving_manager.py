@@ -73,7 +73,7 @@ class ServedBucket:
     def deploy(self, name: str, content: str) -> None:
         self.add_files(name, content)
         self.change(lambda model: model.mark_ready(name, name))
-        self.manager.follow()
+        self.manager.reconcile()
 
     def ask(self, version: str | None = None) -> float:
         served = self.manager.find("m", version)
@@ -97,7 +97,7 @@ def world(tmp_path: Path) -> ServedBucket:
 
 def test_early_requests_are_told_to_retry(world: ServedBucket) -> None:
     assert world.refused() == (503, "the models are not loaded yet")
-    world.manager.follow()
+    world.manager.reconcile()
     assert world.refused() == (404, "there is no model 'm' here; there are none")
     assert world.manager.idle
 
@@ -113,19 +113,19 @@ def test_versions_are_loaded_swapped_and_unloaded(world: ServedBucket) -> None:
     assert first is not None
     assert second is not None
     world.change(lambda model: model.with_default("v2"))
-    world.manager.follow()
+    world.manager.reconcile()
     assert world.ask() == 2
     assert world.refused("v3") == (404, "model m has no version 'v3' here; there are v1, v2")
     world.change(lambda model: model.undeploy("v1"))
-    world.manager.follow()
+    world.manager.reconcile()
     assert world.refused("v1")[0] == 404
     assert (first._closed, second._closed) == (True, False)
     (world.cache / "m/stray").touch()
-    world.manager.follow()  # what cannot be deleted stays
+    world.manager.reconcile()  # what cannot be deleted stays
     (world.cache / "m/stray").unlink()
     assert [folder.name for folder in (world.cache / "m").iterdir()] == ["v2-v2"], "an unloaded version uses no disk space"
     world.change(lambda model: model.delete("v2"))
-    world.manager.follow()
+    world.manager.reconcile()
     assert (world.refused()[0], world.manager.idle) == (404, True)
     assert second._closed
     assert not (world.cache / "m").exists()
@@ -135,7 +135,7 @@ def test_a_model_without_files_is_unloaded(world: ServedBucket) -> None:
     world.deploy("v1", "1")
     shutil.rmtree(world.cache / "m")
     world.change(lambda model: model.delete("v1"))
-    world.manager.follow()
+    world.manager.reconcile()
     assert world.manager.idle
 
 
@@ -169,27 +169,27 @@ def test_a_reloaded_version_replaces_its_former_self(world: ServedBucket) -> Non
     (world.bucket / folder_of("m", "v1") / "saved_model.pb").write_text(content)
     digest = hashlib.sha256(content.encode()).hexdigest()
     world.change(lambda model: model.set_files("v1", "b", {"saved_model.pb": digest}, 1).mark_ready("v1", "b"))
-    world.manager.follow()
+    world.manager.reconcile()
     assert (world.ask(), world.ask("v1")) == (5, 5)
 
 
 def test_a_model_without_a_default_answers_by_names_only(world: ServedBucket) -> None:
     world.deploy("v1", "1")
     world.add_files("v2", "2")
-    world.manager.follow()
+    world.manager.reconcile()
     world.change(lambda model: model.delete("v1"))
-    world.manager.follow()
+    world.manager.reconcile()
     assert world.refused() == (503, "model m is not loaded yet")
     assert world.ask("v2") == 2
 
 
 def test_a_version_in_creation_answers_by_its_name_only(world: ServedBucket) -> None:
     world.add_files("v1", "1")
-    world.manager.follow()
+    world.manager.reconcile()
     assert world.ask("v1") == 1
     assert world.refused() == (503, "model m is not loaded yet")
     world.change(lambda model: model.mark_ready("v1", "v1"))
-    world.manager.follow()
+    world.manager.reconcile()
     assert world.ask() == 1
 
 
@@ -199,7 +199,7 @@ def test_a_broken_version_never_replaces_a_loaded_one(world: ServedBucket) -> No
     assert world.manager.models["m"].versions["v2"].state is LoadState.END
     assert "could not be loaded: ValueError: could not convert string to float: 'broken'" in world.refused("v2")[1]
     world.change(lambda model: model.with_default("v2"))  # by any client
-    world.manager.follow()
+    world.manager.reconcile()
     assert world.ask() == 1, "the loaded version still answers"
 
 
@@ -208,14 +208,14 @@ def test_a_damaged_version_is_not_loaded(world: ServedBucket, damage: str | None
     world.add_files("v1", "1")
     file = world.bucket / folder_of("m", "v1") / "saved_model.pb"
     file.unlink() if damage is None else file.write_text(damage)
-    world.manager.follow()
+    world.manager.reconcile()
     reason = "is not in the bucket" if damage is None else "is damaged: it is not what was deployed"
     assert reason in world.manager.models["m"].versions["v1"].why
 
 
 def test_a_file_outside_its_folder_is_refused(world: ServedBucket) -> None:
     world.change(lambda model: model.add_version(Version("v1", token="a")).set_files("v1", "a", {"../../../x": "00"}, 1))
-    world.manager.follow()
+    world.manager.reconcile()
     assert "would leave its folder" in world.manager.models["m"].versions["v1"].why
 
 
@@ -223,7 +223,7 @@ def test_a_temporarily_missing_bucket_keeps_loaded_versions(world: ServedBucket,
     world.deploy("v1", "1")
     unmounted = world.bucket.with_name("away")
     world.bucket.rename(unmounted)
-    world.manager.follow()
+    world.manager.reconcile()
     assert world.ask() == 1
     assert capsys.readouterr().err.startswith("<4>serving: the bucket does not answer: ")
     unmounted.rename(world.bucket)
@@ -235,11 +235,11 @@ def test_a_temporarily_missing_bucket_keeps_loaded_versions(world: ServedBucket,
 
     world.manager._files = FailingStore(world.bucket)
     for _ in range(20):
-        world.manager.follow()
+        world.manager.reconcile()
     assert capsys.readouterr().err == "<4>serving: version v2 of model m: the bucket does not answer: away\n" * 20
     assert world.manager.models["m"].versions["v2"].state is LoadState.LOADING
     world.manager._files = FolderBucket(world.bucket)
-    world.manager.follow()
+    world.manager.reconcile()
     assert world.ask("v2") == 2
 
 
@@ -248,11 +248,11 @@ def test_an_unreadable_record_unloads_nothing(world: ServedBucket, capsys: pytes
     record = world.bucket / "models/m/model.json"
     content = record.read_bytes()
     record.write_bytes(b"{")
-    world.manager.follow()
+    world.manager.reconcile()
     assert world.ask() == 1
     assert capsys.readouterr().err.startswith("<4>serving: m: model.json is ")
     record.write_bytes(content)
-    world.manager.follow()
+    world.manager.reconcile()
     assert world.ask() == 1
 
 
@@ -260,11 +260,11 @@ def test_a_version_that_crashed_the_server_is_not_loaded_again(world: ServedBuck
     world.deploy("v1", "1")
     world.add_files("v2", "2")
     (world.cache / ".loading-m-v2-v2").touch()
-    world.manager.follow()
+    world.manager.reconcile()
     assert world.ask() == 1
     assert "v2 of model m could not be loaded: the server ended while it loaded this" in world.refused("v2")[1]
     world.change(lambda model: model.mark_failed("v2", "v2", "died").redeploy("v2", "another"))
-    world.manager.follow()
+    world.manager.reconcile()
     assert world.ask("v2") == 2, "fab deploy retries it"
     assert [mark.name for mark in world.cache.glob(".loading-*")] == [".loading-m-v2-v2"]
 
@@ -276,7 +276,7 @@ def test_a_ready_version_that_crashed_the_server_is_not_retried(world: ServedBuc
     world.deploy("v1", "1")
     assert "could not be loaded: the server ended while it loaded this" in world.refused("v1")[1]
     (world.cache / ".loading-m-v1-v1").unlink()
-    world.manager.follow()
+    world.manager.reconcile()
     assert world.refused("v1")[0] == 500
 
 
@@ -290,7 +290,7 @@ def test_ready_versions_are_loaded_before_those_in_creation(world: ServedBucket,
     monkeypatch.setattr(
         ModelManager, "_fetch", lambda self, model, version: order.append(model) or fetched(self, model, version)
     )
-    ModelManager(world.catalog, FolderBucket(world.bucket), world.cache, FakeModel, lambda *_: None).follow()
+    ModelManager(world.catalog, FolderBucket(world.bucket), world.cache, FakeModel, lambda *_: None).reconcile()
     assert order == ["m", "a"]
 
 
@@ -307,7 +307,7 @@ def test_a_ready_version_that_failed_to_load_is_retried_later(
     world.manager._load = lambda folder: loads.append(folder) or FakeModel(folder)  # type: ignore[func-returns-value]
     for seconds in (0.0, 59.0, 60.0, 61.0, 179.0, 180.0):
         now[0] = seconds
-        world.manager.follow()
+        world.manager.reconcile()
     assert len(loads) == count, "after 60 s, and after twice as long"
     line = "version v1 of model m cannot be loaded: ValueError: could not convert string to float: 'broken'"
     assert capsys.readouterr().err == f"<4>serving: {line}\n" * count
@@ -319,7 +319,7 @@ def test_a_suddenly_empty_bucket_counts_as_unmounted(
 ) -> None:
     world.deploy("v1", "1")
     (world.bucket / "models").rename(world.bucket / "elsewhere")
-    world.manager.follow()
+    world.manager.reconcile()
     assert world.ask() == 1
     line = "the bucket is empty, so it is probably not mounted: loaded models are kept"
     assert capsys.readouterr().err == f"<4>serving: {line}\n"
@@ -327,9 +327,9 @@ def test_a_suddenly_empty_bucket_counts_as_unmounted(
     (world.bucket / used_by).write_text("{}")
     with monkeypatch.context() as patch:
         patch.setattr(Catalog, "in_use", fail)
-        world.manager.follow()
+        world.manager.reconcile()
     assert world.ask() == 1
-    world.manager.follow()
+    world.manager.reconcile()
     assert world.refused()[0] == 404
 
 
@@ -351,9 +351,9 @@ def test_no_request_fails_while_versions_swap(world: ServedBucket) -> None:
     for number in range(3, 11):
         world.deploy(f"v{number}", str(number))
         world.change(lambda model, name=f"v{number}": model.with_default(name))  # type: ignore[misc]
-        world.manager.follow()
+        world.manager.reconcile()
         world.change(lambda model, name=f"v{number - 1}": model.delete(name))  # type: ignore[misc]
-        world.manager.follow()
+        world.manager.reconcile()
     wait_for(lambda: 10 in results or errors, "an answer of the last version")
     stop.set()
     for client_thread in client_threads:

@@ -25,7 +25,7 @@ def nested(depth: int, text: Any = "a") -> Any:
 
 
 def parse(body: Any, signature: Signature = ONE) -> tuple[dict[str, Any], bool]:
-    arrays, by_rows = rest.predict(rest.body_of(json.dumps(body).encode()), signature)
+    arrays, by_rows = rest.parse_request(rest.body_of(json.dumps(body).encode()), signature)
     return {name: array.tolist() for name, array in arrays.items()}, by_rows
 
 
@@ -140,12 +140,12 @@ def test_classify_requests_and_answers() -> None:
 
 
 def test_signatures_are_described() -> None:
-    assert rest.chosen({"serving_default": ONE}, rest.signature_name({})) is ONE
+    assert rest.get_signature({"serving_default": ONE}, rest.signature_name({})) is ONE
     with pytest.raises(RestError, match=r"there is no signature 'x'; there are serving_default$"):
-        rest.chosen({"serving_default": ONE}, rest.signature_name({"signature_name": "x"}))
+        rest.get_signature({"serving_default": ONE}, rest.signature_name({"signature_name": "x"}))
     assert rest.signature_name({"signature_name": ""}) == "serving_default"
     with pytest.raises(RestError, match=r"there is no signature 'x'; there are none$"):
-        rest.chosen({}, "x")
+        rest.get_signature({}, "x")
     with pytest.raises(RestError, match="signature_name must be a text"):
         rest.signature_name({"signature_name": 1})
     assert ONE.by_rows
