@@ -53,15 +53,15 @@ def main() -> int:
         sys.stderr.write(f"<3>replica: {error}\n")
         return 2
     ledger = Ledger(TimeLimited(store, STORE_SECONDS))
-    client = launcher(host.bucket, os.environ)
-    job_files = JobFiles(host, state, ledger, store, os.environ, client)
+    launcher_client = launcher(host.bucket, os.environ)
+    job_files = JobFiles(host, state, ledger, store, os.environ, launcher_client)
     client = StartClient(host.power) if host.power else None
     agent = Agent(
         host.name,
         os.urandom(4).hex(),
         ledger,
         job_files,
-        partial(spawn, client),
+        partial(spawn, launcher_client),
         time.monotonic,
         now,
         host.pollSeconds,
@@ -79,7 +79,7 @@ def main() -> int:
     return AGAIN if loop.woken_late or _version() != version else 0
 
 
-def spawn(client: Launcher | None, assignment: Assignment) -> Trainer:
+def spawn(launcher_client: Launcher | None, assignment: Assignment) -> Trainer:
     """Start the trainer, or the program that runs it as trials.
 
     That program is this package's, not the job's, so it runs as the replica does.
@@ -94,7 +94,7 @@ def spawn(client: Launcher | None, assignment: Assignment) -> Trainer:
     plan = assignment.plan
     peers = plan.peers(assignment.name)
     run = ProcessRun(job, argv, cwd, env, stop_signal=plan.stopSignal, stop_seconds=plan.stopSeconds, peers=peers)
-    return Trainer(run, assignment.log, client or Child)
+    return Trainer(run, assignment.log, launcher_client or Child)
 
 
 def _version() -> str:
