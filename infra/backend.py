@@ -56,10 +56,7 @@ def note(root: Path) -> str:
 
 
 def unused(root: Path) -> str:
-    """Return a warning if a passphrase in the environment is unused, else nothing.
-
-    It is unused if the checkout has its own one.
-    """
+    """Return a warning if a passphrase in the environment is unused, as the checkout has its own one, else nothing."""
     own = root / FOLDER / "passphrase"
     try:
         passphrase = own.read_text().strip() if is_own(root) else ""
@@ -77,10 +74,7 @@ def unused(root: Path) -> str:
 
 
 def mentions(given: str, word: str) -> bool | None:
-    """Tell whether a stack in a local state mentions a name.
-
-    Returns: None if the state is not local or may not be read.
-    """
+    """Tell whether a stack in a local state mentions a name; None if the state is not local or may not be read."""
     folder = local(given)
     if folder is None:
         return None

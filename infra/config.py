@@ -105,11 +105,7 @@ class ClusterConfig(Section):
 
     @classmethod
     def parse(cls, raw: Mapping[str, str]) -> Self:
-        """Return a configuration from Pulumi's strings.
-
-        Raises:
-            SpecError: a key is unknown or a value is invalid.
-        """
+        """Return a configuration from Pulumi's strings; SpecError if a key is unknown or a value is invalid."""
         values: dict[str, Any] = dict(raw)
         for key in cls.json_keys & values.keys():
             try:
@@ -126,11 +122,7 @@ class ClusterConfig(Section):
             raise SpecError(f"a value is no UTF-8: {error.object!r}") from None
 
     def spec(self) -> ClusterSpec:
-        """Return the cluster of this configuration.
-
-        Raises:
-            SpecError: there can be no such cluster.
-        """
+        """Return the cluster of this configuration; SpecError if there can be no such cluster."""
         spec = self._with_servers(self._tier_spec())
         for role, role_spec in spec.roles.items():
             if role_spec.count > (most := self.most_replicas.get(role, role_spec.count)):
@@ -155,10 +147,7 @@ class ClusterConfig(Section):
         return dataclasses.replace(role_spec, accelerator=accelerator, spot=self.provisioning_model.get(role) == "SPOT")
 
     def _with_servers(self, tier: ClusterSpec) -> ClusterSpec:
-        """Return the tier with hosts for models.
-
-        By default they are like the workers, or like the master if it is the only host.
-        """
+        """Return the tier with hosts for models: by default like the workers, or like the master if it is the only host."""
         if not self.serving_count:
             if self.serving_type:
                 raise SpecError(

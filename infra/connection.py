@@ -19,11 +19,7 @@ FOLDER = ".scaletier"
 
 
 def files(folder: Path, inventory: str, private_key: str) -> dict[str, str]:
-    """Return the content of a folder's files by name, from an inventory in JSON. Pure.
-
-    Raises:
-        KeyError: the inventory lacks a key.
-    """
+    """Return the content of a folder's files by name, from an inventory in JSON; KeyError if it lacks a key."""
     facts: Mapping[str, Any] = json.loads(inventory)
     hosts = facts["hosts"]
     keys = {host["sshHost"]: host["hostKey"] for host in hosts}

@@ -60,10 +60,7 @@ def price_list() -> Mapping[str, Any]:
 
 
 def hourly(prices: Mapping[str, Any], region: str, hosts: Mapping[Role, tuple[int, HostShape]]) -> Cost | None:
-    """Return the cost of a number of hosts by role.
-
-    It is None if the list lacks a price of the region or of a part of a host.
-    """
+    """Return the cost of hosts by role; None if the list lacks a price of the region or of a part of a host."""
     listed = prices["regions"].get(region)
     if listed is None:
         return None

@@ -21,10 +21,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem, its severity and the command that fixes it.
-
-    `fix` applies the remedy at once if that removes nothing.
-    """
+    """A problem, its severity and the command that fixes it. `fix` applies the remedy at once if that removes nothing."""
 
     severity: Severity
     what: str
@@ -40,11 +37,7 @@ class Finding:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Finding:
-        """Return the finding of a `to_dict`.
-
-        Raises:
-            ValueError, KeyError or TypeError: it is not one.
-        """
+        """Return the finding of a `to_dict`; ValueError, KeyError or TypeError if it is not one."""
         remedy, fixed = str(data["remedy"] or ""), bool(data["fixed"])
         return cls(Severity(data["severity"]), str(data["what"]), remedy, None, str(data["check"]), fixed)
 

@@ -1,7 +1,4 @@
-"""Guard running jobs against a change of the cluster: warn at a preview, refuse at an update.
-
-The guard of the bucket's data is `infra/lxd/bucket_guard.py`.
-"""
+"""Guard running jobs against a change of the cluster: warn at a preview, refuse at an update."""
 
 from __future__ import annotations
 

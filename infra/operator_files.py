@@ -28,10 +28,7 @@ def create(props: Props) -> tuple[str, Props]:
 
 
 def read(name: str, props: Props) -> Props | None:
-    """Return an empty inventory if the files differ, so that Pulumi sees a change and writes them.
-
-    They differ if the last update ran on another machine.
-    """
+    """Return an empty inventory if the files differ, as on another machine, so that Pulumi sees a change and writes them."""
     if not (ROOT / props["folder"]).is_dir():
         return None
     same = bool(props.get("inventory")) and are_there(ROOT / props["folder"], _contents(props))

@@ -12,10 +12,7 @@ REPLACE = frozenset({"comment"})
 
 
 class OperatorKey(ModuleResource, module="operator", name="OperatorKey"):
-    """The operator's key pair.
-
-    Input: comment. Outputs: publicKey (a line of authorized_keys), privateKey (OpenSSH's format, secret).
-    """
+    """The operator's key pair. Input: comment. Outputs: publicKey (for authorized_keys), privateKey (OpenSSH's, secret)."""
 
     lifecycle = __name__
     outputs = ("publicKey", "privateKey")

@@ -51,11 +51,7 @@ class ScaleTier(StrEnum):
 
     @classmethod
     def parse(cls, text: str) -> ScaleTier:
-        """Return the tier of `STANDARD_1`, as in the API, or `standard-1`, as in gcloud's flag.
-
-        Raises:
-            SpecError: it is neither.
-        """
+        """Return the tier of `STANDARD_1`, as in the API, or `standard-1`, as in gcloud's flag; SpecError if it is neither."""
         try:
             return cls(text.strip().upper().replace("-", "_"))
         except ValueError:
@@ -81,11 +77,7 @@ class RoleSpec:
 
 
 def vcpus(machine_type: str) -> int:
-    """Return the vCPUs in the name of a Compute Engine machine type: `n1-highcpu-8`.
-
-    Raises:
-        SpecError: there are none.
-    """
+    """Return the vCPUs in the name of a Compute Engine machine type: `n1-highcpu-8`; SpecError if there are none."""
     match = re.search(r"-(\d+)$", machine_type)
     if not match:
         raise SpecError(f"machine type {machine_type!r} does not tell its vCPUs; n1-highcpu-8 does")
@@ -150,13 +142,7 @@ def preset(tier: ScaleTier) -> ClusterSpec:
 
 
 def custom(roles: Mapping[Role, RoleSpec]) -> ClusterSpec:
-    """Return a CUSTOM cluster of these roles, without those that have a count of 0.
-
-    Each target limits the number of replicas.
-
-    Raises:
-        SpecError: there is no master.
-    """
+    """Return a CUSTOM cluster of roles that have hosts; a target limits their number. SpecError if there is no master."""
     present = {role: roles[role] for role in Role if role in roles and roles[role].count > 0}
     if present.get(Role.MASTER, RoleSpec(0, "")).count != 1:
         raise SpecError("scaleTier CUSTOM needs exactly one master: set masterType, such as n1-highcpu-8")
@@ -164,10 +150,7 @@ def custom(roles: Mapping[Role, RoleSpec]) -> ClusterSpec:
 
 
 def parse_replica(text: str, valid: Iterable[str]) -> str:
-    """Return the name of a replica, from `worker-0` or Cloud ML's `worker-replica-0`.
-
-    Raises SpecError that lists the valid names.
-    """
+    """Return a replica's name, from `worker-0` or Cloud ML's `worker-replica-0`; SpecError lists the valid names."""
     names = list(valid)
     name = text.strip().replace("-replica-", "-")
     if name not in names:

@@ -19,10 +19,7 @@ READ = "pulumi:pulumi:readStackResourceOutputs"
 
 @dataclass(frozen=True)
 class StackState:
-    """Resources by URN, each with its `type` and its `outputs`.
-
-    Outputs of our own resources have the inputs that were applied.
-    """
+    """Resources by URN, each with its `type` and `outputs`; those of our own resources have the inputs that were applied."""
 
     resources: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -46,11 +43,7 @@ class StackState:
 
 
 def before() -> StackState:
-    """Return the state that the last operation, finished or killed, left; empty for a new stack.
-
-    Raises:
-        TargetError: the engine cannot return it.
-    """
+    """Return the state that the last operation, even a killed one, left; empty for a new stack. TargetError without one."""
     # In full: a short name is looked for in the user's own organisation, where the backend has such.
     name = f"{pulumi.get_organization()}/{pulumi.get_project()}/{pulumi.get_stack()}"
     reason = ""

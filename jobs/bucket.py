@@ -60,19 +60,13 @@ class RecordStore(Protocol):
         """Return those of the objects that exist."""
 
     def scan(self, pattern: str) -> dict[str, bytes]:
-        """Return the content of every object that fits a pattern, by name.
-
-        In a pattern such as `jobs/*/job.json`, * is one part of a name.
-        """
+        """Return the content, by name, of objects that fit a pattern; * is one part of a name, as in `jobs/*/job.json`."""
 
     def create(self, name: str, content: bytes) -> str:
         """Create an object and return its version; Conflict if it exists."""
 
     def replace(self, name: str, content: bytes, version: str) -> str:
-        """Replace just this version of an object and return the new version.
-
-        Raises Conflict if the version is another one by now, or the object is gone.
-        """
+        """Replace this version of an object, return the new one; Conflict if it is another by now, or the object is gone."""
 
 
 class Bucket(RecordStore, Protocol):
@@ -82,10 +76,7 @@ class Bucket(RecordStore, Protocol):
         """Return these bytes of an object, or as many as there are; empty if there is no such object."""
 
     def upload(self, name: str, content: bytes | Path, progress: Progress = ignore) -> None:
-        """Write an object with this content, or a file's, whether it exists or not.
-
-        Raises Conflict if its job was deleted and the bucket can detect that.
-        """
+        """Write an object, or a file's content, whether it exists or not; Conflict if its job is known to be deleted."""
 
     def download(self, name: str, target: Path, progress: Progress = ignore) -> bool:
         """Write an object to a file, which is complete or unchanged; False if there is no such object."""
@@ -107,11 +98,7 @@ class Bucket(RecordStore, Protocol):
 
 
 def pieces(content: bytes | Path) -> Iterator[bytes]:
-    """Yield the content of an object that is to be written.
-
-    Raises:
-        BucketError: if its file cannot be read.
-    """
+    """Yield the content of an object that is to be written; BucketError if its file cannot be read."""
     if isinstance(content, bytes):
         yield content
         return

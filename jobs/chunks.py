@@ -91,10 +91,7 @@ class LogFilter(NamedTuple):
         return any(self[1:])
 
     def matches(self, line: bytes) -> bool:
-        """Return True if a line passes the filter. Only the pattern applies to a line that is no log line.
-
-        Raises SlowError.
-        """
+        """Return True if a line passes the filter. Only the pattern applies to a line that is no log line. Raises SlowError."""
         if match := _BEGINS.match(line):
             time, severity = match[1].decode("ascii", "replace"), match[2].decode("ascii", "replace")
             if (self.since and time < self.since) or (self.until and time > self.until):
@@ -128,10 +125,7 @@ def chunks_of(sizes: Mapping[str, int]) -> list[Chunk]:
 
 
 def cut(chunks: list[Chunk], limit: int) -> list[Chunk]:
-    """Return the chunks to remove so that at most `limit` bytes stay.
-
-    They are the oldest ones behind the first eighth of the limit, never the last chunk.
-    """
+    """Return the chunks to remove so that `limit` bytes stay: the oldest behind its first eighth, and never the last."""
     over = sum(chunk.size for chunk in chunks) - limit
     removed, before = [], 0
     for chunk in chunks[:-1]:
@@ -153,10 +147,7 @@ class ChunkFolder:
         self._changed: int | None = None
 
     def sizes(self) -> Mapping[str, int]:
-        """Return the size of each chunk in bytes, by name.
-
-        If nothing has changed, the cost does not depend on the number of chunks.
-        """
+        """Return the size of each chunk in bytes, by name; if nothing has changed, at a cost whatever their number."""
         try:
             changed = self._path.stat().st_mtime_ns
             growing = max(self._sizes, default="")
@@ -240,10 +231,7 @@ def first(source: ChunkSource, log_filter: LogFilter) -> Position:
 
 
 def newest(source: ChunkSource, log_filter: LogFilter) -> tuple[list[LogEntry], Position]:
-    """Return the last lines that pass the filter, and the position behind the whole log.
-
-    It reads as little of the log as possible.
-    """
+    """Return the last lines that pass the filter, and the position behind the log, of which as little as possible is read."""
     every = chunks_of(source.sizes())
     entries: list[LogEntry] = []
     if not every:
@@ -334,10 +322,7 @@ def _rank(severity: str) -> int:
 
 
 def _message_matches(pattern: str, line: bytes) -> bool:
-    """Return True if the pattern is found in a line's message.
-
-    On the main thread the search is limited to PATTERN_SECONDS.
-    """
+    """Return True if the pattern is found in a line's message. On the main thread the search is limited to PATTERN_SECONDS."""
     try:
         text = str(json.loads(line)["message"])
     except (ValueError, KeyError, TypeError):

@@ -1,7 +1,4 @@
-"""The bucket in Google Cloud Storage, which checks preconditions itself.
-
-A version is an object's generation.
-"""
+"""The bucket in Google Cloud Storage, which checks preconditions itself. A version is an object's generation."""
 
 from __future__ import annotations
 

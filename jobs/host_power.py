@@ -1,7 +1,4 @@
-"""Start hosts that are off, and see whether this one is being preempted.
-
-The addresses and the token are in host.json; without them nothing is requested.
-"""
+"""Start hosts that are off, by the addresses and token in host.json, and see whether this one is being preempted."""
 
 from __future__ import annotations
 
@@ -57,12 +54,7 @@ class StartClient:
         return ""
 
     def request_start(self, host: str) -> None:
-        """Have a host started.
-
-        Raises:
-            NoAnswerError: it is not known whether it will be.
-            PowerError: it will not be.
-        """
+        """Have a host started; PowerError if it will not be, NoAnswerError if that is not known."""
         bearer = {"Authorization": f"Bearer {self._token()}"}
         if error := _error_in(_fetch(self._power.starts[host], bearer, b"", _START_SECONDS)):
             raise PowerError(error)
@@ -136,10 +128,7 @@ class HostStarter:
 
 
 def _new_line(host: str, request: _HostRequest) -> str:
-    """Return a line about the answer if it is new.
-
-    A refusal counts when it comes twice: a host must be off to be started.
-    """
+    """Return a line about the answer if it is new; a refusal counts when it comes twice, as a host may not be off yet."""
     previous_answer, answer = request.answers
     if answer is None or answer == request.reported or (answer and answer != previous_answer):
         return ""
@@ -148,10 +137,7 @@ def _new_line(host: str, request: _HostRequest) -> str:
 
 
 def _fetch(url: str, headers: Mapping[str, str], content: bytes | None = None, seconds: float = _SECONDS) -> bytes:
-    """Return the body of an answer to a GET, or to a POST of the content.
-
-    Raises PowerError for any status other than success.
-    """
+    """Return the body of an answer to a GET, or to a POST of the content; PowerError for any status but success."""
     try:
         request = urllib.request.Request(url, content, dict(headers))  # noqa: S310  the addresses are the stack's own
         with urllib.request.urlopen(request, timeout=seconds) as answer:  # noqa: S310

@@ -31,10 +31,7 @@ class Stored(Generic[R]):
 
 
 class Ledger:
-    """Reads and writes the records of jobs.
-
-    BucketError: the bucket fails. RecordError: a record is invalid.
-    """
+    """Reads and writes the records of jobs. BucketError: the bucket fails. RecordError: a record is invalid."""
 
     def __init__(self, store: RecordStore, sleep: Callable[[float], None] = time.sleep) -> None:
         self.store = store
@@ -97,10 +94,7 @@ class Ledger:
         return records
 
     def write_replica(self, job_id: str, record: ReplicaRecord, before: str | None) -> str:
-        """Write a replica's record over its previous version.
-
-        Raises Conflict if another incarnation of the replica has written it.
-        """
+        """Write a replica's record over its previous version; Conflict if another incarnation has written it."""
         name = paths.replica(job_id, record.name)
         if before is None:
             return self.store.create(name, record.to_json())
@@ -203,10 +197,7 @@ class Ledger:
 
 
 class Trials:
-    """The trials of one job.
-
-    `bad` maps each trial with an unreadable record to its error; its number counts as used.
-    """
+    """The trials of one job. `bad` maps each trial with an unreadable record to its error; its number counts as used."""
 
     def __init__(self, ledger: Ledger, job_id: str) -> None:
         self._ledger, self._job_id = ledger, job_id
@@ -214,11 +205,7 @@ class Trials:
         self.bad: dict[int, str] = {}
 
     def read(self) -> list[Trial]:
-        """Return all readable trials, in the order of their numbers.
-
-        Raises:
-            BucketError: the bucket fails.
-        """
+        """Return all readable trials, in the order of their numbers; BucketError if the bucket fails."""
         open_ones = [number for number, trial in self._known.items() if not trial.final]
         ahead = 1
         while True:
@@ -241,10 +228,7 @@ class Trials:
 
 
 def _job(job_id: str, content: bytes) -> JobRecord:
-    """Return the record in a job's folder.
-
-    Raises RecordError also for the record of another job: any trainer can write one there.
-    """
+    """Return the record in a job's folder; RecordError also for that of another job: any trainer can write one there."""
     record = JobRecord.from_json(content)
     if record.jobId != job_id:
         raise RecordError(f"job.json says that it is that of job {record.jobId!r}")

@@ -1,7 +1,4 @@
-"""Read the target to which a job's end is reported: a URL or a command.
-
-A URL gets the job's record by POST, a command reads it.
-"""
+"""Read the target to which a job's end is reported: a URL gets its record by POST, or a command reads it."""
 
 from __future__ import annotations
 
@@ -63,10 +60,7 @@ def split_url(url: str) -> SplitResult:
 
 
 def check_address(text: str) -> None:
-    """Raise ValueError for an address that must get no report.
-
-    Such an address is link-local, as metadata servers have, or of no host.
-    """
+    """Raise ValueError for an address that gets no report: link-local, as metadata servers have, or of no host."""
     address = ipaddress.ip_address(text.partition("%")[0])
     inner: ipaddress.IPv4Address | None = None
     if isinstance(address, ipaddress.IPv6Address):

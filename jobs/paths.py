@@ -18,10 +18,7 @@ PYTHON = f"{VENV}/bin/python"
 
 
 def folder(job_id: str) -> str:
-    """Return the folder of all objects of a job, by default of its output too.
-
-    Raises ValueError for an invalid id.
-    """
+    """Return the folder of all objects of a job, by default of its output too. Raises ValueError for an invalid id."""
     if not JOB_ID.fullmatch(job_id):
         raise ValueError(f"{job_id!r} is no id of a job")
     return f"{JOBS}/{job_id}"

@@ -101,10 +101,7 @@ class Queue(Record):
         return [entry for entry in self.entries if host in entry.usable_hosts()]
 
     def ahead_of(self, job_id: str) -> list[QueueEntry]:
-        """Return the entries that a job waits for.
-
-        They hold one of its hosts, or are before it and wait for one.
-        """
+        """Return the entries that a job waits for. They hold one of its hosts, or are before it and wait for one."""
         mine = self.entry(job_id)
         if mine is None or mine.held:
             return []
@@ -120,18 +117,12 @@ class Queue(Record):
         return replace(self, entries=[*self.entries, entry]).promoted()
 
     def without(self, entry: QueueEntry) -> Queue:
-        """Return the queue without this entry, its hosts assigned to the next jobs.
-
-        Another submission of the same id stays.
-        """
+        """Return the queue without this entry, its hosts assigned to the next jobs. Another submission of the same id stays."""
         others = [e for e in self.entries if (e.jobId, e.token) != (entry.jobId, entry.token)]
         return replace(self, entries=others).promoted()
 
     def promoted(self) -> Queue:
-        """Return the queue with every free host assigned.
-
-        The order is by priority, then by time; no job overtakes one that waits for the same host.
-        """
+        """Return the queue with free hosts assigned by priority, then time; none overtakes one that waits for the same host."""
         placed = self._placed()
         assigned = {
             e.jobId: list(placed[e.jobId].values())
@@ -148,10 +139,7 @@ class Queue(Record):
         return {host: job_id for job_id, placed in self._placed().items() for host in placed.values()}
 
     def _placed(self) -> dict[str, dict[str, str]]:
-        """Return the hosts that each waiting job would get now, by replica.
-
-        It may be a part of its hosts, which stays reserved: later jobs must not take it.
-        """
+        """Return the hosts that each waiting job would get now, by replica; a part of them stays reserved from later jobs."""
         busy = {host for entry in self.entries if entry.held for host in entry.hosts}
         placements = {}
         for entry in self._waiting():

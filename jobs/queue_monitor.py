@@ -1,7 +1,4 @@
-"""Keep the queue moving if its participants are gone.
-
-Leaders, idle hosts and commands that follow a waiting job run it.
-"""
+"""Keep the queue moving if its participants are gone. Leaders, idle hosts and commands that follow a waiting job run it."""
 
 from __future__ import annotations
 
@@ -45,11 +42,7 @@ class QueueMonitor:
             self._next = self._watch.clock() + _PAUSE_SECONDS
 
     def run_once(self) -> None:
-        """Poll the queue once; a later poll does what is left.
-
-        Raises:
-            BucketError: the bucket fails.
-        """
+        """Poll the queue once; a later poll does what is left. BucketError if the bucket fails."""
         queue = self._ledger.change_queue(lambda queue: queue.promoted())
         jobs = self._ledger.jobs_named(entry.jobId for entry in queue.entries)
         for entry in queue.entries:
@@ -62,10 +55,7 @@ class QueueMonitor:
             )
 
     def _all_hosts_silent(self, entry: QueueEntry, stored: Stored[JobRecord] | RecordError | None) -> bool:
-        """Return True if a job has its hosts and all of them are unresponsive.
-
-        The first of them that starts leads the job.
-        """
+        """Return True if a job has its hosts and all of them are unresponsive. The first of them that starts leads the job."""
         if not entry.held or not isinstance(stored, Stored):
             return False
         job = stored.record

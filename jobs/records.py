@@ -217,11 +217,7 @@ class JobRecord(HostAssignment, Record):
         return self.state.final
 
     def to(self, state: JobState, **changes: Any) -> JobRecord:
-        """Return this record in another state, with startTime, or endTime and cost, set.
-
-        Raises:
-            TransitionError: the move is not in the table.
-        """
+        """Return this record in another state, with startTime, or endTime and cost, set; TransitionError if there is none."""
         if state not in TRANSITIONS[self.state]:
             raise TransitionError(f"job {self.jobId} cannot go from {self.state} to {state}")
         if state is JobState.RUNNING:
@@ -362,11 +358,7 @@ class Plan(Record):
         return not self.whole if self.successPolicy == "all" else replica == self.chief
 
     def with_hosts(self, hosts: Mapping[str, str]) -> Plan:
-        """Return this plan with assigned hosts, and with addresses instead of replicas' names in its tasks.
-
-        Raises:
-            RecordError: a task's TF_CONFIG is invalid.
-        """
+        """Return this plan with hosts, and addresses for replicas' names in tasks; RecordError if a TF_CONFIG is invalid."""
         addresses = {replica: self.addresses[host] for replica, host in hosts.items() if host in self.addresses}
         try:
             tasks = {name: task.with_addresses(addresses) for name, task in self.tasks.items()}
@@ -384,10 +376,7 @@ class Plan(Record):
         return self.addresses.get(self.hosts.get(replica, ""), "")
 
     def program(self, python: str) -> list[str]:
-        """Return the program's command line; `python` runs the module.
-
-        A `command` finds this Python first on the trainer's PATH.
-        """
+        """Return the program's command line: a `command`, which finds this Python first on its PATH, or a module."""
         return [*(self.command or [python, "-m", self.module]), *self.args]
 
     @property

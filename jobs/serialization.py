@@ -49,11 +49,7 @@ class Record:
 
     @classmethod
     def from_json(cls, content: bytes | str) -> Self:
-        """Return the record of this JSON.
-
-        Raises:
-            RecordError: it is not a record, or it has a newer version.
-        """
+        """Return the record of this JSON; RecordError if it is not a record, or it has a newer version."""
         try:
             data = json.loads(content)
         except (ValueError, RecursionError) as error:

@@ -152,10 +152,7 @@ class Study:
 
 @dataclass(frozen=True)
 class Trial(Record):
-    """`jobs/<id>/trials/<trialId>.json`: written by the replica that it names.
-
-    Another replica may take it over.
-    """
+    """`jobs/<id>/trials/<trialId>.json`: written by the replica that it names. Another replica may take it over."""
 
     kind: ClassVar[str] = "the record of a trial"
 

@@ -11,10 +11,7 @@ def now() -> str:
 
 
 def seconds_between(begin: str, end: str | None = None) -> float:
-    """Return the seconds between two RFC 3339 times, by default until now; for display.
-
-    It is 0 if one of them is missing.
-    """
+    """Return the seconds between two RFC 3339 times, by default until now; for display. It is 0 if one of them is missing."""
     try:
         until = datetime.fromisoformat(end) if end else datetime.now(UTC)
         return (until - datetime.fromisoformat(begin)).total_seconds()

@@ -1,7 +1,4 @@
-"""Replace variables such as `${JOB_DIR}` in a job's arguments and environment.
-
-Arguments and environment are not passed through a shell; the host replaces the variables.
-"""
+"""Replace variables such as `${JOB_DIR}` in a job's arguments and environment, on the host and without a shell."""
 
 from __future__ import annotations
 

@@ -26,11 +26,7 @@ def sums(text: str) -> dict[str, str]:
 
 
 def fetch(url: str, listed_at: str, file: Path) -> None:
-    """Write the file atomically.
-
-    Raises:
-        FetchError: it cannot be fetched, or differs from the published one.
-    """
+    """Write the file atomically; FetchError if it cannot be fetched, or differs from the published one."""
     name = url.rpartition("/")[2]
     part = file.with_name(f".{file.name}.part")
     digest = hashlib.sha256()

@@ -233,10 +233,7 @@ def run_board(command: list[str]) -> int:
 
 
 def end_with_parent() -> None:
-    """Treat SIGTERM, and on Linux the end of the parent process, as Ctrl-C.
-
-    Neither ends the command by itself.
-    """
+    """Treat SIGTERM, and on Linux the end of the parent process, as Ctrl-C. Neither ends the command by itself."""
     signal.signal(signal.SIGTERM, lambda *_: _ended.set())
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))

@@ -1,7 +1,4 @@
-"""The work of one host: its job, or the queue if it has none.
-
-It acts in rounds; no other component waits for a round.
-"""
+"""The work of one host: its job, or the queue if it has none. It acts in rounds; no other component waits for a round."""
 
 from __future__ import annotations
 
@@ -84,10 +81,7 @@ class Agent:
             self.supervisor.terminate()
 
     def round(self) -> float:
-        """Do what is due with the bucket; return the seconds until the next round.
-
-        It logs itself if the bucket fails.
-        """
+        """Do what is due with the bucket; return the seconds until the next round. It logs itself if the bucket fails."""
         try:
             self._round()
         except (OSError, RecordError, Conflict) as error:
@@ -153,10 +147,7 @@ class Agent:
             raise
 
     def _end_unclaimable(self, stored: Stored[JobRecord], error: Exception) -> None:
-        """End a job whose plan or package is corrupt, unless it has a leader, which decides itself.
-
-        Such a job must not keep its hosts for ever.
-        """
+        """End a job whose corrupt plan or package would keep its hosts for ever, unless it has a leader, which decides."""
         job = stored.record
         patience = Plan.preparingSeconds if isinstance(error, BucketError) else 2 * self._lease_seconds
         tried_seconds = self._watch.observe(("take up", job.jobId), True)
@@ -216,10 +207,7 @@ class Agent:
             self._site.diagnose(job, supervisor.record, self._end_seen)
 
     def _record_unsaved(self, job: JobRecord | None, supervisor: Supervisor) -> bool:
-        """Return True once the record lists the unsaved files of an ended job.
-
-        Then its folders here are removed.
-        """
+        """Return True once the record lists the unsaved files of an ended job. Then its folders here are removed."""
         if job is None or not job.final or not supervisor.idle:
             return False
         record = supervisor.record

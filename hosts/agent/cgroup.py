@@ -39,10 +39,7 @@ def processors(root: Path = ROOT) -> int:
 
 
 def cpu_seconds(members: dict[str, str], root: Path = ROOT) -> float | None:
-    """Return the processor time since the group was made; None if it is unknown.
-
-    Version 2 may also be mounted beside version 1.
-    """
+    """Return the processor time since the group was made, if it is known; version 2 may also be mounted beside version 1."""
     for top in (".", "unified"):
         with suppress(OSError):
             text = Path(f"{root}/{top}{members.get('')}/cpu.stat").read_text()

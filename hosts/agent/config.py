@@ -15,10 +15,7 @@ _ETC = "/etc/scaletier"
 def load(environ: Mapping[str, str]) -> tuple[HostFile, Path]:
     """Return host.json, and the directory of this host's own files.
 
-    SCALETIER_ETC and SCALETIER_STATE override these two directories.
-
-    Raises:
-        RecordError: the file is invalid or missing.
+    SCALETIER_ETC and SCALETIER_STATE override these two directories. RecordError if the file is invalid or missing.
     """
     etc, state = Path(environ.get("SCALETIER_ETC", _ETC)), Path(environ.get("SCALETIER_STATE", paths.STATE_DIR))
     file = etc / "host.json"

@@ -71,10 +71,7 @@ def start(
 def build(
     host: HostFile, state: Path, assignment: Assignment, log: Path, job: JobRecord, record: ReplicaRecord, end_seen: str
 ) -> bytes:
-    """Return the whole diagnosis as it is written.
-
-    `end_seen` is when this host learnt of the job's end; `log` is the folder of its log here.
-    """
+    """Return the whole diagnosis as written; `end_seen` is when this host learnt of the end, `log` the folder of its log."""
     plan, env = assignment.plan, assignment.environment
     depth = len(assignment.directory.parts) - len(Path(plan.folder).parts)
     buckets = [host.bucket] if host.bucket.startswith("/") else []
@@ -98,10 +95,7 @@ def build(
 
 
 def of_job(job: JobRecord, end_seen: str) -> dict[str, Any]:
-    """Return the job's end, and the difference between this host's clock and the leader's.
-
-    `aheadSeconds` includes the time until `end_seen`.
-    """
+    """Return the job's end, and how far this host's clock is ahead of the leader's, with the time until `end_seen`."""
     leader = job.lease.holder.partition("/")[0]
     summary = {"leader": leader, "leaderTime": job.endTime, "time": end_seen}
     ahead = round(seconds_between(job.endTime, end_seen), 3) if job.endTime else None
@@ -132,10 +126,7 @@ def last_lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def with_tail(lines: list[dict[str, Any]], record: ReplicaRecord) -> list[dict[str, Any]]:
-    """Return the end of a log with the trainer's last output if that is missing.
-
-    A full disk loses the line that reports it.
-    """
+    """Return the end of a log with the trainer's last output if that is missing. A full disk loses the line that reports it."""
     tail = record.errorMessage.splitlines()
     there = {line["message"][:TAIL_CHARACTERS] for line in lines}
     if not tail or tail[-1] in there:
@@ -206,10 +197,7 @@ def packages(python: str, package_folder: Path) -> dict[str, Any]:
 
 
 def hidden(value: Any, secrets: Collection[str]) -> Any:
-    """Return the value without lines of a secret in its texts, nor remains of truncated ones.
-
-    A trainer may have printed them.
-    """
+    """Return the value without lines of a secret, which a trainer may have printed, in its texts, nor remains of them."""
     if isinstance(value, str):
         return "\n".join(_hidden(line, secrets) for line in value.split("\n"))
     if isinstance(value, dict):

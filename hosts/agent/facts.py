@@ -38,11 +38,7 @@ class DataSource:
 
 
 def sources(paths: Iterable[str]) -> dict[str, DataSource]:
-    """Return the files of files, directories, globs and URLs, by their names below their common folder.
-
-    Raises:
-        FactsError: one of the paths leads to no file.
-    """
+    """Return files of paths, globs and URLs by their names below a common folder; FactsError if one leads to no file."""
     files: dict[str, DataSource] = {}
     for path in paths:
         there = _at_url(path) if "://" in path else _on_this_host(path)

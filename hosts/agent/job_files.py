@@ -93,11 +93,7 @@ class JobFiles:
         self._job: _Job | None = None
 
     def prepare(self, plan: Plan, replica: str) -> Assignment:
-        """Return the job's files on this host and its log, for that replica.
-
-        Raises:
-            BucketError: they cannot be fetched now.
-        """
+        """Return the job's files on this host and its log, for that replica; BucketError if they cannot be fetched now."""
         self.finish()  # of a job, or an attempt, before
         try:
             self._job = self._prepare(plan, replica)

@@ -121,10 +121,7 @@ class View:
 
 
 def decide(job: JobRecord, view: View) -> JobRecord | None:
-    """Return the job's next record, or None if nothing changes.
-
-    One call applies one rule: at most one transition of `TRANSITIONS` in jobs/states.py.
-    """
+    """Return the job's next record, or None if nothing changes; one call makes at most one transition of `TRANSITIONS`."""
     rules = _RULES.get(job.state, (_replicas_changed, _facts_found))
     if _succeeded in rules and _seconds_since_done(job, view) is not None:
         rules = tuple(rule for rule in rules if rule not in (*_UNTIL_DONE, _start_timed_out))

@@ -1,7 +1,4 @@
-"""Start a program through the host's launcher, as user `trainer` in its own systemd unit.
-
-The launcher is /usr/lib/scaletier/launch.
-"""
+"""Start a program through /usr/lib/scaletier/launch, as user `trainer` in its own systemd unit."""
 
 from __future__ import annotations
 
@@ -55,11 +52,7 @@ class Launcher:
         return _connected(self._address)
 
     def tidy(self, keep: Collection[str]) -> None:
-        """Remove packages and homes of all other jobs on this host.
-
-        Raises:
-            OSError: that is not possible now.
-        """
+        """Remove packages and homes of all other jobs on this host; OSError if that is not possible now."""
         with _connected(self._address) as channel:
             _ask(channel, {"keep": sorted(keep)}, [])
             _answer(channel)
@@ -89,11 +82,7 @@ class Launched:
     """A program of the launcher. If this process ends, the launcher kills the program."""
 
     def __init__(self, channel: socket.socket, asked: dict[str, Any], output: int, stop_signal: str = "main") -> None:
-        """Start the program.
-
-        Raises:
-            OSError: it did not begin.
-        """
+        """Start the program; OSError if it did not begin."""
         self._channel, self._stop_signal = channel, stop_signal
         self._exit = Exit(SIGKILL_STATUS)  # a launcher that is gone has taken the program along
         self._over = threading.Event()
@@ -154,11 +143,7 @@ def _ask(channel: socket.socket, asked: dict[str, Any], descriptors: list[int]) 
 
 
 def _answer(channel: socket.socket) -> dict[str, Any]:
-    """Return the next line.
-
-    Raises:
-        OSError: it reports an error, or none comes.
-    """
+    """Return the next line; OSError if it reports an error, or none comes."""
     line = b""
     while not line.endswith(b"\n"):
         try:

@@ -64,21 +64,13 @@ class Leader:
         return silent >= expiry + self._rank * self._plan.leaseSeconds / 2 / _RANKS
 
     def take(self, job: Stored[JobRecord]) -> Stored[JobRecord]:
-        """Take the lease.
-
-        Raises:
-            Conflict: another replica was quicker.
-        """
+        """Take the lease; Conflict if another replica was quicker."""
         stored = self._ledger.change_job(job, job.record.with_holder(self._me))
         self._renewed()
         return stored
 
     def act(self, job: Stored[JobRecord], replicas: Mapping[str, ReplicaRecord], cancel_requested: bool) -> Stored[JobRecord]:
-        """Apply the rules of `job_rules`, renew the lease if it is time, and return the job's record.
-
-        Raises:
-            Conflict: another replica has taken the lease; nothing was changed.
-        """
+        """Apply the rules, renew the lease if due, return the job's record; Conflict, without a change, if another leads."""
         record = job.record
         if record.state is JobState.RUNNING:
             # Add the time in which this leader saw the job run; the next leader continues from this sum.

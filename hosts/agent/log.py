@@ -56,10 +56,7 @@ class Log:
         self.write([OutputLine(time.time(), severity, line) for line in message.splitlines()])
 
     def write(self, lines: Iterable[OutputLine]) -> None:
-        """Write lines to the chunk and to the journal at once.
-
-        A full disk loses lines, which is logged, and stops no component.
-        """
+        """Write lines to the chunk and the journal at once; a full disk loses lines, which is logged, and stops nothing."""
         lines = list(lines)
         journal = "".join(f"<{_PRIORITY[line.severity]}>{line.message}\n" for line in lines)
         with self._lock:

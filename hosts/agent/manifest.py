@@ -45,10 +45,7 @@ class Manifest:
             self._process = None
 
     def _complete(self) -> bool:
-        """Complete the manifest; return False until `fab train` has written its part.
-
-        A garbled one stays as it is.
-        """
+        """Complete the manifest; return False until `fab train` has written its part. A garbled one stays as it is."""
         name = paths.manifest(self._plan.jobId)
         with suppress(BucketError, Conflict):
             if (item := self._ledger.store.read(name)) is None:

@@ -58,10 +58,7 @@ def _address(text: str) -> str:
 
 
 def interface_variables(address: str) -> dict[str, str]:
-    """Return the variables for gloo, NCCL and TensorPipe with the interface of this IPv4 address.
-
-    They are empty if no interface has it.
-    """
+    """Return the variables for gloo, NCCL and TensorPipe with the interface of this IPv4 address; none if none has it."""
     name = interface_of(address)
     return dict.fromkeys(_LIBRARIES, name) if name else {}
 

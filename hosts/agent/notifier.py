@@ -102,11 +102,7 @@ def on_stdin(words: list[str], content: bytes) -> tuple[list[str], dict[str, str
 
 
 def post(parts: SplitResult, body: bytes, timeout: float = TRY_SECONDS) -> None:
-    """POST JSON to a URL, at a validated address, without redirects.
-
-    Raises:
-        NotifyError: the answer is not 2xx.
-    """
+    """POST JSON to a URL, at a validated address, without redirects; NotifyError if the answer is not 2xx."""
     assert parts.hostname is not None
     port = parts.port or SCHEMES[parts.scheme]
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
@@ -125,10 +121,7 @@ def post(parts: SplitResult, body: bytes, timeout: float = TRY_SECONDS) -> None:
 
 
 def _connected(parts: SplitResult, port: int, timeout: float) -> socket.socket:
-    """Connect to the first address that answers, each of them validated.
-
-    The name may have another address the next time.
-    """
+    """Connect to the first address that answers, each of them validated. The name may have another address the next time."""
     host, problem = parts.hostname, None
     for address in _addresses(host or "", port):
         try:

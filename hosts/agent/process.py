@@ -51,10 +51,7 @@ class TrainerProcess(Protocol):
         """Send a signal to all its processes; do nothing if there is none."""
 
     def ended(self) -> bool:
-        """Return True once it has ended, which a SIGCHLD reports.
-
-        What it leaves behind is killed by then, or by `reap`.
-        """
+        """Return True once it has ended, which a SIGCHLD reports. What it leaves behind is killed by then, or by `reap`."""
 
     def reap(self) -> Exit:
         """Return how it ended, after its end."""

@@ -35,10 +35,7 @@ class HostProbes:
 
 
 class Reporter:
-    """Exchange records between a supervisor and the bucket.
-
-    A round may wait for the bucket; no other thread waits for a round.
-    """
+    """Exchange records between a supervisor and the bucket, which a round may wait for; no other thread waits for a round."""
 
     def __init__(
         self,
@@ -88,11 +85,7 @@ class Reporter:
         return self._published != self._supervisor.record
 
     def publish(self) -> None:
-        """Write this replica's record if it changed or its heartbeat is due.
-
-        Raises:
-            BucketError: the bucket cannot be reached.
-        """
+        """Write this replica's record if it changed or its heartbeat is due; BucketError if the bucket cannot be reached."""
         record = self._supervisor.record
         if self._published == record and self._clock() < self._heartbeat_at:
             return
@@ -121,11 +114,7 @@ class Reporter:
         return replace(current, incarnation=self._incarnation, heartbeatSeq=self._heartbeat_seq)
 
     def round(self) -> None:
-        """Write this replica's record, read the job's, and lead the job if this replica holds or takes its lease.
-
-        Raises:
-            BucketError or RecordError: this round failed; the next one tries again.
-        """
+        """Write this replica's record, read the job's, lead it with its lease; BucketError, RecordError end only this round."""
         self.due_at_once = False
         self.publish()
         stored = self._ledger.job(self._plan.jobId)

@@ -1,7 +1,4 @@
-"""The trainer of one job on this host: started, restarted by the rules, stopped.
-
-It waits for its child only.
-"""
+"""The trainer of one job on this host: started, restarted by the rules, stopped. It waits for its child only."""
 
 from __future__ import annotations
 

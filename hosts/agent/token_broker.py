@@ -178,11 +178,7 @@ class Broker:
         self._server.server_close()
 
     def token(self) -> dict[str, Any]:
-        """Return a token in the metadata server's form.
-
-        Raises:
-            OSError: there is none.
-        """
+        """Return a token in the metadata server's form; OSError if there is none."""
         with self._lock:
             if self._clock() > self._good_until - _EARLY:
                 self._token, seconds = self._mint_token()

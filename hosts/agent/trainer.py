@@ -82,10 +82,7 @@ class Trainer:
             self._process.stop(seconds)
 
     def poll(self) -> Exit | None:
-        """Return the exit once it has ended and its output is read; until then None.
-
-        Children that outlive it are killed: they would hold its port.
-        """
+        """Return the exit once it has ended, its output is read and children, which would hold its port, are killed."""
         now = time.monotonic()
         if self._stop_at is not None and now >= self._stop_at:
             self._process.signal(signal.SIGKILL)

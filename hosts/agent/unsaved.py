@@ -1,7 +1,4 @@
-"""Find files that a job wrote outside JOB_DIR, and keep them if JOB_DIR is empty.
-
-It runs after the job ends and before its folders are deleted.
-"""
+"""Find files that a job wrote outside JOB_DIR, after its end and before its folders go; keep them if JOB_DIR is empty."""
 
 from __future__ import annotations
 
@@ -95,11 +92,7 @@ def _has_output(job_dir: str, bucket: str, files: Bucket) -> bool:
 
 
 def _read_output(pipe: int, process: TrainerProcess, deadline: float) -> bytes:
-    """Return a program's output until its end.
-
-    Raises:
-        TimeoutError: it does not end in time.
-    """
+    """Return a program's output until its end; TimeoutError if it does not end in time."""
     output = b""
     while len(output) < _MOST and (seconds := deadline - time.monotonic()) > 0:
         over = process.ended()

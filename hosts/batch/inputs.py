@@ -56,9 +56,7 @@ def detect_kind(head: bytes) -> tuple[bool, bool]:
     """Return whether a file with this head has TFRecords instead of lines, and whether it is compressed with gzip.
 
     A TFRecord begins with its length in eight bytes; the last of them are 0, and text has no 0. Source: TensorFlow, tf_record.
-
-    Raises:
-        ValueError: the gzip data is damaged.
+    ValueError if the gzip data is damaged.
     """
     packed = head.startswith(_GZIP)
     try:
@@ -69,11 +67,7 @@ def detect_kind(head: bytes) -> tuple[bool, bool]:
 
 
 def inspect_file(path: str) -> InputFile:
-    """Return a file with its kind and size.
-
-    Raises:
-        UnreadableError: it cannot be accessed, even after retries for half a minute.
-    """
+    """Return a file with its kind and size; UnreadableError if it cannot be accessed, even after retries for half a minute."""
 
     def read() -> InputFile:
         size = int(tensorflow().file_io.stat_v2(path).length)
@@ -104,11 +98,7 @@ class InputReader:
         """The count of the last shard that was read; set once `read` has yielded its last record."""
 
     def read(self, file: InputFile, shard: Shard) -> Iterator[bytes]:
-        """Yield the records of a shard, or its lines without line ends; stop at damage, and report it in `count`.
-
-        Raises:
-            UnreadableError: as by `inspect_file`.
-        """
+        """Yield a shard's records or lines; stop at damage, which `count` reports. UnreadableError as by `inspect_file`."""
         if not file.packed or file.path != self._path or shard.start < self._end:
             self._path, self._at, self._ahead = file.path, shard.start, None
             self._records = records(file, shard.start)

@@ -1,7 +1,4 @@
-"""Parse a line or a record of the input into an instance, as in a request to a model server.
-
-A line or record that is not an instance raises RestError.
-"""
+"""Parse a line or a record into an instance, as in a request to a model server; RestError if it is none."""
 
 from __future__ import annotations
 

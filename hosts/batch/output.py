@@ -97,9 +97,7 @@ class PredictionOutput:
         """Merge the outcomes of all shards, in their order, and return the counts.
 
         Results after a damaged place in a file are discarded, because their line and record numbers are unknown.
-
-        Raises:
-            BatchError: no file has a record.
+        BatchError if no file has a record.
         """
         metrics, records, first_error = {"instances": 0, "errors": 0}, 0, "all input files are empty"
 

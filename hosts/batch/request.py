@@ -1,7 +1,4 @@
-"""Read and write the request of a batch prediction: a file in the job's package.
-
-So every replica, and every restart of one, has the same request.
-"""
+"""The request of a batch prediction: a file in the job's package, the same for every replica and every restart."""
 
 from __future__ import annotations
 

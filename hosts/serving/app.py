@@ -201,11 +201,7 @@ def app(manager: ModelManager, metrics: ServerMetrics) -> Starlette:
 
 
 async def _content(request: Request, take: Callable[[int], None]) -> bytes:
-    """Return the request's body. `take` gets each piece, and may refuse it.
-
-    Raises:
-        RestError: 408 if it takes too long.
-    """
+    """Return the request's body. `take` gets each piece, and may refuse it. RestError 408 if it takes too long."""
     pieces = []
     try:
         async with asyncio.timeout(BODY_SECONDS):

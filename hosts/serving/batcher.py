@@ -51,11 +51,7 @@ class Batcher:
         threading.Thread(target=self._work, name="model", daemon=True).start()
 
     def put(self, signature: str, inputs: Arrays) -> Future[Arrays]:
-        """Return a future of the outputs.
-
-        Raises:
-            RestError: 503 if too many requests wait already.
-        """
+        """Return a future of the outputs; RestError 503 if too many requests wait already."""
         batchable = (
             signature not in self._not_by_rows
             and self._signatures[signature].by_rows

@@ -37,11 +37,7 @@ class Catalog:
         return self._store.read(paths.QUEUE) is not None or bool(self._store.scan(paths.EVERY_JOB))
 
     def model(self, name: str) -> Model | None:
-        """Return a model, or None if there is none.
-
-        Raises:
-            RecordError: its record is unreadable.
-        """
+        """Return a model, or None if there is none; RecordError if its record is unreadable."""
         item = self._store.read(path_of(name))
         return _model(name, item.content) if item else None
 
@@ -49,9 +45,7 @@ class Catalog:
         """Apply a change to the newest record and return the result.
 
         If another writer was quicker, the change is applied again to the newer record. So `change` must be idempotent.
-
-        Raises:
-            ModelError: the model does not exist, unless it may be created, or `change` refuses.
+        ModelError if the model does not exist, unless it may be created, or `change` refuses.
         """
         for _ in range(_TRIES):
             item = self._store.read(path_of(name))

@@ -15,10 +15,7 @@ NO_SIGNATURE = "has no signature: export it with one (tf.saved_model.save(…, s
 def fetch(files: Mapping[str, str], folder: Path, download: Callable[[str, Path], bool]) -> None:
     """Download `files`, each path with its SHA-256, into a folder without others.
 
-    `download` writes one of them to a file, and returns False if the bucket lacks it.
-
-    Raises:
-        ValueError: a file differs.
+    `download` writes one of them to a file, and returns False if the bucket lacks it. ValueError if a file differs.
     """
     shutil.rmtree(folder, ignore_errors=True)
     for path, digest in files.items():

@@ -80,11 +80,7 @@ class ModelManager:
         return self._models
 
     def versions_of(self, model: str, version: str | None) -> list[LoadedVersion]:
-        """Return the versions of a model, or the requested one.
-
-        Raises:
-            RestError: 404 if it does not exist, 503 before the first poll.
-        """
+        """Return a model's versions, or the requested one; RestError 404 if it does not exist, 503 before the first poll."""
         served = self._served_model(model)
         if version is None:
             return list(served.versions.values())
@@ -94,11 +90,7 @@ class ModelManager:
         return [served.versions[version]]
 
     def find(self, model: str, version: str | None) -> LoadedVersion:
-        """Return the version that is to answer.
-
-        Raises:
-            RestError: as by `versions_of`, and 503 for one that may be loaded soon.
-        """
+        """Return the version that is to answer; RestError as by `versions_of`, and 503 for one that may be loaded soon."""
         loaded = self._served_model(model).default if version is None else self.versions_of(model, version)[0]
         if loaded is None or loaded.state is LoadState.LOADING:
             raise RestError(503, f"model {model} is not loaded yet", _RETRY_SECONDS)
@@ -215,11 +207,7 @@ class ModelManager:
             mark.unlink(missing_ok=True)
 
     def _fetch(self, model: str, version: Version) -> Path:
-        """Return the version's files in a local folder, each as it was deployed.
-
-        Raises:
-            ValueError: one differs.
-        """
+        """Return the version's files in a local folder, each as it was deployed; ValueError if one differs."""
         folder = self._cache / model / f"{version.name}-{version.token}"
         source = folder_of(model, version.name)
         fetch(version.files, folder, lambda path, target: self._files.download(f"{source}/{path}", target))

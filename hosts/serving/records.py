@@ -121,11 +121,7 @@ class Model(Record):
         raise ModelError(f"model {self.name} has no version {name!r}; there are {names}")
 
     def add_version(self, version: Version) -> Model:
-        """Return the model with one more version.
-
-        Raises:
-            ModelError: its name is already used.
-        """
+        """Return the model with one more version; ModelError if its name is already used."""
         if any(other.name == version.name and other.token == version.token for other in self.versions):
             return self
         for other in self.versions:
@@ -140,18 +136,11 @@ class Model(Record):
         return replace(self, versions=[*others, version])
 
     def set_files(self, name: str, token: str, files: Mapping[str, str], size: int) -> Model:
-        """Return the model with all of a version's files in the bucket: servers may load it.
-
-        Raises:
-            ModelError: the version is another deployment's by now.
-        """
+        """Return the model with all files of a version, for servers to load; ModelError if it is another deployment's."""
         return self._changed(replace(self._creating(name, token), files=dict(files), size=size))
 
     def mark_ready(self, name: str, token: str) -> Model:
-        """Return the model with a version that servers have loaded; the first one is the default.
-
-        Errors are those of `set_files`.
-        """
+        """Return the model with a version that servers have loaded; the first is the default. Errors as by `set_files`."""
         model = self._changed(replace(self._creating(name, token), state=VersionState.READY))
         return model if model.default else replace(model, default=name)
 
@@ -160,11 +149,7 @@ class Model(Record):
         return self._changed(replace(self._creating(name, token), state=VersionState.FAILED, errorMessage=why))
 
     def with_default(self, name: str) -> Model:
-        """Return the model with another default.
-
-        Raises:
-            ModelError: the version is not served.
-        """
+        """Return the model with another default; ModelError if the version is not served."""
         version = self.version(name)
         if version.state is not VersionState.READY:
             ready = ", ".join(v.name for v in self.existing if v.state is VersionState.READY) or "none"
@@ -174,11 +159,7 @@ class Model(Record):
         return replace(self, default=name)
 
     def undeploy(self, name: str) -> Model:
-        """Return the model with a version that is no longer served; its files stay.
-
-        Raises:
-            ModelError: it is the default while others are served.
-        """
+        """Return the model with a version no longer served, whose files stay; ModelError if it is the default of several."""
         version = self.version(name)
         if not version.files:
             raise ModelError(f"version {name} of model {self.name} is {version.state}: there is nothing to undeploy")
@@ -197,11 +178,7 @@ class Model(Record):
         return self._changed(replace(version, state=VersionState.CREATING, token=token, errorMessage=""))
 
     def delete(self, name: str) -> Model:
-        """Return the model without a version, whose name stays reserved.
-
-        Raises:
-            ModelError: it is the default while there are others.
-        """
+        """Return the model without a version, whose name stays reserved; ModelError if it is the default of several."""
         version = self.version(name)
         deleted = replace(version, state=VersionState.DELETED, files={}, size=0, manifest={})
         return self._without_default(name)._changed(deleted)

@@ -34,11 +34,7 @@ class RestError(Exception):
 
 
 def body_of(content: bytes) -> dict[str, Any]:
-    """Return the JSON object of a request. NaN and Infinity are no JSON.
-
-    Raises:
-        RestError: 400 if it is not one.
-    """
+    """Return the JSON object of a request. NaN and Infinity are no JSON. RestError 400 if it is not one."""
     try:
         body = orjson.loads(content)
     except orjson.JSONDecodeError as error:
@@ -57,11 +53,7 @@ def signature_name(body: Mapping[str, Any]) -> str:
 
 
 def get_signature(signatures: Mapping[str, Signature], name: str) -> Signature:
-    """Return the signature of that name.
-
-    Raises:
-        RestError: 400 if there is none; it lists those that exist.
-    """
+    """Return the signature of that name; RestError 400 if there is none; it lists those that exist."""
     if name not in signatures:
         raise RestError(400, f"there is no signature {name!r}; there are {', '.join(sorted(signatures)) or 'none'}")
     return signatures[name]
@@ -114,11 +106,7 @@ def _single_input(what: str, value: Any, tensors: Mapping[str, Tensor]) -> Array
 
 
 def _array(name: str, value: Any, tensor: Tensor) -> np.ndarray[Any, Any]:
-    """Return a JSON value as an array of the input's kind.
-
-    Raises:
-        RestError: 400 if it is of another kind or shape.
-    """
+    """Return a JSON value as an array of the input's kind; RestError 400 if it is of another kind or shape."""
     try:
         array = (
             np.array(_decoded(value, name), dtype=object)
@@ -179,10 +167,7 @@ def _fits(shape: Sequence[int], expected: Sequence[int | None] | None) -> bool:
 
 
 def answer(outputs: Arrays, by_rows: bool) -> bytes:
-    """Return the body of a predict answer: `predictions`, one a row, or `outputs`.
-
-    A single output has no name.
-    """
+    """Return the body of a predict answer: `predictions`, one a row, or `outputs`. A single output has no name."""
     if by_rows:
         return _json({"predictions": _by_instance(outputs)}, outputs)
     columns = _columns_of(outputs)
@@ -190,11 +175,7 @@ def answer(outputs: Arrays, by_rows: bool) -> bytes:
 
 
 def lines(outputs: Arrays, count: int) -> list[bytes]:
-    """Return each element of the `predictions` of `answer` as JSON.
-
-    Raises:
-        RestError: 400 if their number is not `count`.
-    """
+    """Return each element of the `predictions` of `answer` as JSON; RestError 400 if their number is not `count`."""
     values = _by_instance(outputs)
     if len(values) != count:
         raise RestError(400, f"the outputs of this signature have {len(values)} rows for {count} instances")

@@ -94,11 +94,7 @@ class SavedModel:
                 self.run(name, {key: _zeros(tensor) for key, tensor in signature.inputs.items()})
 
     def run(self, signature: str, inputs: Arrays) -> Arrays:
-        """Return the outputs of a signature.
-
-        Raises:
-            RestError: 400 if the model refuses the inputs.
-        """
+        """Return the outputs of a signature; RestError 400 if the model refuses the inputs."""
         try:
             outputs = self._calls[signature](*(inputs[name] for name in sorted(inputs)))
             return {name: np.asarray(output) for name, output in outputs.items()}
@@ -107,10 +103,7 @@ class SavedModel:
             raise RestError(400, f"the model refuses the input: {reason}") from None
 
     def examples(self, signature: str, examples: Sequence[Mapping[str, Any]]) -> Arrays:
-        """Return a signature's inputs for examples: serialized if it takes one text, else by name.
-
-        The serialized form is tf.train.Example.
-        """
+        """Return a signature's inputs for examples: as serialized tf.train.Example if it takes one text, else by name."""
         inputs = self.signatures[signature].inputs
         if len(inputs) == 1 and next(iter(inputs.values())).dtype is None:
             serialized = [_example(example) for example in examples]

@@ -67,11 +67,7 @@ def shape_text(shape: Sequence[int | None] | None) -> str:
 
 
 def read_signatures(content: bytes) -> dict[str, Signature]:
-    """Return the signatures of a saved_model.pb by name.
-
-    Raises:
-        ValueError: the content is not a SavedModel.
-    """
+    """Return the signatures of a saved_model.pb by name; ValueError if the content is not a SavedModel."""
     by_name = {}
     try:
         for graph in _values(content, 2):  # SavedModel.meta_graphs

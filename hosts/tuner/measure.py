@@ -55,10 +55,7 @@ class TrialMetrics:
         return list(self._reported.values())  # not sorted by timestamp: a clock may have been set back
 
     def evaluated(self) -> list[Measurement]:
-        """Return the metric's values so far in evaluation summaries of TensorBoard below the folder.
-
-        Running trials are compared by them for early stopping.
-        """
+        """Return the metric's values so far in TensorBoard's evaluation summaries, by which running trials are compared."""
         return self._summarized(evaluations_only=True)
 
     def _summarized(self, evaluations_only: bool) -> list[Measurement]:
@@ -120,11 +117,7 @@ class TrialMetrics:
 
 
 def _measurement(step: Any, value: Any) -> Measurement:
-    """Return a measurement.
-
-    Raises:
-        ValueError or OverflowError: the step is invalid.
-    """
+    """Return a measurement; ValueError or OverflowError if the step is invalid."""
     if not 0 <= (number := int(step)) <= _LAST_STEP:
         raise ValueError(f"invalid step {step}. Valid: 0 to {_LAST_STEP}")
     return Measurement(number, float(value))

@@ -190,13 +190,7 @@ class Tuner:
         return self._ledger.change_trial(self._plan.jobId, stored, self._claimed)
 
     def _make_folder(self, trial: Trial) -> None:
-        """Create the trial's folder, unless it is in gs://, which needs none.
-
-        It comes before the claim.
-
-        Raises:
-            OSError: it cannot be created now.
-        """
+        """Create the trial's folder, before the claim, unless it is in gs://; OSError if that is not possible now."""
         folder = self._study.folder(trial.trialId)
         if folder.startswith("/"):
             Path(folder).mkdir(parents=True, exist_ok=True)
@@ -317,10 +311,7 @@ class Tuner:
         return replace(trial, state=TrialState.FAILED, endTime=now(), errorMessage=why)
 
     def _record_end(self, stored: Stored[Trial], trial: Trial) -> None:
-        """Write a trial's end, however long the bucket is unreachable, and log it.
-
-        It does nothing if the trial is another's by now.
-        """
+        """Write a trial's end, unless it is another's by now, however long the bucket is unreachable, and log it."""
         if trial.final:
             while True:
                 try:
@@ -345,10 +336,7 @@ class Tuner:
         return [*self._plan.program(python), *((flag, folder) if flag else ()), *words(trial.hyperparameters)]
 
     def _environment(self, trial: Trial, file: Path) -> dict[str, str]:
-        """Return the trial's environment as in Cloud ML: the job's, its number, the file for its reports.
-
-        The number is in TF_CONFIG, too.
-        """
+        """Return a trial's environment as in Cloud ML: the job's, its number, also in TF_CONFIG, and the file for reports."""
         folder, number = self._study.folder(trial.trialId), str(trial.trialId)
         config = json.loads(self._environ.get("TF_CONFIG") or "{}")
         config["task"] = {**config.get("task", {}), "trial": number}
@@ -385,10 +373,7 @@ def _measured(metrics: TrialMetrics, summaries: bool) -> list[Measurement]:
 
 @contextmanager
 def _folder(above: Path | None) -> Iterator[Path]:
-    """Yield a folder for a trial's reports.
-
-    The trial's own folders in it are not this user's to delete: the launcher removes them.
-    """
+    """Yield a folder for a trial's reports; the trial's own folders in it are left to the launcher, as not this user's."""
     folder = Path(tempfile.mkdtemp(prefix="trial-", dir=above))
     try:
         if above:

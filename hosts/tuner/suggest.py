@@ -31,10 +31,7 @@ _STATES = {TrialState.RUNNING: State.RUNNING, TrialState.SUCCEEDED: State.COMPLE
 def suggest(study: Study, trials: Sequence[Trial], number: int) -> dict[str, str]:
     """Return the hyperparameters of the trial with this number, in the order of the study's.
 
-    They are the same for the same trials and the same seed of the study.
-
-    Raises:
-        ValueError: all points of a grid are used.
+    They are the same for the same trials and the same seed of the study. ValueError if all points of a grid are used.
     """
     tried = [*(prior.hyperparameters for prior in study.earlier), *(trial.hyperparameters for trial in trials)]
     drawn = [] if study.algorithm is Algorithm.GRID_SEARCH else _sampled(study, trials, number)

@@ -43,10 +43,7 @@ class UnreachableError(GcpError):
 
 
 class ApiError(GcpError):
-    """An error status of a REST API.
-
-    `status` is the HTTP status; `reason` is Google's name for the error, such as `accessNotConfigured`.
-    """
+    """An error of a REST API: its HTTP `status`, and Google's name for it as `reason`, such as `accessNotConfigured`."""
 
     def __init__(self, message: str, status: int, reason: str) -> None:
         super().__init__(message)
@@ -60,21 +57,13 @@ def endpoint(api: tuple[str, str, str], get: Get) -> str:
 
 
 def session(get: Get) -> requests.Session:
-    """Return a session with the operator's credentials; threads may share it for reading.
-
-    Raises:
-        GcpError: there are no valid credentials.
-    """
+    """Return a session, which threads may share for reading; GcpError if there are no valid credentials."""
     client: requests.Session = AuthorizedSession(credentials(get), refresh_status_codes=())
     return client
 
 
 def credentials(get: Get) -> Any:
-    """Return the operator's credentials.
-
-    Raises:
-        GcpError: there are no valid credentials.
-    """
+    """Return the operator's credentials; GcpError if there are no valid credentials."""
     try:
         return _credentials(get)
     except (google.auth.exceptions.GoogleAuthError, OSError, ValueError) as error:

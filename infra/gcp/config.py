@@ -137,11 +137,7 @@ class GcpConfig(ClusterConfig):
         return {role: gpu_name(text) for role, text in value.items()}
 
     def spec(self) -> ClusterSpec:
-        """Return the cluster of this configuration.
-
-        Raises:
-            SpecError: keys do not go together, besides the errors of every target.
-        """
+        """Return the cluster of this configuration; SpecError also if keys of this target do not go together."""
         spec = super().spec()
         if self.subnetwork is None and not self.firewall:
             raise SpecError(

@@ -34,11 +34,7 @@ class Catalogue:
     gpu_zones: Mapping[str, tuple[str, ...]]
 
     def resolve(self, spec: ClusterSpec) -> ClusterSpec:
-        """Return the cluster with the GPUs that its machine types include.
-
-        Raises:
-            SpecError: the zone lacks a machine type or GPU.
-        """
+        """Return the cluster with its machine types' GPUs; SpecError if the zone lacks a machine type or GPU."""
         roles = {}
         for role, role_spec in spec.roles.items():
             try:
@@ -95,10 +91,7 @@ class ExistingHost:
 
 @dataclass(frozen=True)
 class Subnet:
-    """A subnet that the stack does not own, and its network, both as links.
-
-    `project` is the network's, `range` that of the subnet's addresses.
-    """
+    """A subnet that is not the stack's, with its `range`, and its network of `project`, both as links."""
 
     link: str
     network: str
@@ -109,10 +102,7 @@ class Subnet:
 
 @dataclass(frozen=True)
 class Discovery:
-    """The chosen zone and its state.
-
-    `spec` is the cluster with the GPUs of its machine types; `hosts` is None if it is unknown.
-    """
+    """The chosen zone, the cluster with the GPUs of its machine types, and its `hosts`, None if they are unknown."""
 
     place: Place
     spec: ClusterSpec
@@ -122,12 +112,7 @@ class Discovery:
 
 
 def discover(spec: ClusterSpec, choice: Sequence[Place], names: GoogleNames, subnetwork: str | None, get: Get) -> Discovery:
-    """Choose the zone of the existing hosts, else the first that offers all of the cluster.
-
-    Raises:
-        SpecError: no zone offers it.
-        GcpError: a subnet cannot be used.
-    """
+    """Choose the hosts' zone, else the first that offers all; SpecError if none does, GcpError if a subnet cannot be used."""
     client, compute = session(get), endpoint(COMPUTE, get)
     existing = existing_hosts(client, compute, choice[0].project, names)
     zones = {host.zone for host in existing or ()}
@@ -174,11 +159,7 @@ def existing_hosts(client: requests.Session, compute: str, project: str, names: 
 
 
 def subnet(client: requests.Session, compute: str, name: str, place: Place) -> Subnet:
-    """Return a subnet by its link, or by its name in the stack's project and region.
-
-    Raises:
-        GcpError: it cannot be used.
-    """
+    """Return a subnet by its link, or by its name in the stack's project and region; GcpError if it cannot be used."""
     link = name if "/" in name else f"projects/{place.project}/regions/{place.region}/subnetworks/{name}"
     match = _LINK.search(link)
     if match and match[2] != place.region:

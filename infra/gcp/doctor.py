@@ -39,10 +39,7 @@ def hosts(inventory: Inventory) -> Iterator[Finding]:
 
 
 def belongings(_: Inventory) -> Iterator[Finding]:
-    """Find resources with the stack's names that are in no state.
-
-    Those that another state may have are not reported.
-    """
+    """Find resources with the stack's names that are in no state. Those that another state may have are not reported."""
     resources, has_state = of_stack(configuration())
     if resources and not has_state:
         yield warning(

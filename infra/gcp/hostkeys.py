@@ -58,11 +58,7 @@ def _outputs(props: Props, keys: Mapping[str, str]) -> Props:
 
 
 def read_keys(props: Props, known: Mapping[str, str], seconds: float) -> dict[str, str]:
-    """Return the keys of all hosts; a host without one at the time limit is left out.
-
-    Raises:
-        GcpError: Google refuses to answer.
-    """
+    """Return the keys of all hosts; a host without one at the time limit is left out. GcpError if Google refuses to answer."""
     keys, deadline, client = dict(known), time.monotonic() + seconds, None
     while missing := [host for host in props["hosts"] if host not in keys]:
         if client and time.monotonic() + _POLL > deadline:

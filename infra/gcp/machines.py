@@ -77,10 +77,7 @@ def gpu_name(text: str) -> str:
 
 
 def machine(name: str, machines: Mapping[str, MachineType] = MACHINES) -> MachineType:
-    """Return the machine type of that name.
-
-    Raises SpecError that lists those of the same series, or the series.
-    """
+    """Return the machine type of that name. Raises SpecError that lists those of the same series, or the series."""
     if name in machines:
         return machines[name]
     series = re.split(r"[-_]", name, maxsplit=1)[0].lower()

@@ -32,10 +32,7 @@ class GoogleNames:
 
 
 def names(project: str, stack: str) -> GoogleNames:
-    """Return the names of one stack in one project.
-
-    6 hexadecimal digits of a hash keep stacks with similar names apart.
-    """
+    """Return the names of one stack in one project. 6 hexadecimal digits of a hash keep stacks with similar names apart."""
     key = hashlib.sha256(f"{project}\0{stack}".encode()).hexdigest()[:6]
     plain = re.sub(r"[^a-z0-9]+", "-", stack.lower()).strip("-") or "stack"
     prefix = f"st-{plain[:10].strip('-')}-{key}"

@@ -67,11 +67,7 @@ def leftovers(project: str, stack: str, known: Iterable[str], get: Get) -> list[
 
 
 def delete(resources: Iterable[Leftover], get: Get) -> None:
-    """Delete the resources, which are sorted by kind: one kind after the other.
-
-    Raises:
-        GcpError: Google refuses, or a resource still exists after five minutes.
-    """
+    """Delete sorted resources, one kind after the other; GcpError if Google refuses, or one exists after five minutes."""
     client = session(get)
     for kind, group in groupby(resources, attrgetter("kind")):
         items = list(group)
@@ -121,11 +117,7 @@ def _pulumi(*arguments: str) -> Any:
 
 
 def configuration() -> Get:
-    """Return the configuration of the selected stack.
-
-    Raises:
-        BackendError: Pulumi does not return it.
-    """
+    """Return the configuration of the selected stack; BackendError if Pulumi does not return it."""
     config = _pulumi("config", "--json", "--show-secrets")
     return lambda key: (config.get(key) or {}).get("value")
 

@@ -47,10 +47,7 @@ _DISKS = {"pd-ssd": "SSD_TOTAL_GB", "pd-balanced": "SSD_TOTAL_GB", "pd-standard"
 def preflight(discovery: Discovery, config: GcpConfig, bucket: str, stack: str, get: Get) -> bool:
     """Check credentials, API, zone, quotas and bucket; return True if the bucket is this stack's.
 
-    A quota does not count the stack's own hosts again.
-
-    Raises:
-        GcpError: the first check that fails.
+    A quota does not count the stack's own hosts again. GcpError for the first check that fails.
     """
     client, place, machines = session(get), discovery.place, discovery.catalogue.machines
     region = _region(client, f"{endpoint(COMPUTE, get)}projects/{place.project}/regions/{place.region}", place)

@@ -30,10 +30,7 @@ class HostsReady(ModuleResource, module="gcp", name="Ready"):
 
 
 def create(props: Props) -> tuple[str, Props]:
-    """Wait until every host has reported the end of its script.
-
-    Raises GcpError that names the hosts that are not ready, and why.
-    """
+    """Wait until every host has reported the end of its script; GcpError names those that are not ready, and why."""
     client, deadline, printed = session(configuration), time.monotonic() + props["timeout"], ""
     while props["timeout"]:
         states = _states(client, props)

@@ -91,12 +91,7 @@ def _recipe(props: Props) -> Recipe:
 
 @contextmanager
 def _bucket(props: Props, path: str) -> Iterator[Any]:
-    """Yield the bucket of Google's library.
-
-    Raises:
-        GcpError: Google refuses.
-        UnreachableError: there is no answer.
-    """
+    """Yield the bucket of Google's library; GcpError if Google refuses, UnreachableError if there is no answer."""
     import google.api_core.exceptions  # half a second, which a program that makes no runtime need not wait
     from google.cloud import storage
 

@@ -1,7 +1,4 @@
-"""The stack's bucket: packages, records, logs, checkpoints.
-
-It is never public, and not destroyed while it contains anything.
-"""
+"""The stack's bucket of packages, records, logs, checkpoints: never public, and not destroyed with content."""
 
 from __future__ import annotations
 

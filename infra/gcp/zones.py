@@ -84,11 +84,7 @@ def places(get: Callable[[str], str | None], environment: Mapping[str, str], zon
 
 
 def project(get: Callable[[str], str | None], environment: Mapping[str, str]) -> str:
-    """Return the project from `gcp:` configuration, else from the environment.
-
-    Raises:
-        SpecError: it is invalid.
-    """
+    """Return the project from `gcp:` configuration, else from the environment; SpecError if it is invalid."""
     value = _known("project", get, environment)
     if not value:
         raise SpecError("no Google Cloud project: `pulumi config set gcp:project PROJECT_ID`")
@@ -102,11 +98,7 @@ def _known(key: str, get: Callable[[str], str | None], environment: Mapping[str,
 
 
 def place(get: Callable[[str], str | None], environment: Mapping[str, str], chosen: str | None = None) -> Place:
-    """Return project, region and zone, if it is not chosen, from `gcp:` configuration, else from the environment.
-
-    Raises:
-        SpecError: one is invalid.
-    """
+    """Return project, region and zone from `chosen`, `gcp:` configuration or the environment; SpecError if one is invalid."""
     own, region = project(get, environment), _known("region", get, environment)
     zone = chosen or _known("zone", get, environment)
     if not zone:

@@ -30,11 +30,7 @@ class LxdError(TargetError):
 
 
 def socket_path() -> str:
-    """Return the socket of LXD or Incus: SCALETIER_LXD_SOCKET, else the first usual one that answers.
-
-    Raises:
-        LxdError: none answers, or the right to use it is missing.
-    """
+    """Return SCALETIER_LXD_SOCKET, else the first usual socket that answers; LxdError if none does, or without the right."""
     chosen = os.environ.get("SCALETIER_LXD_SOCKET")
     candidates = (chosen,) if chosen else SOCKETS
     paths = [path for path in candidates if Path(path).exists()]
@@ -59,11 +55,7 @@ def _listens(path: str) -> bool:
 
 
 def client(project: str = "default") -> pylxd.Client:
-    """Return a client of a project, kept per thread.
-
-    Raises:
-        LxdError: LXD does not answer.
-    """
+    """Return a client of a project, kept per thread; LxdError if LXD does not answer."""
     clients: dict[str, pylxd.Client] = _local.__dict__.setdefault("clients", {})
     if project not in clients:
         with errors("LXD"):
@@ -105,8 +97,5 @@ def missing(error: pylxd.exceptions.LXDAPIException) -> bool:
 
 
 def number(limit: str) -> int | str:
-    """Return a limit as it was set.
-
-    A limit that was written in another form, such as `2GiB`, stays text: a change to be reverted.
-    """
+    """Return a limit as it was set; one in another form, such as `2GiB`, stays text: a change to be reverted."""
     return int(limit) if limit.isdecimal() else limit

@@ -1,7 +1,4 @@
-"""Guard a bucket that is not empty: a resource whose deletion fails.
-
-`pulumi destroy` deletes it first, while hosts still run and can list the bucket.
-"""
+"""Guard a bucket with content: a resource whose deletion, the first while hosts can still list the bucket, fails."""
 
 from __future__ import annotations
 

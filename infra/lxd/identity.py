@@ -1,7 +1,4 @@
-"""Names of a stack's objects, drawn once and kept in its state.
-
-A renamed stack or a moved checkout is still the same cluster.
-"""
+"""Names of a stack's objects, drawn once and kept in its state, so a renamed stack or moved checkout stays the same."""
 
 from __future__ import annotations
 

@@ -41,22 +41,14 @@ def exists() -> bool:
 
 
 def require() -> str:
-    """Return the image's name.
-
-    Raises:
-        LxdError: it is not built yet.
-    """
+    """Return the image's name; LxdError if it is not built yet."""
     if not exists():
         raise LxdError("the image of the hosts is missing: make it with `make image`")
     return name()
 
 
 def require_runtime() -> Path:
-    """Return the folder of the hosts' Python.
-
-    Raises:
-        LxdError: it is not built yet.
-    """
+    """Return the folder of the hosts' Python; LxdError if it is not built yet."""
     folder = folder_of(default_recipe())
     if not folder.exists():
         raise LxdError("the Python of the hosts is missing: make it with `make image`")
@@ -76,11 +68,7 @@ def _metadata() -> bytes:
 
 
 def import_image(folder: Path) -> None:
-    """Import folder/image.squashfs under the recipe's name, unless LXD has it.
-
-    Raises:
-        LxdError: LXD refuses it.
-    """
+    """Import folder/image.squashfs under the recipe's name, unless LXD has it; LxdError if LXD refuses it."""
     alias = name()
     with errors(f"image {alias}"):
         if not client().images.exists(alias, alias=True):

@@ -1,7 +1,4 @@
-"""The stack's private bridge: no route to the outside, and no DHCP.
-
-A host's address is set before it starts.
-"""
+"""The stack's private bridge: no route to the outside, and no DHCP. A host's address is set before it starts."""
 
 from __future__ import annotations
 
@@ -31,11 +28,7 @@ class BridgeNetwork(ModuleResource, module="lxd", name="Network"):
 
 
 def choose_range(project: str, bridge: str, wanted: ipaddress.IPv4Network | None) -> ipaddress.IPv4Network:
-    """Return the configured range, or the bridge's present one, or the first unused candidate.
-
-    Raises:
-        LxdError: the configured range overlaps an interface of this machine.
-    """
+    """Return the configured range, else the present one, or a free one; LxdError if the configured one is in use."""
     used = _ranges_in_use()
     own = used.pop(bridge, None)
     if wanted:

@@ -26,11 +26,7 @@ def version() -> str:
 
 
 def load(script: str) -> None:
-    """Run a script atomically.
-
-    Raises:
-        LxdError: nft refuses the script; the message has the reason.
-    """
+    """Run a script atomically; LxdError if nft refuses the script; the message has the reason."""
     result = _nft("-f", "-", script=script)
     if result.returncode:
         reason = " ".join(result.stderr.partition("^")[0].split())

@@ -1,7 +1,4 @@
-"""The storage pool of local hosts: `python -m infra.lxd.pool make NAME`, `remove NAME`.
-
-Part of set-up.
-"""
+"""The storage pool of local hosts: `python -m infra.lxd.pool make NAME`, `remove NAME`. Part of set-up."""
 
 from __future__ import annotations
 
@@ -17,11 +14,7 @@ _LEAST = 8 * _GIB
 
 
 def make(name: str) -> str:
-    """Create a pool on a btrfs loop file, where a new host is a snapshot; return its description.
-
-    Raises:
-        LxdError: the disk has too little space.
-    """
+    """Create a pool on a btrfs loop file, where a host is a snapshot; return its description. LxdError if the disk is full."""
     with errors(f"storage pool {name}"):
         if client().storage_pools.exists(name):
             return f"storage pool {name} is there"
@@ -37,11 +30,7 @@ def make(name: str) -> str:
 
 
 def remove(name: str) -> str:
-    """Remove a pool that `make` created.
-
-    Raises:
-        LxdError: another program created it, or it is in use.
-    """
+    """Remove a pool that `make` created; LxdError if another program created it, or it is in use."""
     with errors(f"storage pool {name}"):
         if not client().storage_pools.exists(name):
             return f"storage pool {name} is gone"

@@ -45,11 +45,7 @@ class PreflightResult:
 
 
 def preflight(stack: str, spec: ClusterSpec, config: LxdConfig, before: StackState) -> PreflightResult:
-    """Check LXD, the image, the storage pool and the address range.
-
-    Raises:
-        LxdError: the first check that fails.
-    """
+    """Check LXD, the image, the storage pool and the address range; LxdError for the first check that fails."""
     _kinds(spec)
     image.RUNTIMES_HERE.mkdir(parents=True, exist_ok=True)  # hosts mount it, and cannot start without it
     image.RUNTIMES_HERE.chmod(0o755)  # whatever the umask: their users are others
@@ -119,11 +115,7 @@ def _has_quotas(folder: str) -> bool:
 
 
 def _disk(spec: ClusterSpec, pool: str, project: str) -> int:
-    """Return the size of the pool in bytes, or 0 if it is unknown.
-
-    Raises:
-        LxdError: too few are free.
-    """
+    """Return the size of the pool in bytes, or 0 if it is unknown; LxdError if too few are free."""
     space: dict[str, Any] = client().api.storage_pools[pool].resources.get().json()["metadata"]["space"]
     existing = hosts_of(project)
     new = [replica for replica in spec.replicas if replica.name not in existing]

@@ -22,10 +22,7 @@ _BACKEND = "user.scaletier.backend"
 
 
 class Project(ModuleResource, module="lxd", name="Project"):
-    """The LXD project, as a resource.
-
-    Inputs: name; and its labels, which may change: stack, checkout and backend (the place of its state).
-    """
+    """The LXD project. Inputs: name, and labels that may change: stack, checkout, backend (the place of its state)."""
 
     lifecycle = __name__
 

@@ -20,10 +20,7 @@ _SECONDS = 300
 
 
 def counted(pool: str, root: Path = _BTRFS) -> bool:
-    """Return False if limits of a btrfs pool are not enforced, True otherwise.
-
-    It is True also for a pool of another kind, or without limits.
-    """
+    """Return False if limits of a btrfs pool are not enforced; True otherwise, also for another kind or without limits."""
     groups = _groups(pool, root)
     try:
         return groups is None or (groups / "inconsistent").read_text().strip() != "1"

@@ -1,7 +1,4 @@
-"""Readiness of all hosts: they answer ssh, and LXD's API returns their host keys.
-
-It is one resource, so that hosts boot in parallel.
-"""
+"""Readiness of all hosts, which boot in parallel: they answer ssh, and LXD's API returns their host keys."""
 
 from __future__ import annotations
 
@@ -51,11 +48,7 @@ def create(props: Props) -> tuple[str, Props]:
 
 
 def wait(project: str, hosts: Mapping[str, str]) -> dict[str, str]:
-    """Wait for ssh on all hosts at once.
-
-    Raises:
-        LxdError: names the silent hosts, once no further host has begun to answer for minutes.
-    """
+    """Wait for ssh on all hosts at once; LxdError with the silent ones once no further one has answered for minutes."""
     newest = time.monotonic()
 
     def answers(address: str) -> bool:

@@ -30,10 +30,7 @@ def making(folder: Path, refusal: type[Exception]) -> Iterator[Path]:
 
 @contextmanager
 def beside(path: Path) -> Iterator[Path]:
-    """Yield an empty path beside a file or folder, and remove it afterwards.
-
-    Paths that a killed process left there are removed.
-    """
+    """Yield an empty path beside a file or folder, and remove it afterwards, with paths that a killed process left there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path = path.parent.resolve() / path.name  # what is made may have its own path in it
     temporary = _beside(path)

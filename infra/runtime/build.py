@@ -37,11 +37,7 @@ def folder_of(recipe: Recipe) -> Path:
 
 
 def folder(recipe: Recipe) -> Path:
-    """Return the folder of a recipe; if it is missing, build it, which takes minutes; uv's output goes to stdout.
-
-    Raises:
-        BuildError: that fails.
-    """
+    """Return the folder of a recipe; if it is missing, build it for minutes, with uv's output. BuildError if that fails."""
     target = folder_of(recipe)
     if not target.exists():
         with making(target, BuildError) as part:
@@ -50,10 +46,7 @@ def folder(recipe: Recipe) -> Path:
 
 
 def archive(recipe: Recipe) -> Path:
-    """Return the archive of a recipe; build it if it is missing.
-
-    Raises BuildError if that fails.
-    """
+    """Return the archive of a recipe; build it if it is missing. Raises BuildError if that fails."""
     target = KEPT / f"{recipe.name}.tar.gz"
     if not target.exists():
         with beside(target) as temporary:

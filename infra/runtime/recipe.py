@@ -1,7 +1,4 @@
-"""Define a runtime: a list of packages for a Python version, named by a hash of that list.
-
-The functions only read the files that contain the lists.
-"""
+"""Define a runtime: packages for a Python version, named by a hash of their list, read from the files of lists."""
 
 from __future__ import annotations
 
