@@ -309,7 +309,6 @@ def _format_time(moment: datetime) -> str:
 def _parse_multipart(content_type: str, body: bytes) -> tuple[dict[str, Any], bytes]:
     """Return the metadata and the content of a multipart upload; the content's type is among the metadata."""
     boundary = email.message_from_string(f"Content-Type: {content_type}\n\n").get_boundary()
-    assert boundary
     parts = re.split(rb"\r?\n--" + re.escape(boundary.encode()) + rb"(?:--)?[ \t]*(?=\r?\n|\Z)", b"\n" + body)
     (_, metadata), (header, content) = (re.split(rb"\r?\n\r?\n", part, maxsplit=1) for part in parts[1:3])
     kind = email.message_from_bytes(header.lstrip() + b"\n\n")["Content-Type"]

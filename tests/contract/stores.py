@@ -122,7 +122,6 @@ class Pipe:
         self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/", bufsize=0)
 
     def send(self, data: bytes) -> None:
-        assert self._process.stdin is not None
         self._process.stdin.write(data)
 
     def line(self, seconds: float) -> bytes:

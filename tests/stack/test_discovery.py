@@ -251,13 +251,11 @@ def test_a_subnet_of_another_project_or_ones_own_is_read(fake: Google) -> None:
     answer = {"network": network, "privateIpGoogleAccess": True, "ipCidrRange": "10.9.0.0/24"}
     fake.answers[f"/compute/v1/{SUBNET}"] = (200, answer)
     subnet = run_discover(fake, STANDARD, subnetwork=SUBNET).subnet
-    assert subnet
     assert (subnet.link, subnet.network, subnet.project, subnet.reaches_google, str(subnet.range)) == (
         SUBNET, "projects/the-host/global/networks/net", "the-host", True, "10.9.0.0/24",
     )  # fmt: skip
     fake.answers[f"{COMPUTE}/regions/us-central1/subnetworks/mine"] = (200, answer | {"privateIpGoogleAccess": False})
     own = run_discover(fake, STANDARD, subnetwork="mine").subnet
-    assert own
     assert (own.link, own.reaches_google) == (f"projects/{PROJECT}/regions/us-central1/subnetworks/mine", False)
 
 

@@ -247,7 +247,6 @@ def test_a_host_costs_the_sum_of_its_parts() -> None:
     assert cost == Cost({Role.MASTER: 3.4, Role.WORKER: 11.22}, {Role.MASTER: 3.4, Role.WORKER: 22.44}, 1.2, "2026-01-01")
     assert cost.total == 27.04
     only_one = hourly(PRICES, "here", {Role.MASTER: (1, plain)})
-    assert only_one
     assert (only_one.network, only_one.total) == (0.5, 3.9)
     assert hourly(PRICES, "there", {Role.MASTER: (1, plain)}) is None
     assert hourly(PRICES, "here", {Role.MASTER: (1, HostShape("n2", 2, 4, None, False, "pd-ssd", 10))}) is None

@@ -162,7 +162,6 @@ def test_the_archive_is_a_read_only_venv(cache: Path) -> None:
     with tarfile.open(file) as tar:
         members = {member.name: member for member in tar}
         code = tar.extractfile("lib/python3.11/site-packages/mine/__pycache__/__init__.cpython-311.pyc")
-        assert code is not None
         assert b"/opt/scaletier/venv/lib/python3.11/site-packages/mine/__init__.py" in code.read()
     links = {name: member.linkname for name, member in members.items() if member.issym()}
     assert links == {"bin/python3.11": "/usr/bin/python3.11", "bin/python3": "python", "bin/python": "python3.11"}

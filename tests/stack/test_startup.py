@@ -47,7 +47,6 @@ def test_hosts_with_closed_egress_install_only_a_driver() -> None:
 def read_step(text: str, name: str) -> str:
     """Return the lines of a step, to be run by themselves."""
     match = re.search(rf"^step {name}\n(.*?)\n(?=\n*step )", text, re.DOTALL | re.MULTILINE)
-    assert match
     return match[1]
 
 

@@ -92,7 +92,6 @@ class Host(FakeSite):
 
     def job(self, job_id: str = "job01") -> JobRecord:
         stored = self.ledger.job(job_id)
-        assert stored is not None
         return stored.record
 
     def submit(self, job_id: str = "job01", hosts: tuple[str, ...] = ("master-0",), **changes: Any) -> None:
@@ -123,7 +122,6 @@ def test_a_host_is_the_replica_of_its_queue_entry(host: Host) -> None:
         lambda queue: queue.added(QueueEntry("job00", ["worker-8"])).added(QueueEntry("job01", [], candidates=candidates))
     )
     host.rounds(30)  # the host worker-7 never appears, so this replica has the lease
-    assert host.agent.supervisor is not None
     assert host.agent.supervisor.record.name == "worker-0"
     assert set(host.ledger.replicas("job01", candidates)) == {"worker-0"}
     job = host.job()
@@ -340,12 +338,10 @@ def test_the_queue_is_monitored_by_leaders_and_hosts_without_a_job(host: Host) -
 
     assert queue_reads() > 0, "it leads"
     stored = host.ledger.job("job01")
-    assert stored is not None
     host.ledger.change_job(stored, stored.record.with_holder("worker-0/1"))
     host.rounds()
     for _ in range(20):
         stored = host.ledger.job("job01")
-        assert stored is not None
         host.ledger.change_job(stored, replace(stored.record, lease=stored.record.lease.renewed()))
         reads.clear()
         host.rounds()
@@ -428,7 +424,6 @@ def test_a_host_that_cannot_start_a_job_leaves_it_to_its_leader(host: Host) -> N
 
     def renew_lease() -> None:
         stored = host.ledger.job("job01")
-        assert stored is not None
         record = stored.record
         lease = record.lease.renewed() if record.lease.holder else record.lease.with_holder("worker-0/1")
         host.ledger.change_job(stored, replace(record, lease=lease))
@@ -506,7 +501,6 @@ def test_a_host_waits_for_a_trainer_that_has_not_stopped(host: Host) -> None:
     host.submit(hosts=("master-0",))
     host.rounds(4)
     stored = host.ledger.job("job01")
-    assert stored is not None
     host.ledger.change_job(stored, stored.record.ended("it was not meant to be"))
     host.rounds(3)
     assert (len(host.children[-1].stops), host.diagnosed) == (1, [])

@@ -90,7 +90,6 @@ def test_the_chief_completes_the_manifest_once_it_exists(tmp_path: Path, data: P
     store.create(paths.manifest("job01"), b'{"module": "m", "versions": {"scaletier": "9"}}')
     new_facts = wait_for(manifest.new_facts, "the manifest")
     item = store.read(paths.manifest("job01"))
-    assert item is not None
     written = json.loads(item.content)
     assert item.content == (json.dumps(written, indent=1) + "\n").encode()
     assert written["data"] == new_facts["data"] == facts.digest([str(data)])
@@ -109,7 +108,6 @@ def test_a_garbled_manifest_is_unchanged(tmp_path: Path, data: Path, garbled: by
     new_facts = wait_for(Manifest(plan(data), sys.executable, Ledger(store)).new_facts, "the manifest")
     assert new_facts["data"]["files"] == 3
     item = store.read(paths.manifest("job01"))
-    assert item is not None
     assert item.content == garbled
 
 
@@ -180,10 +178,8 @@ def test_the_leader_adds_the_facts_to_the_record_once() -> None:
     view = View(plan(), {"master-0": chief, "ps-0": replace(chief, name="ps-0", facts={})}, now())
     job = JobRecord("job01", state=JobState.RUNNING, manifest={"versions": {"scaletier": "9"}})
     updated = decide(job, view)
-    assert updated is not None
     assert updated.manifest == {"versions": {"scaletier": "9", "python": "3.11.2"}, "data": new_facts["data"]}
     assert decide(updated, view) is None
     for state in (JobState.CANCELLING, JobState.PREPARING):
         other = decide(replace(job, state=state), replace(view, replicas={"master-0": chief}))
-        assert other is not None
         assert other.manifest == updated.manifest

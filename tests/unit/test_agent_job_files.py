@@ -236,7 +236,6 @@ def test_the_cpu_quota_limits_processors_and_threads(tmp_path: Path, quota: str,
 
 
 def messages(files: JobFiles) -> list[str]:
-    assert files._log
     files._log.roll()
     return [json.loads(entry.line)["message"] for entry in ChunkReader(ChunkFolder(files._log.path)).entries()]
 
@@ -293,7 +292,6 @@ def test_the_chief_s_host_gives_its_facts_once_and_stops_hashing_at_the_end(stat
     assert files.facts() is None
     files.prepare(plan, "ps-0")
     assert files.facts() is None
-    assert files._job
     assert files._job.manifest is None
     files.prepare(plan, "master-0")
     assert wait_for(files.facts, "the facts")["data"] == {"paths": [], "notHashed": "no argument of the trainer names any"}
@@ -301,7 +299,6 @@ def test_the_chief_s_host_gives_its_facts_once_and_stops_hashing_at_the_end(stat
     (slow := tmp_path / "python").write_text("#!/bin/sh\nexec sleep 30\n")
     slow.chmod(0o755)
     files.prepare(replace(plan, python=str(slow)), "master-0")
-    assert files._job.manifest
     process = files._job.manifest._process
     assert process
     files.prepare(plan, "ps-0")
@@ -343,7 +340,6 @@ def test_a_folder_above_the_output_that_exists_is_no_error(state: Path) -> None:
 
     files._ledger.store.create = exists  # type: ignore[method-assign]
     assert files.prepare(with_environment(), "ps-0").environment["GCE_METADATA_HOST"]
-    assert files._broker
     files._broker.close()
 
 
@@ -361,5 +357,4 @@ def test_attempts_of_a_job_share_a_log_and_another_job_closes_it(state: Path) ->
     assert log.closed() == []
     files.prepare(replace(with_environment(), jobId="job02"), "ps-0")
     assert [chunk.size for chunk in log.closed()] == [path.stat().st_size for path in log.path.iterdir()]
-    assert files._log
     assert files._log.job_id == "job02"

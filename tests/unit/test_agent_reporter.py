@@ -63,7 +63,6 @@ class Replica:
     @property
     def job(self) -> JobRecord:
         stored = self.ledger.job("job01")
-        assert stored is not None
         return stored.record
 
     def write(self, job: JobRecord) -> None:
@@ -174,10 +173,8 @@ def test_a_late_answer_of_an_older_epoch_is_ignored(root: Path) -> None:
     old = replace(replica.job, state=JobState.FAILED, lease=replace(replica.job.lease, epoch=1))
     folder = FolderBucket(root)
     item = folder.read(paths.job("job01"))
-    assert item is not None
     folder.replace(paths.job("job01"), old.to_json(), item.version)
     replica.rounds(2)
-    assert replica.reporter.job is not None
     assert (replica.reporter.job.state, replica.reporter.job.lease.epoch) == ("PREPARING", 2)
     assert replica.host.child.stops == []
 
@@ -297,9 +294,7 @@ def test_progress_adds_no_writes_to_heartbeat_and_lease(root: Path) -> None:
         replica.host.child.progress = JobProgress(step, 200, 1.0)
         replica.rounds(1)
     assert abs(len(writes) - len(writes_without_progress)) <= 1
-    assert replica.written.progress is not None
     assert replica.written.progress.step >= reported[-1] - 4
-    assert replica.job.progress is not None
     assert replica.job.progress.step >= reported[-1] - 4
     assert replica.job.progress.etaSeconds == 200 - replica.job.progress.step
 

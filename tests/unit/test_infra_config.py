@@ -272,7 +272,6 @@ def test_hosts_are_started_by_requests_below_the_url_of_whoever_asks() -> None:
     hosts = (replace(HOST, start="a/start"), replace(HOST, name="serving-0", role=Role.SERVING))
     record = replace(RECORD, hosts=hosts, power=POWER)
     of_hosts, of_operator = record.start_requests(), record.start_requests(operator=True)
-    assert of_hosts
     assert of_operator
     assert (of_hosts.starts, of_hosts.token, of_hosts.preempted) == ({"ps-0": "http://h/a/start"}, "t", "p")
     assert of_hosts.headers == {"a": "b"}

@@ -210,6 +210,5 @@ def test_a_job_that_waits_for_several_hosts_is_not_overtaken() -> None:
         assert [entry.jobId for entry in queue.entries if not entry.held] == ["three", "late"]
     queue = queue.without(QueueEntry("one0", []))
     three = queue.entry("three")
-    assert three is not None
     assert three.placement == {"master-0": "m", "worker-0": "w0", "worker-1": "w2"}
     assert [(entry.jobId, entry.replica_on("w2")) for entry in queue.entries_for("w2")] == [("three", "worker-1"), ("late", "")]

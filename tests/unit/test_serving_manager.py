@@ -77,7 +77,6 @@ class ServedBucket:
 
     def ask(self, version: str | None = None) -> float:
         served = self.manager.find("m", version)
-        assert served.batcher is not None
         return float(served.batcher.put("serving_default", {"x": np.zeros(1)}).result(limit())["y"][0])
 
     def refused(self, version: str | None = None) -> tuple[int, str]:

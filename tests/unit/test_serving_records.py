@@ -191,7 +191,6 @@ def test_of_twenty_concurrent_deployments_one_gets_each_name(tmp_path: Path) -> 
     for thread in threads:
         thread.join()
     model = Catalog(FolderBucket(tmp_path)).model("mnist")
-    assert model is not None
     assert sorted(winners) == sorted(version.name for version in model.versions) == [f"v{number}" for number in range(10)]
     assert {version.state for version in model.versions} == {READY}
     assert model.default in winners

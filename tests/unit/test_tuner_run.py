@@ -218,7 +218,6 @@ def test_a_restarted_replica_continues_its_own_trial(
     for restarts in (1, 2):  # the second time the folder exists
         tuner = world.tuner("worker-0")
         claimed = tuner._claim(tuner._trials.read())
-        assert claimed is not None
         assert (claimed.record.restarts, claimed.record.host, folder.is_dir()) == (restarts, "worker-0", True)
         assert tuner._claim([claimed.record]) == claimed, "it has that trial"
     tuner._run(claimed)
@@ -238,7 +237,6 @@ def test_a_reassigned_trial_is_dropped_by_its_former_replica(
     def lose_trial(_: str, environment: Mapping[str, str]) -> Child:
         def take() -> None:
             stored = world.ledger.trial("job01", 1)
-            assert stored
             world.ledger.change_trial("job01", stored, replace(stored.record, replica="master-0", restarts=1))
             if reports:
                 report(environment, 1, 0.5)
@@ -501,7 +499,6 @@ def test_a_write_of_a_trial_after_a_conflict(world: TuningWorld) -> None:
     assert world.ledger.change_trial("job01", stored, news).record == news, "the answer is lost"
     newer = replace(news, allMetrics=[*news.allMetrics, Measurement(2, 0.6)])
     written = tuner._write(stored, newer)
-    assert written is not None
     assert (written.record, world.trials()) == (newer, [newer])
     ended = replace(newer, state=TrialState.SUCCEEDED)
     last = world.ledger.change_trial("job01", written, ended)
