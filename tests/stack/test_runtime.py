@@ -21,7 +21,7 @@ from replicahosts import Clock
 from infra.dynamic import ModuleProvider
 from infra.gcp import ready, runtime
 from infra.gcp.api import GcpError
-from infra.gcp.runtime import _SHA256, _stored_sha256
+from infra.gcp.runtime import _SHA256
 from infra.runtime import atomic_dir, build, uv
 from infra.runtime.recipe import Recipe, recipe
 from infra.scale_tiers import Accelerator
@@ -276,14 +276,6 @@ def test_late_hosts_are_listed() -> None:
     assert ready.describe_late({"worker-1": late["worker-1"]}, 900) == "not ready: worker-1 failed: image: it has no curl"
 
 
-@pytest.mark.parametrize(
-    ("blob", "sha256"),
-    [(None, None), (SimpleNamespace(metadata=None), None), (SimpleNamespace(metadata={_SHA256: "abc"}), "abc")],
-)
-def test_an_archive_without_a_recorded_hash_is_built_again(blob: SimpleNamespace | None, sha256: str | None) -> None:
-    assert _stored_sha256(SimpleNamespace(get_blob=lambda _: blob), "runtimes/a") == sha256
-
-
 class HostStates:
     """Two hosts, their guest attributes at each request, and a clock that the wait for them advances."""
 
@@ -397,7 +389,7 @@ class Storage:
     def get_blob(self, path: str) -> SimpleNamespace | None:
         if self.error:
             raise self.error
-        return SimpleNamespace(metadata={_SHA256: self.hashes[path]}) if path in self.hashes else None
+        return SimpleNamespace(metadata=self.hashes[path] and {_SHA256: self.hashes[path]}) if path in self.hashes else None
 
     def blob(self, path: str, chunk_size: int) -> SimpleNamespace:
         def upload(file: Path, content_type: str, timeout: float) -> None:
@@ -440,6 +432,8 @@ def test_a_runtime_is_built_and_uploaded_once(
         f"building the hosts' Python 3.11 (a minute or three, once)\nuploading 0 MB to gs://a-bucket/{SMALL.path}\n"
     )
     assert runtime.read("x", made) is None, "it is gone"
+    stored.hashes[SMALL.path] = None
+    assert runtime.read("x", made) is None, "it has no recorded hash"
     stored.hashes[SMALL.path] = "abc"
     assert runtime.create(IN_BUCKET) == (SMALL.name, {**made, "sha256": "abc"})
     assert (len(recipes), capsys.readouterr().out) == (1, "")

@@ -50,12 +50,19 @@ def read_step(text: str, name: str) -> str:
     return match[1]
 
 
-def run_step(folder: Path, text: str, **tools: str) -> str:
+def read_program(name: str) -> str:
+    return re.search(rf"/usr/lib/scaletier/{name} <<'SCALETIER_FILE'\n(.*?)SCALETIER_FILE\n", SCRIPT, re.DOTALL)[1]
+
+
+def run_step(folder: Path, text: str, *shell: str, status: int = 0, **tools: str) -> str:
+    """Run a script, in Bash by default, with these tools; check its exit status and return its output."""
     for name, body in tools.items():
         (folder / name).write_text(f"#!/bin/sh\n{body}\n")
         (folder / name).chmod(0o755)
-    env = {"PATH": f"{folder}:/usr/bin:/bin"}
-    return subprocess.run(["bash", "-Eeuc", text], env=env, check=True, capture_output=True, text=True).stdout
+    command, env = [*(shell or ("bash", "-Eeuc")), text], {"PATH": f"{folder}:/usr/bin:/bin"}
+    done = subprocess.run(command, env=env, check=False, capture_output=True, text=True)
+    assert done.returncode == status, done.stderr
+    return done.stdout
 
 
 ADDRESS = "2: eth0    inet 10.64.0.5/32 metric 100 scope global dynamic eth0\\       valid_lft 86000sec"
@@ -156,8 +163,6 @@ def test_an_upgraded_host_keeps_its_agent_and_no_old_files(tmp_path: Path) -> No
 )
 def test_an_idle_host_stops(tmp_path: Path, age: int, job: int | None, other: str, stops: bool) -> None:
     """`job`: seconds since the unit became active, None if it is inactive; `other`: other activity."""
-    idle_script = re.search(r"/usr/lib/scaletier/idle <<'SCALETIER_FILE'\n(.*?)SCALETIER_FILE\n", SCRIPT, re.DOTALL)
-    assert idle_script
     busy, stopped, uptime, started = (tmp_path / name for name in ("busy", "off", "uptime", "started"))
     busy.touch()
     if other != "preparing":
@@ -173,20 +178,14 @@ def test_an_idle_host_stops(tmp_path: Path, age: int, job: int | None, other: st
         "systemctl": f'case "$1" in {is_active} {show} poweroff) touch {stopped};; esac',
         "ss": "echo 0 0 10.64.0.2:22 35.235.240.9:40000" if other == "login" else "true",
     }
-    for name, body in tools.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
-        (tmp_path / name).chmod(0o755)
-    text = idle_script[1].replace("/run/scaletier-busy", str(busy)).replace("/proc/uptime", str(uptime))
-    text = text.replace("/run/scaletier-started", str(started))
-    subprocess.run(["sh", "-c", text], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, check=True)
+    text = read_program("idle").replace("/run/scaletier-busy", str(busy)).replace("/proc/uptime", str(uptime))
+    run_step(tmp_path, text.replace("/run/scaletier-started", str(started)), "sh", "-c", **tools)
     assert stopped.exists() is stops
 
 
 @pytest.mark.parametrize(("latest", "again"), [("other", True), ("this", False), (None, False)])
 def test_a_changed_script_runs_again(tmp_path: Path, latest: str | None, again: bool) -> None:
     """`latest`: the version that the metadata server has, None if it does not respond."""
-    watch = re.search(r"/usr/lib/scaletier/again <<'SCALETIER_FILE'\n(.*?)SCALETIER_FILE\n", SCRIPT, re.DOTALL)
-    assert watch
     ran, restarted = tmp_path / "ran", tmp_path / "restarted"
     ran.write_text("this\n")
     curl = f"printf '#!/bin/bash\\nscript={latest}\\n  script=$(ask)\\n'" if latest else "exit 7"
@@ -195,10 +194,6 @@ def test_a_changed_script_runs_again(tmp_path: Path, latest: str | None, again: 
         "curl": f'case "$*" in *wait_for_change=true*) exit 28;; *) {curl};; esac',
         "systemctl": f'[ "$*" = "restart google-startup-scripts.service" ] && touch {restarted}',
     }
-    for name, body in tools.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
-        (tmp_path / name).chmod(0o755)
-    text = watch[1].replace("/run/scaletier-script", str(ran))
-    done = subprocess.run(["sh", "-c", text], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, check=False)
-    assert done.returncode == 28
+    text = read_program("again").replace("/run/scaletier-script", str(ran))
+    run_step(tmp_path, text, "sh", "-c", status=28, **tools)
     assert restarted.exists() is again

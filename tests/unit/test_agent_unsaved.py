@@ -460,7 +460,3 @@ def test_only_an_output_in_the_cluster_s_bucket_is_listed(job_dir: str, found: b
 )
 def test_unsaved_files_are_described_in_one_line(files: UnsavedFiles, text: str) -> None:
     assert unsaved.describe(files, "ps-0") == text
-
-
-def test_agent_and_jobs_agree_on_the_folder_s_name() -> None:
-    assert keep_unsaved.LEFT == paths.LEFT

@@ -110,28 +110,14 @@ def test_the_differences_of_two_tables_are_complete(expected: list[str], actual:
     assert sorted([*expected, *added]) == sorted([*actual, *removed])
 
 
-@pytest.mark.parametrize("path", ["/opt/bin/nft", None])
-def test_nft_is_found_on_path_or_in_usr_sbin(monkeypatch: pytest.MonkeyPatch, path: str | None) -> None:
-    commands: list[list[str]] = []
-
-    def run(command: list[str], **_: object) -> CompletedProcess[str]:
-        commands.append(command)
-        return CompletedProcess(command, 0, "nftables v1.0.6 (Lester Gooch #5)\n", "")
-
-    monkeypatch.setattr(nft.shutil, "which", lambda _: path)
-    monkeypatch.setattr(nft.subprocess, "run", run)
-    assert nft.version() == "nftables v1.0.6"
-    assert commands[0][-2:] == [path or "/usr/sbin/nft", "--version"]
-
-
 class Programs:
     """Replace the programs that nft.py starts: each call is recorded, and gets the next result."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, root: bool) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, root: bool, path: str | None = "/opt/nft") -> None:
         self.commands: list[list[str]] = []
         self.scripts: list[str | None] = []
         self.results: list[tuple[int, str, str]] = []
-        monkeypatch.setattr(nft.shutil, "which", lambda _: "/sbin/nft")
+        monkeypatch.setattr(nft.shutil, "which", lambda _: path)
         monkeypatch.setattr(nft.os, "geteuid", lambda: 0 if root else 1000)
         monkeypatch.setattr(nft.subprocess, "run", self.run)
 
@@ -143,10 +129,11 @@ class Programs:
         return CompletedProcess(command, code, out, err)
 
 
-@pytest.mark.parametrize("root", [True, False])
-def test_nft_runs_as_root(monkeypatch: pytest.MonkeyPatch, root: bool) -> None:
-    programs = Programs(monkeypatch, root)
+@pytest.mark.parametrize(("path", "root"), [("/opt/bin/nft", True), (None, False)])
+def test_nft_of_path_or_usr_sbin_runs_as_root(monkeypatch: pytest.MonkeyPatch, path: str | None, root: bool) -> None:
+    programs = Programs(monkeypatch, root, path)
     programs.results = [
+        (0, "nftables v1.0.6 (Lester Gooch #5)\n", ""),
         (0, "table bridge scaletier_abcdef\ntable bridge other\n", ""),
         (0, "chains", ""),
         (1, "chains", ""),
@@ -155,6 +142,7 @@ def test_nft_runs_as_root(monkeypatch: pytest.MonkeyPatch, root: bool) -> None:
         (0, "", ""),
         (1, "", "stdin:1:1: Error: Operation not permitted\n^^^\nx"),
     ]
+    assert nft.version() == "nftables v1.0.6"
     assert nft.tables() == ["scaletier_abcdef", "other"]
     assert [nft.list_chains(), nft.list_chains()] == ["chains", ""]
     assert [nft.listed("t"), nft.listed("t")] == ["rules", None]
@@ -164,13 +152,14 @@ def test_nft_runs_as_root(monkeypatch: pytest.MonkeyPatch, root: bool) -> None:
         nft.load("table")
     assert str(refused.value) == f"nft refused the firewall: stdin:1:1: Error: Operation not permitted{hint}"
     words = [
+        ["--version"],
         ["list", "tables", "bridge"],
         *[["--json", "list", "chains"]] * 2,
         *[["--stateless", "list", "table", "bridge", "t"]] * 2,
         *[["-f", "-"]] * 2,
     ]
-    assert programs.commands == [[*([] if root else ["sudo", "-n"]), "/sbin/nft", *each] for each in words]
-    assert programs.scripts == [*[None] * 5, "table bridge t\ndelete table bridge t\n", "table"]
+    assert programs.commands == [[*([] if root else ["sudo", "-n"]), path or "/usr/sbin/nft", *each] for each in words]
+    assert programs.scripts == [*[None] * 6, "table bridge t\ndelete table bridge t\n", "table"]
 
 
 def test_a_missing_program_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -223,18 +223,3 @@ def test_maximizing_equals_minimizing_the_negative() -> None:
     minimized = run_trials(replace(STUDY, goal=Goal.MINIMIZE), bowl)
     maximized = run_trials(replace(STUDY, goal=Goal.MAXIMIZE), lambda tried: -bowl(tried))
     assert [trial.hyperparameters for trial in minimized] == [trial.hyperparameters for trial in maximized]
-
-
-def test_trials_of_an_earlier_job_are_used() -> None:
-    study = replace(STUDY, goal=Goal.MINIMIZE, maxTrials=20)
-    prior_trials = [PriorTrial(trial.hyperparameters, bowl(trial.hyperparameters)) for trial in run_trials(study, bowl)]
-    suggested = [bowl(suggest(replace(study, earlier=prior_trials, seed=seed), [], 1)) for seed in range(40)]
-    before = [bowl(suggest(replace(study, seed=seed), [], 1)) for seed in range(40)]
-    assert fmean(suggested) < 0.75 * fmean(before)
-
-
-def test_running_and_failed_trials_do_not_stop_suggestions() -> None:
-    states = [TrialState.RUNNING, TrialState.FAILED]
-    trials = [Trial(number, suggest(STUDY, [], number), "m", state=states[number % 2]) for number in range(1, 15)]
-    tried = suggest(STUDY, trials, 15)
-    assert tried not in [trial.hyperparameters for trial in trials]
