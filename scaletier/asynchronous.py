@@ -9,10 +9,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from typing import Any
-
-import numpy as np
 
 from scaletier.checkpoint import CheckpointReader, LocalCopy
 from scaletier.data import DataError
@@ -20,7 +18,16 @@ from scaletier.flags import Flags
 from scaletier.job import Job
 from scaletier.loop import Progress, ReplicaLoop, Round, train
 from scaletier.private import CoordinatorWorkers
-from scaletier.round_graph import State, initial_local, make_round, run_round
+from scaletier.round_graph import (
+    handle_specs,
+    initial_local,
+    list_handles,
+    make_round,
+    make_variables,
+    named_handles,
+    run_round,
+    set_rates,
+)
 from scaletier.runtime import devices_of, give_memory_back, here, import_tensorflow, one_line, quiet_stderr, say, say_there
 from scaletier.shared_parameters import SharedParameters
 from scaletier.sync_period import SyncPeriod
@@ -34,8 +41,6 @@ _NO_FILE = "No such file"
 
 class Asynchronous(Training):
     """One job of the chief, which sends the workers theirs."""
-
-    adopted = False  # whether the replica is to continue from `state`
 
     def __init__(self, job: Job, flags: Flags, cluster: Cluster) -> None:
         if not tf.config.list_physical_devices("GPU"):
@@ -51,9 +56,7 @@ class Asynchronous(Training):
         if self.workers:
             self.network.require_portable()
             self.coordinator = self._connect()
-        copy = super().make_copy(reader)
-        self.state, self.state_step = State.of(copy.shared, copy.local), int(copy.step)
-        return copy
+        return super().make_copy(reader)
 
     def _connect(self) -> Any:
         tf.get_logger().addFilter(_shorten_log)
@@ -64,12 +67,11 @@ class Asynchronous(Training):
 
     def begin(self, step: int) -> Progress:
         self.data_begin, self.servers = int(self.position.begin), None
-        if self.job.callbacks:
-            self.adopt()
         if self.workers:
             devices = [f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in range(len(self.cluster.jobs["ps"]))]
             averages = self.copy.averages if step else self.copy.shared
             self.servers = SharedParameters(self.network, devices, self.copy.shared, step, averages)
+            self.trace_pull(self.servers)
         kinds = {self.devices, *(devices_of("worker", index) for index in range(self.workers))}
         with tf.device(self.devices[0]):
             self.iterator = iter(self.source.training(0, self.count, step - self.data_begin))
@@ -82,6 +84,11 @@ class Asynchronous(Training):
         self._shown = time.monotonic(), 0
         every = self.flags.eval_steps if self.evaluated or self.job.callbacks else None
         return Progress(step, self.flags.max_steps, self.count, every)
+
+    def trace_pull(self, servers: SharedParameters) -> None:
+        """Trace what gives the copy the servers' parameters, once, and not while others train."""
+        pull = tf.function(lambda handles: servers.pull_exact(named_handles(self.network, handles)), autograph=False)
+        self.pull = pull.get_concrete_function(handle_specs(self.network))
 
     def run(self) -> None:
         if self.workers:
@@ -103,81 +110,58 @@ class Asynchronous(Training):
     def refresh(self) -> int:
         give_memory_back()  # that of rounds, as a pull requests its own
         if self.servers:
-            shared, step = self.servers.pull_exact()
-            self.copy.assign(shared, self.network.with_averages(self.state.local, self.servers.pull_averages()), step)
-        else:
-            self.copy.assign(*self.state, self.progress.step)
+            self.pull(list_handles(self.copy))
         return super().refresh()
 
-    def adopt(self) -> None:
-        if self.network.replicas == 1:
-            self.state, self.adopted = State.of(self.copy.shared, self.copy.local), True
-
     def rescue(self) -> None:
-        """Save the parameters that the master pulled last, once a parameter server is lost."""
-        if self.state_step > int(self.copy.step) and all(np.isfinite(value.numpy()).all() for value in self.state.shared):
-            averages = [one.numpy() for one in self.copy.averages]
-            self.copy.assign(self.state.shared, self.network.with_averages(self.state.local, averages), self.state_step)
+        """Save the parameters that the master pulled last, with its own steps, once a parameter server is lost."""
+        if bool(self.finite()):
             super().rescue()
 
     def rounds(self) -> Iterator[Round]:
-        return self._train(self._replica(self.name, self.iterator, self.devices, say), 0)
+        return self._train(self.name, 0, self.iterator, self.devices, say)
 
-    def _replica(self, name: str, iterator: Any, devices: tuple[str, ...], emit: Any) -> ReplicaLoop:
+    def _replica(self, name: str, iterator: Any, devices: tuple[str, ...], emit: Any, held: Sequence[Any]) -> ReplicaLoop:
         known: Any = None
 
-        def take(state: State, steps: int, position: int, live: int) -> tuple[State, Round]:
+        def take(steps: int, live: int) -> Round:
             nonlocal known
-            if self.adopted:
-                state, self.adopted = self.state, False
-            elif self.job.callbacks and known is not self.job.callbacks.rates:
+            if self.job.callbacks and known is not self.job.callbacks.rates:
                 known = self.job.callbacks.rates
-                state = State(state.shared, self._with_rates(state.local, known))
-            state, taken = run_round(self.network, self.graphs[devices], iterator, state, steps, position, live)
-            if name == self.name:
-                # The shared state is that of the round's start.
-                began = taken.steps + taken.staleness if self.servers else 0
-                self.state, self.state_step = state, taken.global_step - began
-            return State((), state.local) if self.servers else state, taken
+                set_rates(held, known)
+            return run_round(self.network, self.graphs[devices], iterator, held, steps, live)
 
         period = SyncPeriod.of(self.flags.sync_period, self.count, self.flags.max_steps)
         if period.alone and self.flags.eval_steps:  # evaluations come between two rounds
             period.most = min(period.most, self.flags.eval_steps)
         return ReplicaLoop(name, take, period, self.flags.log_interval, {name: emit}, name == self.name, len(devices))
 
-    def _with_rates(self, local: tuple[Any, ...], rates: Mapping[int, Any]) -> tuple[Any, ...]:
-        """Return a replica's local variables with these learning rates, on each of its devices."""
-        count = len(self.network.local)
+    def _train(self, name: str, index: int, iterator: Any, devices: tuple[str, ...], emit: Any) -> Iterator[Round]:
+        start, leads = time.monotonic(), name == self.name
+        with quiet_stderr() if leads else contextlib.nullcontext():  # TensorFlow's remark about the CPU
+            replica = self._replica(name, iterator, devices, emit, self._variables(index, devices))
+            if self.workers:
+                replica.take(0, 1)  # it sends the graph to its host in advance
+        self.progress.begin(leads, time.monotonic() - start)
+        return train(replica, self.progress)
+
+    def _variables(self, index: int, devices: tuple[str, ...]) -> list[Any]:
+        """Return a replica's variables on each of its devices; those of the chief's first device are the copy's."""
         with here():
-            return tuple(tf.constant(rates[at % count]) if at % count in rates else one for at, one in enumerate(local))
-
-    def _train(self, replica: ReplicaLoop, index: int) -> Iterator[Round]:
-        start = time.monotonic()
-        with quiet_stderr() if replica.leads else contextlib.nullcontext():  # TensorFlow's remark about the CPU
-            state = self._initial_state(replica, index)
-        self.progress.begin(replica.leads, time.monotonic() - start)
-        return train(replica, state, self.progress)
-
-    def _initial_state(self, replica: ReplicaLoop, index: int) -> State:
-        """Return a replica's initial state, after a round of no steps: it sends the graph to its host in advance."""
-        values = initial_local(
-            self.network,
-            self.state.local[: len(self.network.local)],
-            index,
-            self.count,
-            replica.devices,
-            self.progress.step,
-        )
-        if replica.leads:
-            local = tuple(map(tf.constant, values))
-        else:
-            zeros = list(self._zeros()) * replica.devices
+            values = [variable.numpy() for variable in self.copy.local]
+        step = self.progress.step
+        initial_values = initial_local(self.network, values, index, self.count, len(devices), step)
+        if not index:
+            for variable, value in zip(self.copy.local, initial_values[0], strict=True):
+                variable.assign(value)
+        held: list[Any] = [] if index else [self.copy]
+        for device, given in list(zip(devices, initial_values, strict=True))[len(held) :]:
+            with tf.device(device):
+                zeros = self._zeros()
             with here():
-                local = tuple(tf.constant(one) if one.any() else zero for one, zero in zip(values, zeros, strict=True))
-        if not self.workers:
-            return State(self.state.shared, local)
-        state: State = replica.take(State((), local), 0, 0, 1)[0]
-        return state
+                local = [tf.constant(one) if one.any() else zero for one, zero in zip(given, zeros, strict=True)]
+            held.append(make_variables(self.network, local, device))
+        return held
 
     def _train_worker(self) -> None:
         """Train on a worker until the job's last step; called in the worker's thread."""
@@ -185,8 +169,7 @@ class Asynchronous(Training):
         name = f"worker/{index - 1}"
         try:
             iterator = iter(self.source.training_here(index, self.count, self.progress.step - self.data_begin))
-            replica = self._replica(name, iterator, devices_of("worker", index - 1), say_there)
-            for _ in self._train(replica, index):
+            for _ in self._train(name, index, iterator, devices_of("worker", index - 1), say_there):
                 pass
         except tf.errors.DataLossError as error:
             self.progress.stop(error)  # the data is damaged, the host is not lost

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -213,7 +212,7 @@ class Saver:
 
 
 class LocalCopy:
-    """A copy of the variables on this host, which is evaluated, saved and exported.
+    """The variables on this host, which are evaluated, saved and exported, and which a master trains in place.
 
     Attributes:
         tests_averages: True if evaluations are of the optimizer's moving averages of weights.
@@ -221,14 +220,15 @@ class LocalCopy:
 
     tests_averages = False
 
-    def __init__(self, network: FunctionalModel, reader: CheckpointReader | None = None) -> None:
+    def __init__(self, network: FunctionalModel, reader: CheckpointReader | None = None, device: str = "/device:CPU:0") -> None:
         """Create the variables as a job begins, or as in a checkpoint."""
         self.network = network
-        with tf.device("/device:CPU:0"):
+        with tf.device(device):
             self.shared, self.local = (
                 [tf.Variable(network.initial(spec), name=spec.name) for spec in specs]
                 for specs in (network.shared, network.local)
             )
+        with tf.device("/device:CPU:0"):
             self.step = tf.Variable(np.int64(0), name=_STEP)
         if reader:
             self.restore(reader)
@@ -290,9 +290,3 @@ class LocalCopy:
     def fix(self) -> None:
         """Set the network's initial values of fixed variables to the values here."""
         self.network.fix([variable.numpy() for variable in self.fixed])
-
-    def assign(self, shared: Iterable[Any], local: Sequence[Any], step: int) -> None:
-        """Set values, in the network's order, and the global step; of the devices' `local` values those of the first."""
-        for variable, value in zip([*self.shared, *self.local], chain(shared, local[: len(self.local)]), strict=True):
-            variable.assign(value)
-        self.step.assign(step)

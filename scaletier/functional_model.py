@@ -6,6 +6,7 @@ Source: Keras's stateless API, `keras.StatelessScope`, `Optimizer.stateless_appl
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import inspect
 import math
@@ -50,6 +51,82 @@ class VariableSpec(NamedTuple):
     @property
     def bytes(self) -> int:
         return self.size * int(tf.as_dtype(self.dtype).size)
+
+
+class Handle(NamedTuple):
+    """A tf.Variable in a graph, by its handle, which may be an argument: so one graph serves the variables of every host."""
+
+    handle: Any
+    spec: VariableSpec
+
+    def read_value(self) -> Any:
+        value = tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=self.spec.dtype)
+        value.set_shape(self.spec.shape)
+        return value
+
+    def assign(self, value: Any) -> Any:
+        return tf.raw_ops.AssignVariableOp(resource=self.handle, value=value)
+
+    def free(self) -> Any:
+        """Free the memory of the value, until another one is assigned."""
+        return self.assign(tf.zeros([0], self.spec.dtype))
+
+
+class Variables(NamedTuple):
+    """What a replica trains on a device: values of `shared` and `local`, in the network's order, and the step that they are of.
+
+    They are tf.Variables, or handles in a graph. Each local step updates all of them in place, after its gradients: so they are
+    of one step also if a round fails.
+    """
+
+    shared: Sequence[Any]
+    local: Sequence[Any]
+    step: Any
+
+
+class _Store:
+    """Write Keras variables to the tf.Variables that hold them; `writes` are the operations."""
+
+    def __init__(self, pairs: Iterable[tuple[VariableSpec, Handle]]) -> None:
+        self._handles = {id(spec.variable): handle for spec, handle in pairs}
+        self._values = {key: handle.read_value() for key, handle in self._handles.items()}
+        self._writes = list[Any]()
+
+    def read(self, specs: Sequence[VariableSpec]) -> list[Any]:
+        return [self._values[id(spec.variable)] for spec in specs]
+
+    def write(self, variable: Any, value: Any) -> None:
+        """Assign a value, unless the variable has it."""
+        if value is not self._values[id(variable)]:
+            self._values[id(variable)] = value
+            self._writes.append(self._handles[id(variable)].assign(value))
+
+    def update(self, optimizer: Any, gradient: Any, variable: Any, rate: Any) -> bool:
+        """Do an optimizer's update in place by a kernel of TensorFlow, in Keras's scope; return False if there is none.
+
+        Keras's own operations have three temporary tensors of the variable's size, and as many passes over it.
+        """
+        if isinstance(gradient, tf.IndexedSlices) or variable.dtype != _FLOAT or id(variable) not in self._handles:
+            return False
+        if (kernel := private.update_kernel(optimizer, variable)) is None:
+            return False
+        changed, function = kernel
+        for one in changed:
+            self.write(one, one.value)  # such as after weight decay
+        handles = [self._handles[id(one)].handle for one in changed]
+        update = function(*handles, tf.cast(gradient, tf.float32), keras.ops.cast(rate, _FLOAT))
+        with tf.control_dependencies([update]):
+            for one in changed:
+                self._values[id(one)] = value = self._handles[id(one)].read_value()
+                one.assign(value)
+        self._writes.append(update)
+        return True
+
+    @property
+    def written(self) -> list[Any]:
+        """The operations that have written, without those within a branch, whose result is written, too."""
+        graph = tf.compat.v1.get_default_graph()
+        return [one for one in self._writes if one.graph is graph]
 
 
 class Batch(NamedTuple):
@@ -130,14 +207,15 @@ class FunctionalModel:
         self._compile(job, compiled, self._optimizer_of(job, compiled, replicas))
         # A copy, so that the model is saved with the optimizer that its user knows.
         optimizer, self._originals = private.copy_optimizer(self.model.optimizer)
-        self._optimizer = private.make_stateless(optimizer, place)
+        self._store: _Store | None = None
+        self._optimizer = private.make_stateless(optimizer, place, self._update)
         self._optimizer.build(self.model.trainable_variables)
         self._parts = private.inner_optimizers(self._optimizer)
         self._schedules = self._own_schedules(job, compiled)
         # Values that exist already are kept as arrays: TensorFlow forgets them when this process joins a cluster.
         variables = [one for one in (*self._optimizer.variables, *self.model.variables) if private.stored(one) is not None]
         self._initial_values = {id(one): np.asarray(one) for one in variables if self._scope.get_current_value(one) is None}
-        self._begun = 0
+        self._iterations_before = 0
         if job.optimizer is None and (trained := compiled.get("optimizer")) is not None and trained.built:
             self._continue_from(trained)
         scope, self.metric_names = self._check(spec, "", True)
@@ -150,7 +228,7 @@ class FunctionalModel:
         if evaluated is not None and evaluated != element:
             self._check(Batch.of(evaluated), " of eval_data", False)
 
-    @property
+    @functools.cached_property
     def vocabulary(self) -> str:
         """A hash of the vocabularies of layers, which are no variables; empty if there are none."""
         words = [layer.get_vocabulary() for layer in private.layers(self.model) if hasattr(layer, "get_vocabulary")]
@@ -166,7 +244,7 @@ class FunctionalModel:
         values = (self._scope.get_current_value(one) for one in optimizer.variables)
         arrays = [np.asarray(one if value is None else value) for one, value in zip(optimizer.variables, values, strict=True)]
         self._initial_values |= {id(one): value for one, value in zip(self._optimizer.variables, arrays, strict=True)}
-        self._begun = int(self._initial_values[id(self._optimizer.iterations)])
+        self._iterations_before = int(self._initial_values[id(self._optimizer.iterations)])
 
     def require_portable(self) -> None:
         """Raise JobError if the model has parts that cannot be sent to another host."""
@@ -355,15 +433,15 @@ class FunctionalModel:
         after = [*scope.values(self.changing(self.shared, self.local)), *self._metrics_after(scope)]
         return results.pop("loss", mean_loss), outputs, after, _stack(results.values())
 
-    def step(
-        self, shared: Values, local: Values, metrics: Values, batch: Batch, position: Any, live: Any
-    ) -> tuple[list[Any], list[Any], list[Any], Any, Any]:
-        """Train on a batch at a global step, int64, as one of N replicas.
+    def step(self, held: Variables, metrics: Values, batch: Batch, position: Any, live: Any) -> tuple[list[Any], Any, Any]:
+        """Train variables, handles, in place on a batch at a global step, int64, as one of N replicas.
 
-        Returns `shared`, `local` and the metrics' variables after it; the batch's loss; and since the metrics began the mean
-        loss of samples and the metrics by `metric_names`, float32 [1 + M].
+        Returns the metrics' variables after it; the batch's loss, which is there once all is written; and since the metrics
+        began the mean loss of samples and the metrics by `metric_names`, float32 [1 + M].
         """
-        scope = self._enter(shared, local, metrics)
+        store = _Store([*zip(self.shared, held.shared, strict=True), *zip(self.local, held.local, strict=True)])
+        shared = store.read(self.shared)
+        scope = self._enter(shared, store.read(self.local), metrics)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(shared[: len(self.trained)])
             with scope:
@@ -372,22 +450,31 @@ class FunctionalModel:
                 scaled = self._optimizer.scale_loss(loss)
                 mean_loss = private.track_loss(self.model, loss, batch.inputs)
         # Current values: a layer may assign its own weights, for example to normalize them.
-        trained, slots = scope.values(self.trained), local[len(local) - len(self.slots) :]
+        trained = scope.values(self.trained)
         # Of an Embedding they are IndexedSlices, of whose words Keras counts each occurrence for itself.
         changes = tape.gradient(scaled, trained)
         if all(change is None for change in changes):
             line = f"the loss of the model {self.model.name} does not depend on any of its weights: nothing would train"
             raise JobError(line)
-        moved, slots = self.apply(trained, slots, changes, position, live)
-        for spec, value in zip((*self.trained, *self.slots), (*moved, *slots), strict=True):
-            scope.add_update((spec.variable, value))
-        with scope:
-            results = self._compute_metrics(batch, outputs)
-        if unknown := set(scope.assigned) - self._known:
-            line = f"the model {self.model.name} is invalid: a step changes the variable {scope.assigned[unknown.pop()].path},"
-            raise JobError(f"{line} which the steps before did not. Valid: a model whose steps change the same variables")
-        after = scope.values(self.shared), scope.values(self.local), self._metrics_after(scope)
-        return *after, _mean(loss), _stack([results.pop("loss", mean_loss), *results.values()])
+        with tf.control_dependencies([one for one in tf.nest.flatten(changes, expand_composites=True) if one is not None]):
+            computed = tf.no_op()
+        with tf.control_dependencies([computed]):
+            moved, slots = self._apply(store, trained, changes, position, live)
+            for spec, value in zip((*self.trained, *self.slots), (*moved, *slots), strict=True):
+                scope.add_update((spec.variable, value))
+            with scope:
+                results = self._compute_metrics(batch, outputs)
+            if unknown := set(scope.assigned) - self._known:
+                line = (
+                    f"the model {self.model.name} is invalid: a step changes the variable {scope.assigned[unknown.pop()].path},"
+                )
+                raise JobError(f"{line} which the steps before did not. Valid: a model whose steps change the same variables")
+            for spec in (*self.shared, *self.local):
+                store.write(spec.variable, scope.get_current_value(spec.variable))
+            counted = held.step.assign(held.step.read_value() + 1)
+        with tf.control_dependencies([*store.written, counted]):
+            mean = _mean(loss)
+        return self._metrics_after(scope), mean, _stack([results.pop("loss", mean_loss), *results.values()])
 
     def measure(self, state: Values, batch: Batch, outputs: Any, added: Sequence[Any] = ()) -> tuple[Any, Any, list[Any], Any]:
         """Return the loss with those that layers added, its mean over samples, and the metrics' state and values."""
@@ -405,13 +492,26 @@ class FunctionalModel:
         with _Scope(list(zip((spec.variable for spec in self.slots), slots, strict=True))):
             return self._optimizer.scale_loss(loss)
 
-    def apply(self, trained: Values, slots: Values, changes: Values, position: Any, live: Any) -> tuple[list[Any], list[Any]]:
-        """Return weights and optimizer variables after a step along gradients, with arguments as in `step`."""
+    def apply(self, trained: Sequence[Handle], slots: Sequence[Handle], changes: Values, position: Any) -> list[Any]:
+        """Update weights and optimizer variables in place along gradients, at a global step; return the operations."""
+        pairs = list(zip((*self.trained, *self.slots), (*trained, *slots), strict=True))
+        store = _Store(pairs)
+        weights, others = self._apply(store, store.read(self.trained), changes, position, 1)
+        for (spec, _), value in zip(pairs, (*weights, *others), strict=True):
+            store.write(spec.variable, value)
+        return store.written
+
+    def _apply(self, store: _Store, trained: Values, changes: Values, position: Any, live: Any) -> tuple[list[Any], list[Any]]:
+        """Return weights and optimizer variables after a step along gradients; what kernels update is written, too."""
         for schedule in self._schedules:
-            schedule.set_step(position + self._begun, live)
+            schedule.set_step(position + self._iterations_before, live)
+        self._store = store
         with keras.StatelessScope(initialize_variables=False):
-            moved, slots = self._optimizer.stateless_apply(list(slots), list(changes), list(trained))
+            moved, slots = self._optimizer.stateless_apply(store.read(self.slots), list(changes), list(trained))
         return list(moved), list(slots)
+
+    def _update(self, *arguments: Any) -> bool:
+        return self._store is not None and self._store.update(*arguments)
 
     def least_bytes(self, on_gpu: bool) -> int:
         """Return the memory that a host needs at least to train: a copy of all variables, and unless a GPU has them, those
@@ -432,17 +532,6 @@ class FunctionalModel:
         line = f"ema_momentum={momentum:g} averages weights over {1.0 / max(1.0 - momentum, 1e-9):,.0f} steps, and each replica"
         return f"{line} takes {steps:,}: the averages are mostly of its {part}. Valid: at most {1.0 - 1.0 / steps:.4g}"
 
-    def average(self, shared: Values, local: Values, steps: Any, position: Any) -> list[Any]:
-        """Return `local` with the averages moved towards the weights, after a round of all replicas at a global step.
-
-        With one replica the optimizer does that in each step, as in Keras.
-        """
-        if self.replicas == 1 or not self.averages:
-            return list(local)
-        share = self.average_share(steps, position)
-        moved = [value + share * (shared[at] - value) for at, value in self._with_places(local) if at is not None]
-        return self.with_averages(local, dict(zip(self.averages.values(), moved, strict=True)))
-
     def average_share(self, steps: Any, position: Any) -> Any:
         """Return the share of the way, float32, by which averages move towards the weights after steps at a global step.
 
@@ -451,14 +540,10 @@ class FunctionalModel:
         each, taken = (tf.cast(one, tf.float32) / self.replicas for one in (steps, position))
         return tf.where(each > 0.0, 1.0 - tf.minimum(self.decay**each, taken / (taken + 9.0)), 0.0)
 
-    def with_averages(self, local: Values, values: Any) -> list[Any]:
-        """Return `local` with other averages; `values` has them by the weights' places in `shared`."""
-        return [value if at is None else values[at] for at, value in self._with_places(local)]
-
-    def _with_places(self, local: Values) -> list[tuple[int | None, Any]]:
-        """Return each value of `local` and the place in `shared` of the weight that it averages, or None."""
-        places = [self.averages.get(spec.name) for spec in self.local]
-        return [(places[at] if at < len(places) else None, value) for at, value in enumerate(local)]
+    def averaged(self, shared: Sequence[Any], local: Sequence[Any]) -> list[tuple[Any, Any]]:
+        """Return each average of `local` with the weight of `shared` that it is of."""
+        places = ((self.averages.get(spec.name), value) for spec, value in zip(self.local, local, strict=True))
+        return [(value, shared[at]) for at, value in places if at is not None]
 
     def _enter(self, shared: Values, local: Values, metrics: Values = ()) -> _Scope:
         """Return a scope in which variables have these values; of `local` and of the metrics the last may be left out."""

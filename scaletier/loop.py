@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from scaletier.sync_period import SyncPeriod
 
@@ -161,15 +161,14 @@ class ReplicaLoop:
     """A replica, the master or a worker.
 
     Attributes:
-        take: a function `take(state, steps, position, live)` that runs a round; it returns the state after it, which is opaque
-            here, and its result.
+        take: a function `take(steps, live)` that runs a round, and returns its result.
         period: the steps of a round on each of its `devices`, but for the first round, which has `first`.
         emits: functions that log its Train lines, by the name in the line.
         leads: True for the chief.
     """
 
     name: str
-    take: Callable[[Any, int, int, int], tuple[Any, Round]]
+    take: Callable[[int, int], Round]
     period: SyncPeriod
     log_interval: float
     emits: Mapping[str, Callable[[str], None]]
@@ -178,7 +177,7 @@ class ReplicaLoop:
     first: int = 1
 
 
-def train(replica: ReplicaLoop, state: Any, progress: Progress) -> Iterator[Round]:
+def train(replica: ReplicaLoop, progress: Progress) -> Iterator[Round]:
     """Yield a replica's rounds until the job's last step, or until it is stopped; DivergedError if the loss is not finite."""
     start = last = time.monotonic()
     last_step, local_steps, rounds, staleness, period_line = progress.step, 0, 0, 0, ""
@@ -188,7 +187,7 @@ def train(replica: ReplicaLoop, state: Any, progress: Progress) -> Iterator[Roun
         while reserved := progress.reserve(replica.name, steps * replica.devices, replica.leads):
             began, taken = time.monotonic(), None
             try:
-                state, taken = replica.take(state, reserved, progress.step, progress.live)
+                taken = replica.take(reserved, progress.live)
                 if not math.isfinite(taken.loss):
                     whose = "another replica" if math.isfinite(taken.local_loss) else replica.name
                     what = f"the loss of {whose} is {taken.loss} at step {taken.global_step}"

@@ -19,7 +19,7 @@ from scaletier.functional_model import Batch, FunctionalModel, VariableSpec
 from scaletier.job import JobError
 from scaletier.loop import Progress, ReplicaLoop, Round, train
 from scaletier.private import copy_to_device
-from scaletier.round_graph import LocalResult, State, VariableExchange, pack_round, unpack_round
+from scaletier.round_graph import list_handles, named_handles, pack_round, unpack_round
 from scaletier.runtime import devices_of, import_tensorflow, say, say_there
 from scaletier.stages import Stage, forward_backward, partition, units
 from scaletier.sync_period import SyncPeriod
@@ -119,29 +119,30 @@ class ModelParallel(Training):
         hosts = {stage.replica: stage.device for stage in reversed(self.copy.stages)}
         emits = {name: functools.partial(_print, device) for name, device in hosts.items()}
         replica = ReplicaLoop(self.name, self._take, SyncPeriod(1, True), self.flags.log_interval, emits)
-        return train(replica, State(), self.progress)
+        return train(replica, self.progress)
 
-    def _take(self, state: State, *_: int) -> tuple[State, Round]:
-        return state, unpack_round(self.network, self.graph(self.iterator).numpy())
+    def _take(self, *_: int) -> Round:
+        return unpack_round(self.network, self.graph(self.iterator).numpy())
 
     def rescue(self) -> None:
         """Save nothing: the lost host had a part of the model."""
 
     def _step(self, iterator: Any) -> Any:
         network, stages, batch = self.network, self.copy.stages, Batch.of(iterator.get_next())
-        exchange, count = VariableExchange(self.copy, self.copy.local), len(network.local) - len(network.slots)
-        position, start = exchange.begin(0, State())
-        trained, slots = start.shared[: len(network.trained)], start.local[count:]
+        held, count = named_handles(network, list_handles(self.copy)), len(network.local) - len(network.slots)
+        position, slots = held.step.read_value(), held.local[count:]
         microbatches = min(self.flags.microbatches, self.size)
-        passed = forward_backward(network, stages, batch, self.size, microbatches, lambda loss: network.scaled(loss, slots))
-        changes = [passed.changes[spec.name] for spec in network.trained]
-        moved, after = network.apply(trained, slots, changes, position, 1)
-        shared = *moved, *(passed.others[spec.name] for spec in network.shared[len(moved) :])
-        reached = State(shared, (*(passed.others[spec.name] for spec in network.local[:count]), *after))
+        values = [slot.read_value() for slot in slots]
+        passed = forward_backward(network, stages, batch, self.size, microbatches, lambda loss: network.scaled(loss, values))
         with tf.device(stages[-1].device):
             results = tf.concat([[passed.loss] * 2, passed.results], 0)
-        _, step, results = exchange.end(start, reached, LocalResult(1, position, 1, results))
-        return pack_round(1, step, results)
+        with tf.control_dependencies([results]):  # a batch without results changes nothing
+            trained = held.shared[: len(network.trained)]
+            written = network.apply(trained, slots, [passed.changes[spec.name] for spec in network.trained], position)
+            for one in (*held.shared[len(trained) :], *held.local[:count]):
+                written.append(one.assign(passed.others[one.spec.name]))
+        with tf.control_dependencies([*written, held.step.assign(position + 1)]):
+            return pack_round(1, position + 1, results)
 
 
 def _print(device: str, line: str) -> None:

@@ -135,10 +135,13 @@ class CoordinatorWorkers:
         return self._cluster.closure_queue._error  # type: ignore[no-any-return]
 
 
-def make_stateless(optimizer: Any, place: Callable[[Any], Any] | None = None) -> Any:
+def make_stateless(
+    optimizer: Any, place: Callable[[Any], Any] | None = None, in_place: Callable[..., bool] = lambda *_: False
+) -> Any:
     """Return the optimizer, not built yet, such that its `stateless_apply` works.
 
-    Its TensorFlow part disables that, for tf.distribute's own variables, and gives way to the common one. `place(variable)` is
+    Its TensorFlow part disables that, for tf.distribute's own variables, and gives way to the common one. If
+    `in_place(optimizer, gradient, variable, learning_rate)` returns True, it has updated the variable. `place(variable)` is
     a context to update each in; what else is done for each variable, such as weight decay, is then on the device of the
     variable's value. `global_clipnorm` takes the length of each gradient on its device, and allocates nothing of its size.
     `references` map the id of a variable that is made for a weight, such as a velocity, to the weight.
@@ -155,7 +158,8 @@ def make_stateless(optimizer: Any, place: Callable[[Any], Any] | None = None) ->
     def update(self: Any, gradients: Sequence[Any], variables: Sequence[Any], learning_rate: Any) -> None:
         for gradient, variable in zip(gradients, variables, strict=True):
             with place(variable) if place else contextlib.nullcontext():
-                self.update_step(gradient, variable, learning_rate)
+                if not in_place(self, gradient, variable, learning_rate):
+                    self.update_step(gradient, variable, learning_rate)
 
     def apply(self: Any, gradients: Sequence[Any], variables: Any = None) -> None:
         with import_tensorflow().compat.v1.device(_by_largest_input) if place else contextlib.nullcontext():
@@ -201,10 +205,47 @@ def make_stateless(optimizer: Any, place: Callable[[Any], Any] | None = None) ->
     common = type("Stateless", (keras.optimizers.Optimizer,), methods)
     optimizer.__class__ = type(kind.__name__, (kind, common), {})
     for inner in inner_optimizers(optimizer):
-        make_stateless(inner, place)
+        make_stateless(inner, place, in_place)
     if choose := getattr(optimizer, "_optimizer_map", None):  # of a MultiOptimizer, which may make one for each variable
-        optimizer._optimizer_map = lambda variable: make_stateless(choose(variable), place)
+        optimizer._optimizer_map = lambda variable: make_stateless(choose(variable), place, in_place)
     return optimizer
+
+
+def update_kernel(optimizer: Any, variable: Any) -> tuple[list[Any], Callable[..., Any]] | None:
+    """Return what an optimizer's step changes for a weight, and TensorFlow's kernel for it; None if there is none.
+
+    The function takes the handles of the changed variables, the gradient and the learning rate. The kernels compute what
+    `update_step` of Keras does, in one pass.
+    """
+    import keras
+
+    tf = import_tensorflow()
+    own, raw, kind = keras.optimizers, tf.raw_ops, type(optimizer).__mro__[1]  # without the class of `make_stateless`
+    at = optimizer._get_variable_index(variable)
+    if kind is own.SGD and not optimizer.momentum:
+        return [variable], lambda weight, gradient, rate: raw.ResourceApplyGradientDescent(
+            var=weight, alpha=rate, delta=gradient
+        )
+    if kind is own.SGD:
+        return [variable, optimizer.momentums[at]], lambda weight, velocity, gradient, rate: raw.ResourceApplyKerasMomentum(
+            var=weight,
+            accum=velocity,
+            lr=rate,
+            grad=gradient,
+            momentum=optimizer.momentum,
+            use_nesterov=optimizer.nesterov,
+        )
+    if kind not in (own.Adam, own.AdamW) or optimizer.amsgrad:
+        return None
+
+    def adam(weight: Any, mean: Any, square: Any, gradient: Any, rate: Any) -> Any:
+        step = tf.cast(optimizer.iterations.value + 1, tf.float32)
+        powers = {f"beta{number}_power": tf.pow(beta, step) for number, beta in enumerate(betas, 1)}
+        settings = {"lr": rate, "beta1": betas[0], "beta2": betas[1], "epsilon": optimizer.epsilon}
+        return raw.ResourceApplyAdam(var=weight, m=mean, v=square, grad=gradient, **powers, **settings)
+
+    betas = optimizer.beta_1, optimizer.beta_2
+    return [variable, optimizer._momentums[at], optimizer._velocities[at]], adam
 
 
 def _by_largest_input(operation: Any) -> str:

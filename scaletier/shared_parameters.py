@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from scaletier.functional_model import FunctionalModel
-from scaletier.round_graph import Exchange, LocalResult, State
+from scaletier.functional_model import FunctionalModel, Handle, Variables
+from scaletier.round_graph import Exchange, LocalResult
 from scaletier.runtime import import_tensorflow
 
 tf = import_tensorflow()
@@ -31,8 +30,8 @@ Range = tuple[int, int]
 # The largest value of a slice after scaling; half precision can represent up to 65,504.
 _HALF_MOST = 32_768.0
 _WIRE_BYTES = 2
-# The most elements of a piece, 16 MB, and the pieces of a device that are on their way at a time.
-_MOST_ELEMENTS = 4_000_000
+# A section's pieces, unless they would have fewer elements, 4 MB; and the pieces of a device that are on their way at a time.
+_PIECES, _LEAST_ELEMENTS = 32, 1_000_000
 _IN_FLIGHT = 2
 
 
@@ -51,15 +50,16 @@ class SharedParameters(Exchange):
         self._specs = network.shared
         places = np.cumsum([0, *(spec.size for spec in self._specs)]).tolist()
         self._variable_ranges = list(pairwise(places))
-        sections = list(pairwise(_split_evenly(0, places[-1], len(devices))))
+        sections = list(pairwise(split_evenly(0, places[-1], len(devices))))
         self.bytes_per_round = [2 * _WIRE_BYTES * (end - begin) for begin, end in sections]
         self._pieces, self._averages, self._piece_ranges = list[Any](), list[Any](), list[Range]()
         kinds = [(self._pieces, values), *([(self._averages, averages)] if averages and network.averages else [])]
         flat = [(pieces, [tf.reshape(value, [-1]) for value in arrays]) for pieces, arrays in kinds]
         for device, (begin, end) in zip(devices, sections, strict=True):
-            for piece_range in pairwise(_split_evenly(begin, end, max(1, math.ceil((end - begin) / _MOST_ELEMENTS)))):
+            count = max(1, min(_PIECES, math.ceil((end - begin) / _LEAST_ELEMENTS)))
+            for piece_range in pairwise(split_evenly(begin, end, count)):
                 for pieces, vectors in flat:
-                    slices = _overlap(piece_range, self._variable_ranges, vectors)
+                    slices = overlap(piece_range, self._variable_ranges, vectors)
                     with tf.device(device):
                         pieces.append(tf.Variable(np.concatenate(slices or [np.zeros(0, np.float32)])))
                 self._piece_ranges.append(piece_range)
@@ -67,37 +67,35 @@ class SharedParameters(Exchange):
         self._slice_ranges = [_divide(piece_range, self._variable_ranges) for piece_range in self._piece_ranges]
         with tf.device(devices[0]):
             self._step = tf.Variable(np.int64(step))
-        self._pull_exact = tf.function(lambda: ([piece.read_value() for piece in self._pieces], self.step()), autograph=False)
-        self._pull_exact = self._pull_exact.get_concrete_function()
 
-    # A round passes only its local variables to the next round; the shared parameters are pulled at its beginning.
-    carried = ("local",)
+    def begin(self, held: Variables) -> tuple[Any, Any]:
+        """Pull the parameters; return the global step, and each piece's slices, packed, from which `end` makes the delta."""
+        step = self.step()
+        pieces = self._pull(self._pieces, lambda piece, ranges: _pack(_split(piece, ranges)))
+        slices = [
+            _divide_packed(bits, scales, ranges) for (bits, scales), ranges in zip(pieces, self._slice_ranges, strict=True)
+        ]
+        ready = [step, *(bits for each in slices for bits, _ in each)]
+        with tf.control_dependencies(self._fill(enumerate(held.shared), ready, slices, _expand)):
+            counted = held.step.assign(step)
+        with tf.control_dependencies([counted]):
+            return tf.identity(step), slices
 
-    def begin(self, _position: Any, state: State) -> tuple[Any, State]:
-        """Return the global step, whatever step the caller knows, and the state with freshly pulled parameters."""
-        return self.step(), State(self.pull_fp16(), state.local)
-
-    def end(self, start: State, reached: State, taken: LocalResult) -> tuple[State, Any, Any]:
-        """Push this host's share of the delta from the round's `start` to the state that its steps `reached`.
-
-        The share is 1 / `taken.live`, the number of hosts that train now; `taken` is the round's result. The state after the
-        round has the parameters that were pulled, as the pushed ones are known only to the servers.
-        """
+    def end(self, start: Any, held: Variables, taken: LocalResult) -> tuple[Any, Any]:
+        """Push this host's share of the delta: 1 / `taken.live`, the number of hosts that train now."""
         share = tf.cast(1.0 / tf.cast(taken.live, tf.float64), tf.float32)
-        step = self.push_delta(start.shared, reached.shared, share, taken.steps)
-        return State(start.shared, reached.local), step, taken.results
+        return self.push_delta(start, [one.read_value() for one in held.shared], share, taken.steps), taken.results
 
-    def pull_fp16(self) -> tuple[Any, ...]:
-        """Return all variables in the network's order, rounded to half precision."""
-        slices, pulled = list[Any](), defaultdict[str, list[Any]](list)
-        for piece, ranges in zip(self._pieces, self._slice_ranges, strict=True):
-            with tf.device(piece.device), _in_turn(pulled[piece.device]):
-                packed = _pack(_split(piece.read_value(), ranges))
-            slices += (unpacked := _unpack(*packed, ranges))
-            pulled[piece.device].append(unpacked)
-        all_ranges = [each for ranges in self._slice_ranges for each in ranges]
-        parameters = [_concat(_overlap(variable_range, all_ranges, slices)) for variable_range in self._variable_ranges]
-        return tuple(tf.reshape(value, spec.shape) for value, spec in zip(parameters, self._specs, strict=True))
+    def _pull(self, pieces: Sequence[Any], function: Callable[[Any, Sequence[Range]], Any]) -> list[Any]:
+        """Return the results of a function of each piece and its slices' ranges, which is called where the piece is."""
+        results, pulled = list[Any](), defaultdict[str, list[Any]](list)
+        for piece, ranges in zip(pieces, self._slice_ranges, strict=True):
+            with _in_turn(pulled[piece.device]):
+                with tf.device(piece.device):
+                    result = function(piece.read_value(), ranges)
+                results.append(tf.nest.map_structure(tf.identity, result))
+            pulled[piece.device].append(tf.nest.flatten(results[-1]))
+        return results
 
     def step(self) -> Any:
         """Return the global step."""
@@ -109,7 +107,7 @@ class SharedParameters(Exchange):
         The steps are added first: so a replica that is lost in between leaves no change without its steps.
 
         Args:
-            start: the parameters before the steps.
+            start: the parameters before the steps, as each piece's packed slices.
             reached: the parameters after them.
             share: the factor of the delta, float32.
             steps: the number of steps, int64.
@@ -117,49 +115,79 @@ class SharedParameters(Exchange):
         with tf.device(self._step.device):
             step = self._step.assign_add(steps)
         step = tf.identity(step)  # on the replica: parameter servers do not communicate with each other
-        part = self.network.average_share(steps, step - steps) if self._averages else None
-        flat_start, flat_reached = ([tf.reshape(value, [-1]) for value in values] for values in (start, reached))
+        average_share = self.network.average_share(steps, step - steps) if self._averages else None
+        flat = [tf.reshape(value, [-1]) for value in reached]
         pushed = defaultdict[str, list[Any]](list)
         for at, (piece, piece_range, ranges) in enumerate(
             zip(self._pieces, self._piece_ranges, self._slice_ranges, strict=True)
         ):
             with _in_turn(pushed[piece.device]):
-                before, after = (
-                    _overlap(piece_range, self._variable_ranges, flat) or [tf.zeros([0])] for flat in (flat_start, flat_reached)
-                )
+                before = map(_expand, start[at])
+                after = overlap(piece_range, self._variable_ranges, flat) or [tf.zeros([0])]
                 packed = _pack([(new - old) * share for new, old in zip(after, before, strict=True)])
             with tf.control_dependencies([step]):
                 packed = tuple(map(tf.identity, packed))
             with tf.device(piece.device):
-                added = piece.assign_add(_concat(_unpack(*packed, ranges)), read_value=False)
+                added = piece.assign_add(_concat(list(map(_expand, _divide_packed(*packed, ranges)))), read_value=False)
                 if self._averages:
                     with tf.control_dependencies([added]):
                         average = self._averages[at]
-                        added = average.assign_add(part * (piece.read_value() - average.read_value()), read_value=False)
+                        moved = average_share * (piece.read_value() - average.read_value())
+                        added = average.assign_add(moved, read_value=False)
             pushed[piece.device].append([added])
         return step
 
-    def pull_exact(self) -> tuple[Iterator[npt.NDArray[np.float32]], int]:
-        """Return all parameters in the network's order, without rounding, one at a time, and the global step."""
-        pieces, step = self._pull_exact()
-        return self._variables(pieces), int(step)
+    def pull_exact(self, held: Variables) -> Any:
+        """Give variables all parameters without rounding, and their averages; return the global step, which they have, too."""
+        step = self.step()
+        with tf.control_dependencies(self._fill_exact(enumerate(held.shared), self._pieces, step)):
+            written = [held.step.assign(step)]
+        if self._averages:
+            averages = self.network.averaged(range(len(held.shared)), held.local)
+            with tf.control_dependencies(written):
+                written = self._fill_exact(((at, average) for average, at in averages), self._averages, tf.identity(step))
+        with tf.control_dependencies(written):
+            return tf.identity(step)
 
-    def pull_averages(self) -> list[npt.NDArray[np.float32]]:
-        """Return the averages of all parameters in the network's order, or nothing if there are none."""
-        return list(self._variables([piece.read_value() for piece in self._averages])) if self._averages else []
+    def _fill_exact(self, variables: Iterable[tuple[int, Handle]], pieces: Sequence[Any], step: Any) -> list[Any]:
+        values = self._pull(pieces, lambda piece, _: piece)
+        slices = [_split(*pair) for pair in zip(values, self._slice_ranges, strict=True)]
+        return self._fill(variables, [step, *values], slices)
 
-    def _variables(self, pieces: list[Any]) -> Iterator[npt.NDArray[np.float32]]:
-        """Yield variables from the pieces, one of which is here at a time."""
-        index, piece = -1, np.zeros(0, np.float32)
-        for (begin, end), spec in zip(self._variable_ranges, self._specs, strict=True):
-            value = np.empty(end - begin, np.float32)
-            for at, (first, last) in enumerate(self._piece_ranges):
-                low, high = max(begin, first), min(end, last)
-                if low < high:
-                    if at != index:
-                        index, piece, pieces[at] = at, pieces[at].numpy(), None
-                    value[low - begin : high - begin] = piece[low - first : high - first]
-            yield value.reshape(spec.shape)
+    def _fill(
+        self,
+        variables: Iterable[tuple[int, Handle]],
+        ready: Sequence[Any],
+        slices: Sequence[Sequence[Any]],
+        expand: Callable[[Any], Any] = lambda one: one,
+    ) -> list[Any]:
+        """Assign each piece's slices to variables, by their places; see `fill`."""
+        chosen = [(variable, self._variable_ranges[place]) for place, variable in variables]
+        ranges, parts = ([one for each in kind for one in each] for kind in (self._slice_ranges, slices))
+        return fill(chosen, ready, ranges, parts, expand)
+
+
+def fill(
+    variables: Sequence[tuple[Handle, Range]],
+    ready: Sequence[Any],
+    ranges: Sequence[Range],
+    parts: Sequence[Any],
+    expand: Callable[[Any], Any] = lambda one: one,
+) -> list[Any]:
+    """Assign parts of the flat vector to variables, once tensors are `ready`; return the operations.
+
+    The old values are freed first, so that both are not there at a time. A part is expanded when it is needed.
+    """
+    with tf.control_dependencies(ready):
+        freed = [variable.free() for variable, _ in variables]
+    written = list[Any]()
+    for variable, variable_range in variables:
+        with tf.control_dependencies(freed), _in_turn([[one] for one in written]):
+            value = _concat(list(map(expand, overlap(variable_range, ranges, parts))))
+            # TensorFlow's optimizer drops a reshape to the same shape, or a bitcast back, and with it the order.
+            shaped = value if len(variable.spec.shape) == 1 else tf.reshape(value, variable.spec.shape)
+            written.append(variable.assign(shaped))
+    return written
 
 
 def _in_turn(ends: Sequence[Sequence[Any]]) -> Any:
@@ -170,7 +198,7 @@ def _in_turn(ends: Sequence[Sequence[Any]]) -> Any:
     return tf.control_dependencies(ends[-_IN_FLIGHT] if len(ends) >= _IN_FLIGHT else [])
 
 
-def _split_evenly(begin: int, end: int, count: int) -> list[int]:
+def split_evenly(begin: int, end: int, count: int) -> list[int]:
     """Return the `count` + 1 places that divide a range evenly."""
     return np.linspace(begin, end, count + 1).astype(int).tolist()  # type: ignore[no-any-return]
 
@@ -181,7 +209,7 @@ def _divide(piece_range: Range, variable_ranges: Sequence[Range]) -> list[Range]
     return [(begin, end) for begin, end in ranges if begin < end] or [piece_range]
 
 
-def _overlap(wanted: Range, ranges: Sequence[Range], vectors: Sequence[Any]) -> list[Any]:
+def overlap(wanted: Range, ranges: Sequence[Range], vectors: Sequence[Any]) -> list[Any]:
     """Return what vectors with these ranges have within the wanted range, in order: slices, or whole vectors."""
     slices = []
     for (begin, end), vector in zip(ranges, vectors, strict=True):
@@ -216,10 +244,14 @@ def _pack(slices: Sequence[Any]) -> tuple[Any, Any]:
     ), scales
 
 
-def _unpack(bits: Any, scales: Any, ranges: Sequence[Range]) -> list[Any]:
-    """Return the float32 slices of what `_pack` returned; only the lengths of the ranges matter."""
-    halves = [tf.bitcast(each, tf.float16) for each in _split(bits, ranges)]
-    return [tf.cast(each, tf.float32) * scale for each, scale in _zip_scales(halves, scales)]
+def _divide_packed(bits: Any, scales: Any, ranges: Sequence[Range]) -> list[tuple[Any, Any]]:
+    """Return each slice of what `_pack` returned, in half precision, and its scale; only the lengths of the ranges matter."""
+    return list(_zip_scales([tf.bitcast(each, tf.float16) for each in _split(bits, ranges)], scales))
+
+
+def _expand(packed: tuple[Any, Any]) -> Any:
+    """Return a slice in float32."""
+    return tf.cast(packed[0], tf.float32) * packed[1]
 
 
 def _zip_scales(slices: Sequence[Any], scales: Any) -> Iterator[tuple[Any, Any]]:

@@ -11,14 +11,19 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
+
+import numpy as np
 
 from scaletier.checkpoint import CheckpointReader, LocalCopy
 from scaletier.flags import Flags
+from scaletier.functional_model import FunctionalModel, Variables
 from scaletier.job import Job, JobError
 from scaletier.loop import Progress, ReplicaLoop, Round, train
-from scaletier.round_graph import LocalResult, State, VariableExchange, initial_local, make_round, run_round
+from scaletier.round_graph import Exchange, LocalResult, initial_local, make_round, make_variables, run_round
 from scaletier.runtime import BEGUN, import_tensorflow, quiet_stderr, say
+from scaletier.shared_parameters import fill, overlap, split_evenly
 from scaletier.sync_period import SYNCHRONOUS, SyncPeriod
 from scaletier.tf_config import Cluster
 from scaletier.training import Training, cluster_resolver
@@ -28,28 +33,39 @@ tf = import_tensorflow()
 # Elements of the last sums for each host: enough for TensorFlow to divide them into aligned parts. Every host first receives
 # one of these parts, so that it detects a lost host at once, and not after ten seconds without heartbeats.
 _SUM_ELEMENTS = 64
+# The most numbers of a message, 16 MB: a host has those of one message beside its own.
+_MOST_ELEMENTS = 4_000_000
 
 
-class AllReduce(VariableExchange):
-    """The mean of the deltas of all replicas; `add` sums a value of each."""
+class AllReduce(Exchange):
+    """The mean of the parameters of all replicas, which began the round with the same; `add` sums a value of each."""
 
-    def __init__(self, copy: LocalCopy, local: Sequence[Any], count: int, add: Callable[[Any], Any]) -> None:
-        super().__init__(copy, local, count)
-        self.add = add
+    def __init__(self, network: FunctionalModel, count: int, add: Callable[[Any], Any]) -> None:
+        super().__init__(network)
+        self.count, self.add = count, add
 
-    def end(self, start: State, reached: State, taken: LocalResult) -> tuple[State, Any, Any]:
-        """Move the variables by the mean of all deltas; the results are means, too.
+    def end(self, _start: Any, held: Variables, taken: LocalResult) -> tuple[Any, Any]:
+        """Give the variables the mean of all replicas', once all of it is there; the results are means, too.
 
         Only the sum is the strategy's. Within its `run` Keras divides each loss by the number of replicas, for sums of
         gradients; here each replica takes its own steps.
         """
-        delta = [tf.reshape(after - before, [-1]) for after, before in zip(reached.shared, start.shared, strict=True)]
-        # One message for all: the results are its last numbers.
-        mean = self.add(tf.concat([*delta, taken.results], 0)) / float(self.count)
-        *changes, means = tf.split(mean, [*(one.shape[0] for one in delta), taken.results.shape[0]])
-        moved = [before + tf.reshape(one, before.shape) for before, one in zip(start.shared, changes, strict=True)]
-        local = self.network.average(moved, reached.local, taken.steps * self.count, taken.position)
-        return super().end(start, State(tuple(moved), tuple(local)), taken._replace(results=means))
+        ends = np.cumsum([0, *(spec.size for spec in self.network.shared)]).tolist()
+        ranges, flat = list(pairwise(ends)), [tf.reshape(one.read_value(), [-1]) for one in held.shared]
+        # One message for all if they are few; the results are the last numbers.
+        pieces = list(pairwise(split_evenly(0, ends[-1], math.ceil(ends[-1] / _MOST_ELEMENTS))))
+        means, results = list[Any](), taken.results
+        for piece in pieces:
+            with tf.control_dependencies(means[-1:]):
+                values = overlap(piece, ranges, flat) + [results] * (piece is pieces[-1])
+                means.append(self.add(tf.concat(values, 0)) / float(self.count))
+        means[-1], results = tf.split(means[-1], [pieces[-1][1] - pieces[-1][0], results.shape[0]])
+        written = fill(list(zip(held.shared, ranges, strict=True)), means, pieces, means)
+        with tf.control_dependencies(written):
+            written = self.average(held, taken.steps * self.count, taken.position)
+            counted = held.step.assign(taken.position + taken.steps * self.count)
+        with tf.control_dependencies([*written, counted]):
+            return held.step.read_value(), results
 
 
 class Synchronous(Training):
@@ -69,21 +85,22 @@ class Synchronous(Training):
     def begin(self, step: int) -> Progress:
         """Give every replica the chief's variables: those of the optimizer too, if the job resumes from a checkpoint."""
         copy, count = self.copy, len(self.devices)
-        self.owns = [*copy.local, *(tf.Variable(one) for _ in range(count - 1) for one in copy.local)]
         give = tf.function(self._give, autograph=False)
         give([copy.step, self.position.begin])
         step = int(copy.step)
         give([*copy.shared, *(copy.local if step else copy.fixed)])
         copy.fix()
-        values = initial_local(self.network, copy.local, self.index, self.count, count, step)
-        for variable, value in zip(self.owns, values, strict=True):
+        first, *others = initial_local(self.network, copy.local, self.index, self.count, count, step)
+        for variable, value in zip(copy.local, first, strict=True):
             variable.assign(value)
+        devices = zip(self.devices[1:], others, strict=True)
+        self.variables: list[Any] = [copy, *(make_variables(self.network, values, device) for device, values in devices)]
         self.end_epoch = tf.function(self._take_rates, autograph=False)
         if self.job.callbacks:
             self.end_epoch(tf.constant(0.0))
         self.meet = tf.function(lambda: self.add(tf.ones([_SUM_ELEMENTS * self.count])), autograph=False)
         self.iterator = iter(self.source.training(self.index, self.count, step - int(self.position.begin)))
-        exchange = AllReduce(copy, self.owns, self.count, self.add)
+        exchange = AllReduce(self.network, self.count, self.add)
         self.graph = make_round(self.network, exchange, self.iterator, self.devices)
         self.every = self.flags.eval_steps or self.flags.max_steps
         self.epoch = step // self.every
@@ -94,11 +111,11 @@ class Synchronous(Training):
         period = SyncPeriod(self.flags.sync_period or SYNCHRONOUS, True)
         emits, devices = {self.name: say}, len(self.devices) * self.count
         replica = ReplicaLoop(self.name, self._take, period, self.flags.log_interval, emits, True, devices, period.steps)
-        return train(replica, State(), self.progress)
+        return train(replica, self.progress)
 
-    def _take(self, state: State, steps: int, position: int, _live: int) -> tuple[State, Round]:
+    def _take(self, steps: int, _live: int) -> Round:
         steps = math.ceil(steps / self.count)
-        return run_round(self.network, self.graph, self.iterator, state, steps, position, self.count)
+        return run_round(self.network, self.graph, self.iterator, self.variables, steps, self.count)
 
     def ended(self, taken: Round) -> bool:
         """At the end of an epoch, give every replica what the chief's callbacks have set."""
@@ -137,9 +154,9 @@ class Synchronous(Training):
         """Give every replica the learning rates that the chief's callbacks have set, and the chief's `stopped`, a number."""
         for at, spec in enumerate(self.network.local):
             if spec in self.network.reset_on_start:
-                rate = self._from_chief(self.owns[at].read_value())
-                for variable in self.owns[at :: len(self.network.local)]:
-                    variable.assign(rate, read_value=False)
+                rate = self._from_chief(self.copy.local[at].read_value())
+                for variables in self.variables:
+                    variables.local[at].assign(rate, read_value=False)
         return self._from_chief(stopped)
 
     def _from_chief(self, value: Any) -> Any:

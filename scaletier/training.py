@@ -8,7 +8,11 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from scaletier import checkpoint
 from scaletier.data import BatchSource, DataError, evaluation
@@ -82,7 +86,7 @@ class Training(abc.ABC):
 
     def make_copy(self, reader: checkpoint.CheckpointReader | None) -> checkpoint.LocalCopy:
         """Create the variables with their initial values, or those of a checkpoint."""
-        return checkpoint.LocalCopy(self.network, reader)
+        return checkpoint.LocalCopy(self.network, reader, self.devices[0])
 
     @abc.abstractmethod
     def begin(self, step: int) -> Progress:
@@ -129,9 +133,6 @@ class Training(abc.ABC):
         """Save the values of this host after another host is lost."""
         if self.chief:
             self.chief.rescue()
-
-    def adopt(self) -> None:  # noqa: B027 - most train the copy itself
-        """Continue from the values of the copy, which an evaluation and callbacks may have changed."""
 
     def scalars(self) -> dict[str, float]:
         """Return further numbers for the summaries."""
@@ -236,19 +237,23 @@ class ChiefTasks:
         if self._callbacks:
             before = self._sums()
             self._callbacks.end_epoch(step, evaluate if self._evaluate else None)
-            if changed := [name for name, value in self._sums().items() if value != before[name]]:
+            sums = self._sums()
+            if changed := [name for name in sums if not np.array_equal(sums[name], before[name], equal_nan=True)]:
                 line = f"a callback has set {changed[0]} at the end of an epoch, which the other replicas do not take. Valid:"
                 raise JobError(f"{line} the learning rate, self.model.stop_training, weights in on_train_end")
-            self._training.adopt()
         else:
             evaluate()
         return step
 
-    def _sums(self) -> dict[str, float]:
-        """Return a sum of each variable that callbacks may not set because there are other replicas."""
-        pairs = self._copy.pairs() if self._network.replicas > 1 else ()
-        chosen = [(spec, one) for spec, one in pairs if spec in self._network.shared or spec in self._network.fixed]
-        return {spec.name: float(tf.reduce_sum(tf.abs(tf.cast(one, tf.float64)))) for spec, one in chosen}
+    def _sums(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the sums of rows of each variable that callbacks may not set because there are other replicas."""
+        network, sums = self._network, dict[str, npt.NDArray[Any]]()
+        pairs = zip(network.shared, self._copy.shared, strict=True), zip(network.fixed, self._copy.fixed, strict=True)
+        for spec, variable in chain(*pairs) if network.replicas > 1 else ():
+            value = variable.read_value()
+            numbers = value if value.dtype.is_floating else tf.cast(value, tf.float32)
+            sums[spec.name] = tf.reduce_sum(numbers, -1 if spec.shape else None).numpy()
+        return sums
 
     @property
     def stopped(self) -> bool:

@@ -57,7 +57,8 @@ def main() -> int:
     curve = []
     for step, path in paths_by_step:
         if plain:
-            copy.assign(values(path), copy.local, step)
+            for variable, value in zip(copy.shared, values(path), strict=True):
+                variable.assign(value)
         else:
             copy.restore(checkpoint.CheckpointReader(str(path.with_suffix("")), network))
             copy.average()

@@ -18,7 +18,7 @@ from scaletier.checkpoint import LocalCopy
 from scaletier.evaluation import make_evaluate
 from scaletier.functional_model import FunctionalModel
 from scaletier.job import Job, JobError
-from scaletier.round_graph import State, make_round, run_round
+from scaletier.round_graph import make_round, run_round
 from scaletier.runtime import import_tensorflow
 
 tf = import_tensorflow()
@@ -740,14 +740,10 @@ def test_a_model_trains_like_fit_or_is_refused_in_one_line(name: str) -> None:
         assert "\n" not in str(error.value)
         return
     network = FunctionalModel(job, data.element_spec, 0, evaluated=dataset(row).element_spec)
-    initial_state, iterator = State.initial(network), iter(data)
+    copy, iterator = LocalCopy(network), iter(data)
     run = make_round(network, None, iterator, ("/device:CPU:0",), [tf.Variable(value) for value in network.initial_metrics()])
-    state, rounds = initial_state, list[Any]()
-    for step in range(steps):
-        state, round_ = run_round(network, run, iterator, state, 1, step, 1)
-        rounds.append(round_)
-    copy = LocalCopy(network)
-    copy.assign(*state, steps)
+    rounds = [run_round(network, run, iterator, [copy], 1, 1) for _ in range(steps)]
+    assert int(copy.step) == steps
     copy.average()
     evaluation = make_evaluate(network, copy, dataset(row), None)(lambda: False)
     assert evaluation

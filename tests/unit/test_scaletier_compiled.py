@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scaletier.checkpoint import LocalCopy
 from scaletier.functional_model import Batch, FunctionalModel
 from scaletier.job import Job, JobError
-from scaletier.round_graph import State
 from scaletier.runtime import import_tensorflow
 
 tf = import_tensorflow()
@@ -51,8 +51,8 @@ def evaluate_with_both(make: Callable[[], Any], *batch: Any) -> tuple[dict[str, 
     """Return the loss and metrics of a batch, by this library and by Keras."""
     element = Batch.of(next(iter(tf.data.Dataset.from_tensors(batch))))
     network = FunctionalModel(Job(model=make, data=None), tf.data.Dataset.from_tensors(batch).element_spec, 0)
-    state = State.initial(network)
-    loss, _, _, results = network.test(*state, network.initial_test(*state), element)
+    state = LocalCopy(network)
+    loss, _, _, results = state.test(state.initial_test(), element)
     metrics = {"loss": loss, **dict(zip(network.metric_names, results, strict=True))}
     keras.utils.clear_session(free_memory=False)
     model = make()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -12,10 +13,10 @@ import pytest
 
 from scaletier.asynchronous import Asynchronous
 from scaletier.checkpoint import LocalCopy
-from scaletier.functional_model import FunctionalModel
+from scaletier.functional_model import FunctionalModel, VariableSpec
 from scaletier.job import Job
 from scaletier.loop import Progress
-from scaletier.round_graph import State, make_round
+from scaletier.round_graph import LocalResult, handle_specs, make_round, named_handles, run_round
 from scaletier.runtime import import_tensorflow
 from scaletier.shared_parameters import SharedParameters
 from scaletier.synchronous import AllReduce
@@ -51,29 +52,38 @@ def operations(graph: Any, kind: str = "Assign") -> dict[int, Any]:
     }
 
 
+def packed_specs(parameters: SharedParameters) -> list[Any]:
+    """Return the specs of what a round begins with."""
+    return [
+        [(tf.TensorSpec([end - begin], tf.float16), tf.TensorSpec([])) for begin, end in ranges]
+        for ranges in parameters._slice_ranges
+    ]
+
+
+def push_graph(parameters: SharedParameters, size: int) -> Any:
+    """Return the graph of a push of steps on one variable."""
+    steps = tf.constant(4, tf.int64)
+    push = tf.function(lambda start, reached: parameters.push_delta(start, reached, 0.5, steps), autograph=False)
+    return push.get_concrete_function(packed_specs(parameters), [tf.TensorSpec([size])]).graph
+
+
 def test_steps_are_counted_before_their_delta_is_added() -> None:
-    specs = [SimpleNamespace(size=6, shape=(6,))]
-    parameters = SharedParameters(SimpleNamespace(shared=specs), DEVICES * 3, [np.zeros(6, np.float32)], 7)  # type: ignore[arg-type]
-    ends = [tf.TensorSpec([6])], [tf.TensorSpec([6])]
-    add = tf.function(
-        lambda start, reached: parameters.push_delta(start, reached, 0.5, tf.constant(4, tf.int64)), autograph=False
-    )
-    assigns = operations(add.get_concrete_function(*ends).graph)
+    network: Any = SimpleNamespace(shared=[VariableSpec("a", (6,), "float32", None)])
+    parameters = SharedParameters(network, DEVICES * 3, [np.zeros(6, np.float32)], 7)
+    assigns = operations(push_graph(parameters, 6))
     count = assigns[id(parameters._step.handle)]
     assert len(parameters._pieces) == 3
     assert all(count in predecessors(assigns[id(piece.handle)]) for piece in parameters._pieces)
 
 
 def test_two_pieces_of_a_device_are_on_their_way_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scaletier.shared_parameters._MOST_ELEMENTS", 2)
-    specs = [SimpleNamespace(size=8, shape=(8,))]
-    parameters = SharedParameters(SimpleNamespace(shared=specs), DEVICES, [np.zeros(8, np.float32)], 7)  # type: ignore[arg-type]
-    vector, one = [tf.TensorSpec([8])], tf.constant(1, tf.int64)
-    push = tf.function(lambda start, reached: parameters.push_delta(start, reached, 0.5, one), autograph=False)
-    pull = tf.function(parameters.pull_fp16, autograph=False)
+    monkeypatch.setattr("scaletier.shared_parameters._LEAST_ELEMENTS", 2)
+    network: Any = SimpleNamespace(shared=[VariableSpec("a", (8,), "float32", None)], local=[])
+    parameters = SharedParameters(network, DEVICES, [np.zeros(8, np.float32)], 7)
+    pull = tf.function(lambda handles: parameters.begin(named_handles(network, handles))[0], autograph=False)
     for graph, kind in (
-        (push.get_concrete_function(vector, vector).graph, "Assign"),
-        (pull.get_concrete_function().graph, "Read"),
+        (push_graph(parameters, 8), "Assign"),
+        (pull.get_concrete_function(handle_specs(network)).graph, "Read"),
     ):
         accesses = [operations(graph, kind)[id(piece.handle)] for piece in parameters._pieces]
         assert len(accesses) == 4
@@ -83,45 +93,74 @@ def test_two_pieces_of_a_device_are_on_their_way_at_a_time(monkeypatch: pytest.M
             assert accesses[later - 1] not in waits_for
 
 
-def test_a_synchronous_round_without_a_mean_assigns_nothing() -> None:
-    data = job()
-    network = FunctionalModel(data, data.data.element_spec, 0)
-    copy = LocalCopy(network)
-    exchange = AllReduce(copy, copy.local, 2, lambda value: tf.identity(value, name="all_reduce"))
-    graph = make_round(network, exchange, iter(data.data), DEVICES).graph
-    mean, assigns = graph.get_operation_by_name("all_reduce"), operations(graph)
-    assert len(assigns) == len([*copy.shared, *copy.local, copy.step])
-    assert all(mean in predecessors(one) for one in assigns.values())
+def test_variables_get_parameters_once_all_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server or a replica that is lost before leaves the values of the steps before."""
+    monkeypatch.setattr("scaletier.shared_parameters._LEAST_ELEMENTS", 2)
+    monkeypatch.setattr("scaletier.synchronous._MOST_ELEMENTS", 2)
+    specs = [VariableSpec(name, (4,), "float32", None) for name in "ab"]
+    network: Any = SimpleNamespace(shared=specs, local=[], replicas=1, averaged=lambda *_: [])
+    parameters = SharedParameters(network, DEVICES, [np.zeros(4, np.float32)] * 2, 7)
+    reduce = AllReduce(network, 2, lambda value: tf.identity(value, name="all_reduce"))
+    taken = LocalResult(*(tf.constant(4, tf.int64) for _ in range(3)), tf.zeros([2]))
+    for function in (
+        lambda held: parameters.begin(held)[0],
+        parameters.pull_exact,
+        lambda held: reduce.end(None, held, taken)[0],
+    ):
+        build = tf.function(lambda handles, build=function: build(named_handles(network, handles)), autograph=False)
+        graph = build.get_concrete_function(handle_specs(network)).graph
+        others = {internal.op for _, internal in graph.captures}
+        sources = {
+            one
+            for one in graph.get_operations()
+            if one.name.startswith("all_reduce") or (one.type == "ReadVariableOp" and one.inputs[0].op in others)
+        }
+        writes = [one for one in graph.get_operations() if one.type == "AssignVariableOp"]
+        assert (len(sources) >= 4, len(writes)) == (True, 5)
+        assert all(sources <= predecessors(one) for one in writes)
+
+
+def test_a_failed_round_leaves_the_weights_of_the_steps_that_it_counts() -> None:
+    """The third batch of the second round is damaged."""
+    ones = tf.ones([6, 2, 1])
+    numbers = tf.data.Dataset.range(6).map(lambda at: tf.debugging.check_numerics(tf.where(at == 5, np.nan, 1.0), "damaged"))
+    data = tf.data.Dataset.zip((tf.data.Dataset.from_tensor_slices(ones), numbers.map(lambda one: tf.fill([2, 1], one))))
+    spec = replace(job(), data=data)
+    network = FunctionalModel(spec, data.element_spec, 0)
+    copies = [LocalCopy(network), LocalCopy(network)]
+    for copy, rounds in zip(copies, ((3, 4), (3, 2)), strict=True):
+        iterator = iter(data)
+        graph = make_round(network, None, iterator, DEVICES)
+        run_round(network, graph, iterator, [copy], rounds[0], 1)
+        with pytest.raises(tf.errors.InvalidArgumentError) if rounds[1] == 4 else nullcontext():
+            run_round(network, graph, iterator, [copy], rounds[1], 1)
+        assert int(copy.step) == 5
+    for failed, whole in zip(copies[0].variables.values(), copies[1].variables.values(), strict=True):
+        np.testing.assert_array_equal(failed, whole)
 
 
 def test_a_rescued_checkpoint_has_the_step_of_its_weights() -> None:
     strategy, data = Asynchronous.__new__(Asynchronous), job()
-    strategy.job = data
+    strategy.job, strategy.devices, strategy.workers = data, DEVICES, 1
     strategy.network = network = FunctionalModel(data, data.data.element_spec, 0, 2)
-    initial_state = State.initial(network)
-    strategy.servers = parameters = SharedParameters(
-        network, DEVICES, [np.asarray(value) for value in initial_state.shared], 10
-    )
     strategy.copy = copy = LocalCopy(network)
+    strategy.servers = parameters = SharedParameters(network, DEVICES, copy.shared, 10)
     strategy.count, strategy.chief = 2, MagicMock()
+    strategy.finite = tf.function(strategy._all_finite, autograph=False)
     strategy.flags = SimpleNamespace(sync_period=4, max_steps=100, eval_steps=None, log_interval=1.0)
     iterator = iter(data.data)
     strategy.graphs = {DEVICES: make_round(network, parameters, iterator, DEVICES)}
     strategy.progress = Progress(10, 100, 2)
-    replica = strategy._replica("master/0", iterator, DEVICES, print)
-    state, _ = replica.take(State((), initial_state.local), 4, 0, 2)
-    pulled = [np.asarray(value) for value in parameters.pull_fp16()]
-    parameters.push_delta(
-        [tf.zeros(one.shape) for one in pulled], [tf.ones(one.shape) for one in pulled], 1.0, tf.constant(5, tf.int64)
-    )
-    strategy.progress.step = 19
-    replica.take(state, 4, 0, 2)
-    strategy.progress.step = 50
+    replica = strategy._replica("master/0", iterator, DEVICES, print, [copy])
+    replica.take(4, 2)
+    parameters._step.assign_add(5)  # another replica's
+    replica.take(4, 2)
     strategy.rescue()
     strategy.chief.rescue.assert_called_once_with()
-    assert int(copy.step) == 19
-    for variable, value in zip(copy.shared, pulled, strict=True):
-        np.testing.assert_allclose(variable, value + 1, atol=2e-3)
+    assert int(copy.step) == 10 + 4 + 5 + 4
+    copy.shared[0].assign([[np.nan]])
+    strategy.rescue()
+    strategy.chief.rescue.assert_called_once_with()
 
 
 def test_a_checkpoint_has_the_servers_averages_also_after_a_server_is_lost() -> None:
@@ -129,16 +168,14 @@ def test_a_checkpoint_has_the_servers_averages_also_after_a_server_is_lost() -> 
     strategy = Asynchronous.__new__(Asynchronous)
     strategy.job, strategy.devices, strategy.finite = data, DEVICES, lambda: True
     strategy.network = network = FunctionalModel(data, data.data.element_spec, 0, 2)
-    state = State.initial(network)
-    values = [np.asarray(value) for value in state.shared]
+    strategy.copy, strategy.chief = LocalCopy(network), MagicMock()
+    values = [variable.numpy() for variable in strategy.copy.shared]
     strategy.servers = parameters = SharedParameters(network, DEVICES, values, 100, [value + 1 for value in values])
-    strategy.copy, strategy.state, strategy.chief = LocalCopy(network), state, MagicMock()
-    moved = [value + 8 for value in values]
-    parameters.push_delta(values, moved, 1.0, tf.constant(2, tf.int64))
-    assert strategy.refresh() == 102
-    strategy.state_step = 103
+    strategy.trace_pull(parameters)
+    for piece in parameters._pieces:
+        piece.assign_add(tf.fill(piece.shape, 8.0))
+    assert strategy.refresh() == 100
     strategy.rescue()
-    assert int(strategy.copy.step) == 103
     for average, variable, value in zip(strategy.copy.averages, strategy.copy.shared, values, strict=True):
-        np.testing.assert_allclose(average, value + 4.5, rtol=1e-3)
-        np.testing.assert_allclose(variable, value)
+        np.testing.assert_allclose(average, value + 1, rtol=1e-6)
+        np.testing.assert_allclose(variable, value + 8, rtol=1e-6)

@@ -18,11 +18,11 @@ from waiting import limit
 
 import scaletier
 from scaletier.callbacks import Callbacks
+from scaletier.checkpoint import LocalCopy
 from scaletier.fit import _in_order
 from scaletier.flags import flags_of
 from scaletier.functional_model import FunctionalModel
 from scaletier.job import Job, JobError
-from scaletier.round_graph import State
 from scaletier.runtime import import_tensorflow
 from scaletier.training import ChiefTasks
 
@@ -192,7 +192,7 @@ def test_the_replicas_continue_before_an_evaluation_unless_it_goes_by_steps(argu
     callbacks.add = callbacks.end_epoch = order.end_epoch  # type: ignore[method-assign]
     chief._callbacks, chief._flags, chief._evaluate = callbacks, flags, None
     progress = SimpleNamespace(release=order.release)
-    chief._training = SimpleNamespace(refresh=order.refresh, progress=progress, adopt=lambda: None)
+    chief._training = SimpleNamespace(refresh=order.refresh, progress=progress)
     chief._network = SimpleNamespace(replicas=1)
     order.refresh.return_value = 5
     assert chief._evaluate_now() == 5
@@ -252,7 +252,8 @@ def test_the_model_has_the_trained_optimizer_also_with_a_rate_by_replicas(replic
 
     data = tf.data.Dataset.from_tensors((tf.zeros([4, 3]), tf.zeros([4, 1])))
     network = FunctionalModel(Job(model, data, optimizer=optimizer), data.element_spec, 0, replicas)
-    shared, local = ([tf.Variable(value) for value in values] for values in State.initial(network))
+    copy = LocalCopy(network)
+    shared, local = copy.shared, copy.local
     local[-1].assign_add(tf.ones_like(local[-1]))
     network.attach(shared, local)
     trained_optimizer = network.model.optimizer

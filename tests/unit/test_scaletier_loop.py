@@ -133,38 +133,38 @@ def replica(name: str, take: Any, emit: Any = lambda line: None, seconds: float 
 
 
 def test_a_round_reserves_steps_and_frees_them_if_its_host_is_lost() -> None:
-    calls = list[tuple[int, int, int]]()
+    calls = list[tuple[int, int]]()
 
-    def take(state: Any, steps: int, position: int, live: int) -> tuple[Any, Round]:
-        calls.append((state, steps, position))
+    def take(steps: int, live: int) -> Round:
+        calls.append((steps, progress.step))
         if len(calls) == 2:
             raise ConnectionError
-        return state + 1, Round(steps, position + steps, 1.0)
+        return Round(steps, progress.step + steps, 1.0)
 
     progress = Progress(91, 100)
-    rounds = train(replica("master/0", take), 0, progress)
+    rounds = train(replica("master/0", take), progress)
     assert next(rounds)
     with pytest.raises(ConnectionError):
         next(rounds)
     assert progress.training == set()
-    assert len(list(train(replica("master/0", take), 1, progress))) == 2
-    assert calls == [(0, 1, 91), (1, 8, 92), (1, 1, 92), (2, 7, 93)]
+    assert len(list(train(replica("master/0", take), progress))) == 2
+    assert calls == [(1, 91), (8, 92), (1, 92), (7, 93)]
 
 
 def test_a_replica_starts_with_a_single_step_and_continues_with_its_period() -> None:
-    calls, lines = list[tuple[Any, int, int]](), list[str]()
+    calls, lines = list[tuple[int, int]](), list[str]()
     progress = Progress(0, 40, 2)
 
-    def take(state: Any, steps: int, position: int, live: int) -> tuple[Any, Round]:
-        calls.append((state, steps, live))
-        return state + 1, Round(steps, position + steps, 0.5, {"mae": 0.25}, local_loss=0.75)
+    def take(steps: int, live: int) -> Round:
+        calls.append((steps, live))
+        return Round(steps, progress.step + steps, 0.5, {"mae": 0.25}, local_loss=0.75)
 
     progress.training.add("master/0")
-    rounds = train(replica("worker/0", take, lines.append, 1e9), 0, progress)
+    rounds = train(replica("worker/0", take, lines.append, 1e9), progress)
     assert [next(rounds).steps, next(rounds).steps] == [1, 8]
     progress.training.discard("master/0")
     assert next(rounds).steps == 8
-    assert calls == [(0, 1, 2), (1, 8, 2), (2, 8, 1)]
+    assert calls == [(1, 2), (8, 2), (8, 1)]
     assert progress.rounds == 3
     assert len(lines) == 1
     assert lines[0].startswith("Train [worker/0], step 1: loss: 0.750, mae: 0.250 (")
@@ -182,8 +182,8 @@ def test_a_replica_that_does_not_print_its_line_does_not_count_as_live() -> None
         now += 1000.0
         live.append(progress.live)
 
-    worker = replica("worker/0", lambda state, steps, position, live: (state, Round(steps, steps, 1.0)), emit)
-    rounds = train(worker, None, progress)
+    worker = replica("worker/0", lambda steps, live: Round(steps, steps, 1.0), emit)
+    rounds = train(worker, progress)
     next(rounds)
     assert live == [1]
     assert progress.live == 2
@@ -193,13 +193,13 @@ def test_a_line_covers_the_steps_since_the_previous_line(monkeypatch: pytest.Mon
     now, lines, progress = 0.0, list[str](), Progress(0, 100)
     monkeypatch.setattr("time.monotonic", lambda: now)
 
-    def take(state: Any, steps: int, position: int, live: int) -> tuple[Any, Round]:
+    def take(steps: int, live: int) -> Round:
         nonlocal now
         now += 0.5
-        return state, Round(steps, position + 2 * steps, 1.0, {}, steps)
+        return Round(steps, progress.step + 2 * steps, 1.0, {}, steps)
 
     measured = ReplicaLoop("master/0", take, SyncPeriod.of(None, 2, 10_000), 1.0, {"master/0": lines.append})
-    rounds = train(measured, None, progress)
+    rounds = train(measured, progress)
     for _ in range(4):
         next(rounds)
     rates = [re.search(r"step (\d+): .* \((.*) sec\) (\S+) global steps/s, (\S+) local", line) for line in lines]
@@ -214,9 +214,7 @@ def test_a_line_covers_the_steps_since_the_previous_line(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(("local_loss", "owner"), [(float("nan"), "worker/1"), (1.0, "another replica")])
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
 def test_a_nan_loss_ends_the_rounds(loss: float, local_loss: float, owner: str) -> None:
-    rounds = train(
-        replica("worker/1", lambda state, *_: (state, Round(1, 7, loss, local_loss=local_loss))), None, Progress(0, 20)
-    )
+    rounds = train(replica("worker/1", lambda *_: Round(1, 7, loss, local_loss=local_loss)), Progress(0, 20))
     with pytest.raises(DivergedError, match=rf"^the loss of {owner} is {loss} at step 7; try a lower learning rate$"):
         next(rounds)
 

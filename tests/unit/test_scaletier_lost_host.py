@@ -134,9 +134,8 @@ def test_every_replica_starts_from_the_chief_s_values(step: int, monkeypatch: py
         flags_of(["--max-steps=9"]),
         SimpleNamespace(begin=2),
     )
-    synchronous.network = SimpleNamespace(
-        local=[SimpleNamespace(name=name, variable=SimpleNamespace(path=name)) for name in ("slot", "fixed")], averages={}
-    )
+    local = [SimpleNamespace(name=name, variable=SimpleNamespace(path=name)) for name in ("slot", "fixed")]
+    synchronous.network = SimpleNamespace(shared=[], local=local, averages={})
     synchronous.index, synchronous.count, synchronous.devices = 1, 2, ("/device:CPU:0",) * 2
     synchronous.copy, synchronous.source, calls.source.training.return_value = calls.copy, calls.source, []
     synchronous.copy.shared, synchronous.copy.local, synchronous.copy.fixed, synchronous.copy.step = (
@@ -156,7 +155,7 @@ def test_every_replica_starts_from_the_chief_s_values(step: int, monkeypatch: py
         [step, 2],
         [weight, slot, fixed] if step else [weight, fixed],
     ]
-    assert [float(value) for value in synchronous.owns] == [1.0, 2.0] * 2
+    assert [float(value) for held in synchronous.variables for value in held.local] == [1.0, 2.0] * 2
 
 
 @pytest.mark.parametrize("chief", [True, False])

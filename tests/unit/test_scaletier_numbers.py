@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from scaletier import private
 from scaletier.checkpoint import LocalCopy
 from scaletier.evaluation import make_evaluate
-from scaletier.functional_model import Batch, FunctionalModel, VariableSpec
+from scaletier.functional_model import Batch, FunctionalModel, Variables, VariableSpec
 from scaletier.job import Job, JobError
 from scaletier.loop import Round
-from scaletier.round_graph import State, initial_local, make_round, run_round
+from scaletier.round_graph import handle_specs, initial_local, list_handles, make_round, named_handles, run_round
 from scaletier.runtime import import_tensorflow
-from scaletier.shared_parameters import SharedParameters, _pack, _unpack
+from scaletier.shared_parameters import SharedParameters, _divide_packed, _expand, _pack, overlap
 from scaletier.stages import Stage, forward_backward, partition, units
 from scaletier.synchronous import AllReduce
 
@@ -46,14 +46,22 @@ def dataset(*parts: Any, batch: int = BATCH) -> Any:
 
 def train_round(
     job: Job, steps: int, position: int = 0, replicas: int = 1, devices: Sequence[str] = DEVICES
-) -> tuple[FunctionalModel, State, Round]:
-    """Train `steps` steps in one round from the job's begin."""
+) -> tuple[FunctionalModel, LocalCopy, Round]:
+    """Train `steps` steps in one round from the job's begin; the copy is the first device's."""
+    network, copies, round_ = train_devices(job, steps, position, replicas, devices)
+    return network, copies[0], round_
+
+
+def train_devices(
+    job: Job, steps: int, position: int, replicas: int, devices: Sequence[str]
+) -> tuple[FunctionalModel, list[LocalCopy], Round]:
+    """Train a round, and return the variables of each device."""
     network = FunctionalModel(job, job.data.element_spec, 0, replicas * len(devices))
     iterator = iter(job.data)
     run = make_round(network, None, iterator, devices)
-    initial_state = State.initial(network)
-    state = State(initial_state.shared, initial_state.local * len(devices))
-    return network, *run_round(network, run, iterator, state, steps, position, replicas)
+    copies = [LocalCopy(network) for _ in devices]
+    copies[0].step.assign(position)
+    return network, copies, run_round(network, run, iterator, copies, steps, replicas)
 
 
 def by_name(network: FunctionalModel, values: Sequence[Any]) -> dict[str, Array]:
@@ -95,8 +103,8 @@ def test_local_steps_of_adam_continue_the_previous_round() -> None:
     network = FunctionalModel(job, job.data.element_spec, 0)
     iterator = iter(job.data)
     run = make_round(network, None, iterator, DEVICES)
-    state, first = run_round(network, run, iterator, State.initial(network), 2, 0, 1)
-    state, second = run_round(network, run, iterator, state, 3, 2, 1)
+    state = LocalCopy(network)
+    first, second = (run_round(network, run, iterator, [state], steps, 1) for steps in (2, 3))
     assert (first.global_step, second.global_step) == (2, 5)
     weights = [network.initial(spec).astype(float) for spec in network.shared]
     means, squares = [np.zeros_like(one) for one in weights], [np.zeros_like(one) for one in weights]
@@ -147,9 +155,9 @@ def test_a_rate_by_replicas_follows_the_training_replicas(live: int, scheduled: 
         return keras.optimizers.SGD(falling if scheduled else rate)
 
     network = FunctionalModel(Job(model, data, lambda targets, outputs: outputs, optimizer=optimizer), data.element_spec, 0, 3)
-    initial_state, iterator = State.initial(network), iter(data)
-    parameters = SharedParameters(network, DEVICES, [np.asarray(value) for value in initial_state.shared], 4)
-    run_round(network, make_round(network, parameters, iterator, DEVICES), iterator, State((), initial_state.local), 1, 0, live)
+    copy, iterator = LocalCopy(network), iter(data)
+    parameters = SharedParameters(network, DEVICES, copy.shared, 4)
+    run_round(network, make_round(network, parameters, iterator, DEVICES), iterator, [copy], 1, live)
     rate = 0.25 * live * (0.75 if scheduled else 1.0)
     assert float(pulled_exactly(parameters)[0][0][0, 0]) == pytest.approx(-rate / live, rel=1e-3)
 
@@ -160,7 +168,7 @@ def test_devices_of_a_host_share_its_steps_and_continue_from_their_mean(steps: i
     data = tf.data.Dataset.from_tensors((tf.ones([2, 1]), tf.zeros([2, 1]))).repeat()
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
     job = Job(model, data, lambda targets, outputs: outputs, optimizer=lambda: keras.optimizers.SGD(Position(), momentum=0.5))
-    network, state, round_ = train_round(job, steps, 10, 1, DEVICES * 2)
+    network, copies, round_ = train_devices(job, steps, 10, 1, DEVICES * 2)
     delta, velocities = [], []
     for device_steps in each:
         at, velocity = 0.0, 0.0
@@ -169,8 +177,9 @@ def test_devices_of_a_host_share_its_steps_and_continue_from_their_mean(steps: i
             at += velocity
         delta.append(at)
         velocities.append(velocity)
-    assert float(state.shared[0][0, 0]) == pytest.approx(np.average(delta, weights=each))
-    stored = [float(value[0, 0]) for spec, value in zip(network.local * 2, state.local, strict=True) if "momentum" in spec.name]
+    assert float(copies[0].shared[0][0, 0]) == pytest.approx(np.average(delta, weights=each))
+    pairs = [pair for copy in copies for pair in zip(network.local, copy.local, strict=True)]
+    stored = [float(value[0, 0]) for spec, value in pairs if "momentum" in spec.name]
     assert stored == pytest.approx(velocities)
     assert (round_.steps, round_.global_step) == (steps, 10 + steps)
 
@@ -183,18 +192,50 @@ def round_to_fp16(values: Array) -> Array:
 
 def make_parameters(values: Sequence[Array], devices: int, step: int = 7) -> SharedParameters:
     shared = [VariableSpec(f"variable{at}", value.shape, "float32", None) for at, value in enumerate(values)]
-    return SharedParameters(SimpleNamespace(shared=shared), ["/device:CPU:0"] * devices, values, step)  # type: ignore[arg-type]
+    network = SimpleNamespace(shared=shared, local=[], averaged=lambda *_: [])
+    return SharedParameters(network, ["/device:CPU:0"] * devices, values, step)  # type: ignore[arg-type]
 
 
 def pulled_exactly(parameters: SharedParameters) -> tuple[list[Array], int]:
-    values, step = parameters.pull_exact()
-    assert isinstance(values, Iterator), "one is here at a time"
-    return list(values), step
+    held = held_by(parameters)
+    step = in_graph(parameters, held, parameters.pull_exact)
+    return [variable.numpy() for variable in held.shared], step
 
 
-def delta_ends(delta: Sequence[Array]) -> tuple[list[Any], list[Any]]:
-    """Return a delta's start and end parameters."""
-    return [tf.zeros(one.shape) for one in delta], [tf.constant(one) for one in delta]
+def pulled_rounded(parameters: SharedParameters) -> list[Array]:
+    """Return the parameters that a round begins with."""
+    held = held_by(parameters)
+    in_graph(parameters, held, lambda handles: parameters.begin(handles)[0])
+    return [variable.numpy() for variable in held.shared]
+
+
+def held_by(parameters: SharedParameters) -> Variables:
+    """Return variables without values for parameters."""
+    network = parameters.network
+    return Variables(
+        *([tf.Variable(tf.zeros([0]), shape=tf.TensorShape(None)) for _ in part] for part in (network.shared, network.local)),
+        tf.Variable(0, dtype=tf.int64),
+    )
+
+
+def in_graph(parameters: SharedParameters, held: Variables, function: Callable[[Variables], Any]) -> int:
+    """Call a function of handles of variables; it gives them a global step, which is returned."""
+    network = parameters.network
+    graph = tf.function(lambda handles: function(named_handles(network, handles)), autograph=False)
+    step = int(graph.get_concrete_function(handle_specs(network))(list_handles(held)))
+    assert step == int(held.step)
+    return step
+
+
+def push(parameters: SharedParameters, delta: Sequence[Array], share: float, steps: int) -> int:
+    """Push a share of a delta and its steps; return the global step."""
+    flat = [tf.zeros([one.size]) for one in delta]
+    start = []
+    for piece_range, ranges in zip(parameters._piece_ranges, parameters._slice_ranges, strict=True):
+        zeros = overlap(piece_range, parameters._variable_ranges, flat) or [tf.zeros([0])]
+        start.append(_divide_packed(*_pack(zeros), ranges))
+    reached = [tf.constant(one) for one in delta]
+    return int(parameters.push_delta(start, reached, tf.constant(share), tf.constant(steps, tf.int64)))
 
 
 def by_device(values: Sequence[Array], devices: int, function: Callable[[Array], Array]) -> list[Array]:
@@ -224,7 +265,7 @@ def test_parameters_are_split_over_devices_and_reassembled(devices: int) -> None
     for actual, value in zip(pulled, VALUES, strict=True):
         assert np.array_equal(actual, value)
         assert actual.shape == value.shape
-    for actual, expected in zip(parameters.pull_fp16(), by_device(VALUES, devices, round_to_fp16), strict=True):
+    for actual, expected in zip(pulled_rounded(parameters), by_device(VALUES, devices, round_to_fp16), strict=True):
         np.testing.assert_allclose(actual, expected, rtol=1e-6)
     assert sum(parameters.bytes_per_round) == 4 * sum(value.size for value in VALUES)
     assert max(parameters.bytes_per_round) - min(parameters.bytes_per_round) <= 4
@@ -234,7 +275,7 @@ def test_parameters_are_split_over_devices_and_reassembled(devices: int) -> None
 def test_a_share_of_a_delta_is_added_in_fp16(devices: int) -> None:
     parameters = make_parameters(VALUES, devices)
     delta = [RANDOM.normal(size=value.shape).astype(np.float32) for value in VALUES]
-    assert int(parameters.push_delta(*delta_ends(delta), tf.constant(0.25), tf.constant(4, tf.int64))) == 11
+    assert push(parameters, delta, 0.25, 4) == 11
     pulled, step = pulled_exactly(parameters)
     assert step == 11
     added = by_device(delta, devices, lambda part: round_to_fp16(part * np.float32(0.25)))
@@ -245,18 +286,18 @@ def test_a_share_of_a_delta_is_added_in_fp16(devices: int) -> None:
 @pytest.mark.parametrize("maximum", [1, 2, 3, 5])
 def test_a_part_in_pieces_equals_the_whole_part(maximum: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each piece has its own scale, so it is at least as precise as the whole part."""
-    monkeypatch.setattr("scaletier.shared_parameters._MOST_ELEMENTS", maximum)
+    monkeypatch.setattr("scaletier.shared_parameters._LEAST_ELEMENTS", maximum)
     parameters = make_parameters(VALUES, 2)
     assert len(parameters._pieces) >= sum(value.size for value in VALUES) / maximum
     assert all(piece.shape[0] <= maximum for piece in parameters._pieces)
     for actual, value in zip(pulled_exactly(parameters)[0], VALUES, strict=True):
         assert np.array_equal(actual, value)
         assert actual.shape == value.shape
-    pulled = [np.asarray(one) for one in parameters.pull_fp16()]
+    pulled = [np.asarray(one) for one in pulled_rounded(parameters)]
     for actual, value, coarse in zip(pulled, VALUES, by_device(VALUES, 2, round_to_fp16), strict=True):
         assert np.abs(actual - value).max(initial=0) <= np.abs(coarse - value).max(initial=0)
     delta = [RANDOM.normal(size=value.shape).astype(np.float32) for value in VALUES]
-    parameters.push_delta(*delta_ends(delta), tf.constant(0.5), tf.constant(4, tf.int64))
+    push(parameters, delta, 0.5, 4)
     pulled, step = pulled_exactly(parameters)
     assert (step, sum(parameters.bytes_per_round)) == (11, 4 * sum(value.size for value in VALUES))
     for actual, value, one in zip(pulled, VALUES, delta, strict=True):
@@ -265,34 +306,36 @@ def test_a_part_in_pieces_equals_the_whole_part(maximum: int, monkeypatch: pytes
 
 def test_fewer_parameters_than_devices_work() -> None:
     parameters = make_parameters([np.array([1.5], np.float32)], 3)
-    assert [float(one[0]) for one in parameters.pull_fp16()] == [1.5]
-    parameters.push_delta(*delta_ends([np.array([2.0], np.float32)]), tf.constant(0.5), tf.constant(1, tf.int64))
+    assert [float(one[0]) for one in pulled_rounded(parameters)] == [1.5]
+    push(parameters, [np.array([2.0], np.float32)], 0.5, 1)
     assert pulled_exactly(parameters)[0][0].tolist() == [2.5]
 
 
 @given(st.lists(st.floats(-1.0, 1.0), min_size=1, max_size=20), st.integers(-30, 30))
 def test_half_precision_is_relative_to_the_largest_value(values: list[float], exponent: int) -> None:
     original = (np.array(values) * 10.0**exponent).astype(np.float32)
-    (unpacked,) = _unpack(*_pack([tf.constant(original)]), [(0, len(original))])
+    (packed,) = _divide_packed(*_pack([tf.constant(original)]), [(0, len(original))])
     # The largest value keeps 11 bits, and no error is larger than its last bit.
-    np.testing.assert_allclose(unpacked, original, rtol=2**-11, atol=2**-25 / 32_768 * 1.001 * np.abs(original).max() + 1e-33)
+    np.testing.assert_allclose(
+        _expand(packed), original, rtol=2**-11, atol=2**-25 / 32_768 * 1.001 * np.abs(original).max() + 1e-33
+    )
 
 
 def test_a_large_statistic_does_not_reduce_the_precision_of_weights() -> None:
     weights, variance = RANDOM.normal(size=100).astype(np.float32), np.array([1e12, 1.0], np.float32)
     parameters = make_parameters([weights, variance], 1)
-    np.testing.assert_allclose(parameters.pull_fp16()[0], weights, rtol=2**-11, atol=1e-6)
+    np.testing.assert_allclose(pulled_rounded(parameters)[0], weights, rtol=2**-11, atol=1e-6)
     delta = [np.full(100, 1e-3, np.float32), np.array([1e9, 0.0], np.float32)]
-    parameters.push_delta(*delta_ends(delta), tf.constant(1.0), tf.constant(1, tf.int64))
+    push(parameters, delta, 1.0, 1)
     np.testing.assert_allclose(pulled_exactly(parameters)[0][0], weights + delta[0], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
 def test_non_finite_values_stay_non_finite_after_transfer(odd: float) -> None:
     parameters = make_parameters([np.array([1.0, odd, 2.0], np.float32)], 1)
-    assert not np.isfinite(parameters.pull_fp16()[0]).all()
+    assert not np.isfinite(pulled_rounded(parameters)[0]).all()
     sound = make_parameters([np.ones(3, np.float32)], 1)
-    sound.push_delta(*delta_ends([np.array([0.0, odd, 1.0], np.float32)]), tf.constant(1.0), tf.constant(1, tf.int64))
+    push(sound, [np.array([0.0, odd, 1.0], np.float32)], 1.0, 1)
     assert not np.isfinite(pulled_exactly(sound)[0][0]).all()
 
 
@@ -307,36 +350,36 @@ def averaging(replicas: int, decay: float | None = 0.5) -> tuple[Any, Functional
 def test_servers_average_their_parameters_at_each_push(devices: int) -> None:
     """The decay is for each step of one of two replicas, and lower at first."""
     _, network = averaging(2)
-    values = [np.asarray(value) for value in State.initial(network).shared]
+    values = [variable.numpy() for variable in LocalCopy(network).shared]
     parameters = SharedParameters(network, DEVICES * devices, values, 0, values)
     expected, position = values, 0
     for steps in (4, 2, 0, 30, 6):
         delta = [np.full(value.shape, steps - 3.0, np.float32) for value in values]
-        parameters.push_delta(*delta_ends(delta), tf.constant(0.5), tf.constant(steps, tf.int64))
+        push(parameters, delta, 0.5, steps)
         kept = min(0.5 ** (steps / 2), position / (position + 18)) if steps else 1.0
-        expected = [now + kept * (one - now) for now, one in zip(parameters.pull_exact()[0], expected, strict=True)]
+        copy = LocalCopy(network)
+        in_graph(parameters, copy, parameters.pull_exact)  # type: ignore[arg-type]
+        expected = [now + kept * (one - now) for now, one in zip(copy.shared, expected, strict=True)]
         position += steps
-        for actual, value in zip(parameters.pull_averages(), expected, strict=True):
+        for actual, value in zip(copy.averages, expected, strict=True):
             np.testing.assert_allclose(actual, value, rtol=1e-5, atol=1e-5)
 
 
 def test_servers_average_nothing_unless_the_optimizer_does() -> None:
     _, network = averaging(2, None)
-    values = [np.asarray(value) for value in State.initial(network).shared]
-    assert SharedParameters(network, DEVICES, values, 0, values).pull_averages() == []
+    values = [variable.numpy() for variable in LocalCopy(network).shared]
+    assert SharedParameters(network, DEVICES, values, 0, values)._averages == []
 
 
 @pytest.mark.parametrize(("position", "share"), [(0, 1.0), (20, 1 - 0.5**2)])
 def test_devices_of_a_host_have_one_average(position: int, share: float) -> None:
     """Each of two devices takes two steps."""
     data, network = averaging(2)
-    initial_state, iterator = State.initial(network), iter(data)
-    run = make_round(network, None, iterator, DEVICES * 2)
-    state = State(initial_state.shared, initial_state.local * 2)
-    state, _ = run_round(network, run, iterator, state, 4, position, 1)
-    averages = [value for spec, value in zip(network.local, state.local, strict=False) if spec.name in network.averages]
-    for average, value in zip(averages, state.shared, strict=True):
-        np.testing.assert_allclose(average, share * value, rtol=1e-5)
+    copies, iterator = [LocalCopy(network), LocalCopy(network)], iter(data)
+    copies[0].step.assign(position)
+    run_round(network, make_round(network, None, iterator, DEVICES * 2), iterator, copies, 4, 1)
+    for average, value in network.averaged(copies[0].shared, copies[0].local):
+        np.testing.assert_allclose(average, share * value.numpy(), rtol=1e-5)
 
 
 def test_synchronous_replicas_average_the_weights_that_they_share() -> None:
@@ -344,8 +387,8 @@ def test_synchronous_replicas_average_the_weights_that_they_share() -> None:
     data, network = averaging(2)
     copy, iterator = LocalCopy(network), iter(data)
     copy.step.assign(20)
-    run = make_round(network, AllReduce(copy, copy.local, 2, lambda value: 2.0 * value), iterator, DEVICES)
-    run_round(network, run, iterator, State(), 3, 0, 2)
+    run = make_round(network, AllReduce(network, 2, lambda value: 2.0 * value), iterator, DEVICES)
+    run_round(network, run, iterator, [copy], 3, 2)
     assert int(copy.step) == 26
     assert len({id(one) for one in (*copy.averages, *copy.shared)}) == 4
     for average, value in zip(copy.averages, copy.shared, strict=True):
@@ -356,33 +399,32 @@ def test_only_the_first_replica_gets_the_averages() -> None:
     _, network = averaging(2)
     values = [np.ones(spec.shape, spec.dtype) for spec in network.local]
     for replica in (0, 1):
-        given = zip(network.local, initial_local(network, values, replica, 2, 1, 8), strict=True)
+        given = zip(network.local, *initial_local(network, values, replica, 2, 1, 8), strict=True)
         assert {float(value.max()) for spec, value in given if spec.name in network.averages} == {1.0 - replica}
 
 
 def test_a_round_starts_from_the_servers_parameters_and_adds_its_share() -> None:
     job = Job(linear, dataset(INPUTS, TARGETS).repeat(), "mse", optimizer=keras.optimizers.SGD(0.1))
     network = FunctionalModel(job, job.data.element_spec, 0, 2)
-    initial_state = State.initial(network)
-    parameters = SharedParameters(network, ["/device:CPU:0"] * 2, [np.asarray(value) for value in initial_state.shared], 10)
+    copy = LocalCopy(network)
+    initial_values = [variable.numpy() for variable in copy.shared]
+    parameters = SharedParameters(network, ["/device:CPU:0"] * 2, copy.shared, 10)
     iterator = iter(job.data)
     run = make_round(network, parameters, iterator, DEVICES)
-    state, round_ = run_round(network, run, iterator, State((), initial_state.local), STEPS, 0, 2)
+    round_ = run_round(network, run, iterator, [copy], STEPS, 2)
     assert (round_.steps, round_.global_step, round_.staleness) == (STEPS, 10 + STEPS, 0)
     _, alone, _ = train_round(job, STEPS)
-    for pulled, stored, before, after in zip(
-        state.shared, pulled_exactly(parameters)[0], initial_state.shared, alone.shared, strict=True
+    for reached, stored, before, after in zip(
+        copy.shared, pulled_exactly(parameters)[0], initial_values, alone.shared, strict=True
     ):
-        np.testing.assert_allclose(pulled, before, rtol=2**-10, atol=1e-4)
+        np.testing.assert_allclose(reached, after, rtol=2**-9, atol=1e-4)
         np.testing.assert_allclose(stored, before + 0.5 * (after - before), rtol=1e-3, atol=1e-4)
     expected = [value + 1 for value in pulled_exactly(parameters)[0]]
-    parameters.push_delta(
-        *delta_ends([np.ones(value.shape, np.float32) for value in initial_state.shared]), 1.0, tf.constant(7, tf.int64)
-    )  # another replica's
-    state, round_ = run_round(network, run, iterator, State((), state.local), 0, 0, 2)
+    push(parameters, [np.ones(value.shape, np.float32) for value in expected], 1.0, 7)  # another replica's
+    round_ = run_round(network, run, iterator, [copy], 0, 2)
     assert (round_.steps, round_.global_step) == (0, 10 + STEPS + 7)
-    for pulled, stored in zip(state.shared, expected, strict=True):
-        np.testing.assert_allclose(pulled, stored, rtol=2**-10, atol=2e-3)
+    for reached, stored in zip(copy.shared, expected, strict=True):
+        np.testing.assert_allclose(reached, stored, rtol=2**-10, atol=2e-3)
 
 
 # From here on, Keras's result for the same batches is the reference.
@@ -503,9 +545,7 @@ def test_an_evaluation_of_one_sample_equals_that_of_keras() -> None:
 
 def local_copy(network: FunctionalModel) -> LocalCopy:
     """Return the local copy at a job's start."""
-    copy = LocalCopy(network)
-    copy.assign(*State.initial(network), 0)
-    return copy
+    return LocalCopy(network)
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
@@ -542,7 +582,7 @@ def test_a_late_replica_continues_the_master_s_optimizer_with_other_random_numbe
     model = keras.Sequential([keras.Input((WIDTH,)), *layers])
     job = Job(model, dataset(INPUTS, TARGETS), "mse", optimizer=keras.optimizers.Adam())
     network, state, _ = train_round(job, STEPS)
-    initial_values = [initial_local(network, state.local, index, 2, 1, step) for index, step in ((0, 8), (1, 8), (1, 16))]
+    initial_values = [initial_local(network, state.local, index, 2, 1, step)[0] for index, step in ((0, 8), (1, 8), (1, 16))]
     generators = set()
     for spec, value, *others in zip(network.local, state.local, *initial_values, strict=True):
         assert np.array_equal(others[0], value), spec.name
@@ -643,8 +683,8 @@ def test_metrics_of_microbatches_equal_those_of_the_batch() -> None:
     make, parts, loss, _ = CASES["labels"]
     data = dataset(*parts, batch=7)
     network = FunctionalModel(Job(make, data, loss, ["accuracy"]), data.element_spec, 0)
-    batch = Batch.of(next(iter(data)))
-    outputs = network.predict(*State.initial(network), batch.inputs)
+    batch, copy = Batch.of(next(iter(data))), LocalCopy(network)
+    outputs = network.predict(copy.shared, copy.local, batch.inputs)
     for microbatches in (1, 3):
         result = forward_backward(network, split_stages(network, 1), batch, 7, microbatches, lambda loss: loss)
         expected = np.mean(np.argmax(outputs, 1) == batch.targets.numpy())

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scaletier.checkpoint import LocalCopy
 from scaletier.functional_model import Batch, FunctionalModel
 from scaletier.job import Job
 from scaletier.pipeline import DistributedCopy
-from scaletier.round_graph import State
 from scaletier.runtime import import_tensorflow
 from scaletier.stages import Stage, units
 
@@ -59,7 +59,7 @@ def skipping() -> Any:
 def test_the_parts_in_sequence_equal_the_model(make: Callable[[], Any], inputs: Any, last: list[str]) -> None:
     data = tf.data.Dataset.from_tensors((inputs, np.zeros([3, 1], np.float32)))
     network = FunctionalModel(Job(model=make, data=data, loss="mse"), data.element_spec, 0)
-    state, batch = State.initial(network), Batch.of(next(iter(data)))
+    state, batch = LocalCopy(network), Batch.of(next(iter(data)))
     values = {
         spec.name: value for spec, value in zip((*network.shared, *network.local), (*state.shared, *state.local), strict=True)
     }
@@ -68,11 +68,11 @@ def test_the_parts_in_sequence_equal_the_model(make: Callable[[], Any], inputs: 
     for part in parts:
         boundary = tf.nest.map_structure(tf.identity, outputs)  # another host gets only the values
         outputs, _, _ = Stage("master/0", "/device:CPU:0", [part]).forward(values, boundary, False)
-    np.testing.assert_allclose(outputs, network.predict(*state, batch.inputs), rtol=1e-6)
+    np.testing.assert_allclose(outputs, network.predict(state.shared, state.local, batch.inputs), rtol=1e-6)
     laid = DistributedCopy.__new__(DistributedCopy)
     laid.network, laid.stages = network, [Stage("master/0", "/device:CPU:0", [part], values) for part in parts]
     loss, outputs, _, results = laid.test(laid.initial_test(), batch)
-    expected = network.test(*state, network.initial_test(*state), batch)
+    expected = network.test(state.shared, state.local, state.initial_test(), batch)
     np.testing.assert_allclose(outputs, expected[1], rtol=1e-6)
     np.testing.assert_allclose([loss, *results], [expected[0], *expected[3]], rtol=1e-6)
 
@@ -82,11 +82,13 @@ def test_stages_are_evaluated_with_the_averages_of_weights() -> None:
     model = keras.Sequential([keras.Input([4]), layers.Dense(3), layers.Dense(1)])
     optimizer = keras.optimizers.SGD(use_ema=True)
     network = FunctionalModel(Job(model=model, data=data, loss="mse", optimizer=optimizer), data.element_spec, 0)
-    state, batch = State.initial(network), Batch.of(next(iter(data)))
+    state, batch = LocalCopy(network), Batch.of(next(iter(data)))
     averages = [tf.ones(value.shape) for value in state.shared]
     laid = DistributedCopy.__new__(DistributedCopy)
     laid.network, laid.tests_averages = network, True
-    laid.shared, laid.local = list(state.shared), network.with_averages(state.local, averages)
+    for average, weight in network.averaged(state.shared, state.local):
+        average.assign(tf.ones(weight.shape))
+    laid.shared, laid.local = state.shared, state.local
     values = {spec.name: value for spec, value in zip(network.shared, state.shared, strict=True)}
     laid.stages = [Stage("master/0", "/device:CPU:0", units(network), values)]
     loss, outputs, _, _ = laid.test(laid.initial_test(), batch)
@@ -114,5 +116,5 @@ def test_variables_are_initialized_only_on_access(fixed: bool, sequential: bool)
     network = FunctionalModel(Job(model=model, data=data, loss="mse"), data.element_spec, 0)
     assert len(units(network)) == 1
     assert not initialized_shapes
-    State.initial(network)
+    LocalCopy(network)
     assert initialized_shapes == [(4, 1)]

@@ -18,7 +18,6 @@ import scaletier
 from scaletier import private
 from scaletier.functional_model import FunctionalModel
 from scaletier.job import Job, JobError
-from scaletier.round_graph import State
 from scaletier.runtime import import_tensorflow
 
 tf = import_tensorflow()
@@ -233,7 +232,7 @@ def test_each_slot_finds_its_weight_also_with_a_scaled_loss() -> None:
         network = FunctionalModel(Job(model, data, "mse", optimizer=optimizer), data.element_spec, 0)
         slot_weights = [network.weight_of(spec) for spec in network.slots]
         assert sorted(one.name for one in slot_weights if one) == ["out/bias", "out/bias", "out/kernel", "out/kernel"]
-        assert len(State.initial(network).local) == len(network.slots)
+        assert network.local == network.slots
 
 
 def test_the_rate_of_an_optimizer_is_a_schedule_or_a_variable() -> None:
