@@ -1,6 +1,6 @@
 """`python -m benchmarks.memory_once [FLAG …]`: the peak memory of the processes of a large mlp's job, here on loopback.
 
-It prints the MB of each process beyond those with a tiny model, and as a multiple of the model. Flags are the trainer's, such as
+It prints the MB of each process beyond those with a tiny model, and as a multiple of the model. Flags are the trainer's, as
 `--strategy sync`.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -16,12 +17,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.measure import high_water
-from launching import reserve_ports
 from trainer import records
 from trainer.mnist import PIXELS, Split
 
 _LARGE, _SMALL, _LARGE_MB = "6000,6000", "8,8", 163.1
-_FLAGS = "--model mlp --batch-size 10 --max-steps 20 --log-interval 0.2".split()
+_FLAGS = ["--model", "mlp", "--batch-size", "10", "--max-steps", "20", "--log-interval", "0.2"]
 _POLL_SECONDS = 0.2
 
 
@@ -32,7 +32,7 @@ def peaks(flags: list[str]) -> Mapping[str, float]:
         for split in ("train", "test"):
             digits = Split(bytes(20 * PIXELS), bytes(20))
             records.write_shard(Path(folder, f"{split}-00000-of-00001.tfrecord"), digits, 0, 1)
-        cluster = {job: [f"127.0.0.1:{port}"] for job, port in zip(jobs, reserve_ports(len(jobs)), strict=True)}
+        cluster = {job: [f"127.0.0.1:{_free_port()}"] for job in jobs}
         processes = {job: _start(flags, Path(folder), cluster, job) for job in jobs}
         largest = dict.fromkeys(jobs, 0.0)
         try:
@@ -47,6 +47,11 @@ def peaks(flags: list[str]) -> Mapping[str, float]:
     if processes["chief"].returncode:
         raise SystemExit(processes["chief"].returncode)
     return largest
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
 
 
 def _start(flags: list[str], folder: Path, cluster: Mapping[str, list[str]], job: str) -> subprocess.Popen[bytes]:
