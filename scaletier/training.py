@@ -8,7 +8,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -247,9 +246,11 @@ class ChiefTasks:
 
     def _sums(self) -> dict[str, npt.NDArray[Any]]:
         """Return the sums of rows of each variable that callbacks may not set because there are other replicas."""
-        network, sums = self._network, dict[str, npt.NDArray[Any]]()
-        pairs = zip(network.shared, self._copy.shared, strict=True), zip(network.fixed, self._copy.fixed, strict=True)
-        for spec, variable in chain(*pairs) if network.replicas > 1 else ():
+        if self._network.replicas == 1:
+            return {}
+        specs = (*self._network.shared, *self._network.fixed)
+        sums = dict[str, npt.NDArray[Any]]()
+        for spec, variable in zip(specs, (*self._copy.shared, *self._copy.fixed), strict=True):
             value = variable.read_value()
             numbers = value if value.dtype.is_floating else tf.cast(value, tf.float32)
             sums[spec.name] = tf.reduce_sum(numbers, -1 if spec.shape else None).numpy()
