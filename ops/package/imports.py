@@ -34,7 +34,7 @@ def check_module(files: Mapping[str, bytes], package: str, module: str, root: st
         if statement := _import_above(tree, files[path], _package_of(path)):
             how = f"give --package the folder above, such as above/, and --module above.{module}"
             raise UsageError(f"{path}:{statement}, which is above the package {package}: {how}")
-        for name, parts, line in _imports(tree, _package_of(path)):
+        for name, parts, line in _imports(tree, _package_of(path), path == start):
             where = f"{path}:{line}"
             if name.partition(".")[0] != package:
                 _add_external(outside, name, where)
@@ -58,7 +58,8 @@ def check_module(files: Mapping[str, bytes], package: str, module: str, root: st
 def check_script(files: Mapping[str, bytes], script: str, root: str = "", alone: bool = False) -> dict[str, str]:
     """Return the same for a file that Python runs by its path: it can import its neighbours by name.
 
-    A file that is sent `alone` has no neighbours: one that it imports and that is beside it in `root` is a UsageError.
+    A file that is sent `alone` has no neighbours: one that it imports and that is beside it in `root` is a UsageError. A folder
+    without `__init__.py` is none, as Python prefers a package of that name elsewhere.
     """
     folder, _, start = script.rpartition("/")
     shown = "" if alone else f"{folder}/"
@@ -70,7 +71,7 @@ def check_script(files: Mapping[str, bytes], script: str, root: str = "", alone:
         if statement := _import_above(tree, own[path], _package_of(path)):
             how = f"leave out the dots, or run a package: --package FOLDER --module FOLDER.{start.removesuffix('.py')}"
             raise UsageError(f"{shown}{path}:{statement}, and a script has no package to start from: {how}")
-        for name, parts, line in _imports(tree, _package_of(path)):
+        for name, parts, line in _imports(tree, _package_of(path), path == start):
             neighbours = _paths_of_import(name, parts, own)
             yield from neighbours
             if not neighbours and not _contains(own, name.partition(".")[0]):
@@ -78,7 +79,8 @@ def check_script(files: Mapping[str, bytes], script: str, root: str = "", alone:
 
     _traverse(start, follow)
     for name, where in outside.items():
-        if alone and (Path(root, f"{name}.py").is_file() or any(Path(root, name).glob("*.py"))):
+        beside = any(Path(root, f"{name}{end}").is_file() for end in (".py", "/__init__.py"))
+        if alone and beside and not _contains(files, name):
             how = f"--package {root} --script {start} sends the folder"
             raise UsageError(f"{where} imports {name}, which is beside it here, and a script is sent alone: {how}")
     return outside
@@ -124,7 +126,7 @@ def describe_missing(missing: Sequence[str], imports: Mapping[str, str], package
 
 def _add_external(outside: dict[str, str], name: str, where: str) -> None:
     top = name.partition(".")[0]
-    if top not in sys.stdlib_module_names:
+    if top not in sys.stdlib_module_names and top != "__main__":
         outside.setdefault(top, where)
 
 
@@ -145,9 +147,17 @@ def _path_of(module: str, files: Mapping[str, bytes]) -> str | None:
 
 
 def _contains(files: Iterable[str], module: str) -> bool:
-    """Return True if files have a folder of that name, or a compiled module, such as `fast.cpython-311-x86_64-linux-gnu.so`."""
+    """Return True if files have a folder of that name, or a compiled module, such as `fast.cpython-311-x86_64-linux-gnu.so`.
+
+    Also if they have a module above it, which may make it up: `six.moves`.
+    """
     base = module.replace(".", "/")
-    return any(path.startswith(f"{base}/") or (path.startswith(f"{base}.") and path.endswith(".so")) for path in files)
+    return any(
+        path.startswith(f"{base}/")
+        or (path.startswith(f"{base}.") and path.endswith(".so"))
+        or (path.endswith(".py") and base.startswith(f"{path.removesuffix('.py')}/"))
+        for path in files
+    )
 
 
 def _name_of(path: str) -> str | None:
@@ -170,12 +180,12 @@ def _paths_of_import(name: str, parts: Sequence[str], files: Mapping[str, bytes]
     return [path for module in (name, *(f"{name}.{part}" for part in parts)) for path in _files_run_by(module, files)]
 
 
-def _imports(tree: ast.Module, package: str) -> Iterator[tuple[str, list[str], int]]:
-    """Yield the modules imported when the file runs, by absolute name, with the imported names and lines.
+def _imports(tree: ast.Module, package: str, main: bool) -> Iterator[tuple[str, list[str], int]]:
+    """Yield the modules imported when the file runs, as `__main__` or imported, by absolute name, with the names and lines.
 
     A name may be a module or any other: `from trainer import model`.
     """
-    for node in _top_level(tree.body):
+    for node in _top_level(tree.body, main):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield alias.name, [], node.lineno
@@ -201,22 +211,32 @@ def _import_above(tree: ast.Module, content: bytes, package: str) -> str:
     return ""
 
 
-def _top_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the statements that surely run on import: in no function, condition, or handler of a failed import."""
+def _top_level(body: list[ast.stmt], main: bool) -> Iterator[ast.stmt]:
+    """Yield the statements that surely run: in no function, open condition, or handler of a failed import."""
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or _suppresses_import_error(node):
             continue
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in (names := _names(node.test)):
-            yield from _top_level(node.orelse)
+        if isinstance(node, ast.If):
+            yield from _top_level(_branch(node, main), main)
             continue
-        if isinstance(node, ast.If) and not isinstance(node.test, ast.Constant) and "__name__" not in names:
-            continue  # a condition that only the host knows: its flags, its version of Python
         if isinstance(node, ast.Try) and any(_catches_import_error(handler.type) for handler in node.handlers):
-            yield from _top_level(node.finalbody)
+            yield from _top_level(node.finalbody, main)
             continue
         yield node
         for part in ("body", "orelse", "finalbody"):
-            yield from _top_level(getattr(node, part, []))
+            yield from _top_level(getattr(node, part, []), main)
+
+
+def _branch(node: ast.If, main: bool) -> list[ast.stmt]:
+    """Return the branch that surely runs: none if only the host knows, by its flags or its version of Python."""
+    test = node.test
+    if "TYPE_CHECKING" in (names := _names(test)):
+        return node.orelse
+    if isinstance(test, ast.Constant):
+        return node.body if test.value else node.orelse
+    return (
+        node.body if main and "__name__" in names and isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Eq) else []
+    )
 
 
 def _suppresses_import_error(node: ast.stmt) -> bool:

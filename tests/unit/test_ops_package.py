@@ -93,7 +93,9 @@ def test_imports_at_start_are_required_on_hosts(tmp_path: Path) -> None:
         ("try:\n    import a\nexcept SyntaxError:\n    import b\n", []),
         ("with contextlib.suppress(OSError, ImportError):\n    import a\nwith suppress(OSError):\n    import b\n", ["b"]),
         ("if other:\n    import a\nelif f():\n    import b\nelse:\n    import c\n", []),
-        ("if 1:\n    import a\nif __name__ == '__main__':\n    import b\n", ["a", "b"]),
+        ("if 1:\n    import a\nelse:\n    import b\nif 0:\n    import c\nelse:\n    import d\n", ["a", "d"]),
+        ("if __name__ == '__main__':\n    import a\nelse:\n    import b\nif __name__ != '__main__':\n    import c\n", ["a"]),
+        ("import __main__, helper\n", ["helper"]),
         ("for x in y:\n    import a\nwhile x:\n    import b\nwith x:\n    import c\n", ["a", "b", "c"]),
         ("class A:\n    import a\n    def f(self):\n        import b\n    async def g(self):\n        import c\n", ["a"]),
         ("import a.b, c as d\nfrom e.f import g\nimport a\n", ["a", "c", "e"]),
@@ -113,7 +115,7 @@ def test_imports_within_a_package_are_followed() -> None:
         "mine/sub/deep.py": b"from . import other\nfrom .. import top\nfrom ..helper import f\n\nimport of_deep",
         "mine/sub/other.py": b"import of_other",
         "mine/sub/space/x.py": b"import of_x",
-        "mine/top.py": b"import of_top",
+        "mine/top.py": b"import of_top\nif __name__ == '__main__':\n    import of_test, mine.gone",
         "mine/helper.py": b"import of_helper",
         "mine/data/x.json": b"",
         "mine/unused.py": b"import nowhere",
@@ -140,11 +142,20 @@ def test_compiled_modules_are_of_the_package() -> None:
         check_module({**files, "mine/fast.c": b"", "mine/faster.so": b""}, "mine", "mine.task")
 
 
+def test_a_module_may_make_up_modules_below_it() -> None:
+    files = {"mine/task.py": b"from .six.moves import range\nimport mine.sub.six.moves.urllib", "mine/six.py": b""}
+    assert check_module({**files, "mine/sub/six.py": b""}, "mine", "mine.task") == {}
+    with pytest.raises(
+        UsageError, match=r"^mine/task\.py:2 imports mine\.sub\.six\.moves\.urllib, which is not in the package"
+    ):
+        check_module(files, "mine", "mine.task")
+
+
 def test_a_script_imports_its_neighbours_by_name() -> None:
     files = {
         "mine/train.py": b"import model, space.x, far\nimport json",
         "mine/model/__init__.py": b"from model import part",
-        "mine/model/part.py": b"import of_part",
+        "mine/model/part.py": b"import of_part\nif __name__ == '__main__':\n    import of_test",
         "mine/space/x.txt": b"",
         "model.py": b"import wrong",
     }
@@ -249,6 +260,12 @@ def test_a_scripts_library_is_beside_its_folder(tmp_path: Path) -> None:
         assert {path.partition("/")[0] for path in source.files} == {source.name, "scaletier"}
         assert source.names == [source.name]
         assert package.build(source, "", f"{source.name}/train.py").imports == {}
+    for name, there in (("scaletier", True), ("datasets", False)):  # a folder without __init__.py may be no module
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / f"{name}/{'__init__' if there else 'prepare'}.py").touch()
+        (tmp_path / "train.py").write_text(f"import {name}")
+        needed = set() if there else {name}
+        assert package.build(package.find_file(tmp_path / "train.py"), "", "train/train.py").imports.keys() == needed
     (tmp_path / "train.py").write_text("print(1)\n")
     assert [*package.find_file(tmp_path / "train.py").files] == ["train/train.py"]
 
