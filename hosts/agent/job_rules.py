@@ -35,6 +35,8 @@ _RANK_MISSED = re.compile(
     rf"|KeyError: '(?:{'|'.join(RANK_NAMES)})'"
     r"|coordinator_address should be defined"
 )
+# Of Python, rm or mv; a busy device has another remedy.
+_BUSY_FOLDER = re.compile(r"^(?=.*Device or resource busy).*'(?!/dev/)[^'\n]+'", re.MULTILINE)
 _BUSY_HINT = "JOB_DIR, HOME and /tmp cannot be removed or renamed: remove what is in them, or a folder below."
 _ERROR = "error: "
 _SUMMARY = ("name", "state", "exitCode", "starts", "restarts", "startTime", "lastStartTime", "endTime")
@@ -180,7 +182,7 @@ def _rank_hint(record: ReplicaRecord) -> str:
 
 def _busy_hint(record: ReplicaRecord) -> str:
     """Return a remedy for a program that removes one of its own folders; else empty."""
-    return _BUSY_HINT if "Device or resource busy" in record.errorMessage else ""
+    return _BUSY_HINT if _BUSY_FOLDER.search(record.errorMessage) else ""
 
 
 def _cancelled(job: JobRecord, view: View) -> JobRecord | None:

@@ -156,8 +156,10 @@ def flat_lines(requirements: Path) -> list[str]:
 
 def _without_editable(line: str) -> str:
     """Return a line without -e, whose value is a path or a URL, and never the name of a distribution."""
-    option = _EDITABLE_OPTION.fullmatch(line)
-    return line if option is None else option[1] if option[1].startswith(_PATHS) or "://" in option[1] else f"./{option[1]}"
+    if (option := _EDITABLE_OPTION.fullmatch(line)) is None:
+        return line
+    path = option[1].strip("'\"")
+    return path if path.startswith((*_PATHS, "${")) or "://" in path else f"./{path}"
 
 
 def is_own_folder(line: str) -> bool:

@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -43,11 +44,13 @@ _JOINS_RANKS = re.compile(
     re.MULTILINE,
 )
 _LIGHTNING = re.compile(
-    rb"^[ \t]*(?:from|import)[ \t]+(?:pytorch_)?lightning\b.*?^(?![ \t]*class\b)[^#\n]*\bTrainer\(", re.MULTILINE | re.DOTALL
+    rb"\A(?!.*^[ \t]*(?:class|def)[ \t]+Trainer\b)"
+    rb".*?^[ \t]*(?:from|import)[ \t]+(?:pytorch_)?lightning\b.*?^[^#\n]*\bTrainer\(",
+    re.MULTILINE | re.DOTALL,
 )
 # Programs that give their children a rank, by which each host would be the only one, and their options for several hosts.
 _LAUNCHERS = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate"})
-_LAUNCHED_HOSTS = ("nnodes", "num-machines")
+_LAUNCHED_HOSTS = ("nnode", "pet-nnodes", "num-machine", "config-file")
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 GRACE_SECONDS = 30.0
 """The default grace period of replicas that still work when their job is done."""
@@ -324,11 +327,20 @@ def _notify(flags: JobFlags, config: Mapping[str, Any], declared: TrainerConfig)
     return str(config.get("notify") or config.get("trainingInput", {}).get("notify") or declared.notify)
 
 
-def _rankless_notes(sources: Mapping[str, bytes], texts: Sequence[str], job_hosts: Sequence[Host]) -> Iterator[str]:
+def _rankless_notes(
+    sources: Mapping[str, bytes],
+    files: Mapping[str, bytes],
+    command: Sequence[str],
+    texts: Sequence[str],
+    job_hosts: Sequence[Host],
+) -> Iterator[str]:
     """Yield the note that a program of PyTorch or JAX also runs on hosts that have no rank.
 
     Args:
-        texts: arguments and values of the environment, which may stand for a rank.
+        sources: the files that show what the program calls.
+        files: all files of the package, which may configure it.
+        command: as of a Job.
+        texts: arguments and the environment, which may stand for a rank.
     """
     without = [host.name for host in job_hosts if host.role not in environment.RANKED_ROLES]
     programs = {name: content for name, content in sources.items() if name.endswith(".py")}
@@ -340,13 +352,14 @@ def _rankless_notes(sources: Mapping[str, bytes], texts: Sequence[str], job_host
         how = f"--replicas {f'worker={workers}' if workers else 'master'} leaves them out"
         yield f"{reason} needs a rank, which {list_some(without)} would run without: {how}"
     ranked = len(job_hosts) - len(without)
-    launcher = next((text for text in texts if posixpath.basename(text) in _LAUNCHERS), None)
-    has_number = argument or any(text.lstrip("-").replace("_", "-").startswith(_LAUNCHED_HOSTS) for text in texts)
+    programs_run = (word for before, word in pairwise(("-m", *command)) if before == "-m")
+    launcher = next((word for word in programs_run if posixpath.basename(word) in _LAUNCHERS), None)
+    has_number = argument or any(text.lstrip("-").replace("_", "-").lower().startswith(_LAUNCHED_HOSTS) for text in texts)
     if launcher and ranked > 1 and not has_number:
         how = "a program that reads RANK needs none, as RANK and WORLD_SIZE are set"
         yield f"{launcher} on each of {ranked} hosts begins a training of its own, as it is given no number of hosts: {how}"
     lightning = next((name for name, content in programs.items() if _LIGHTNING.search(content)), None)
-    has_nodes = any("num_nodes" in text for text in texts) or any(b"num_nodes" in content for content in programs.values())
+    has_nodes = any("num_nodes" in text for text in texts) or any(b"num_nodes" in content for content in files.values())
     if lightning and ranked > 1 and not has_nodes:
         how = 'Trainer(num_nodes=int(os.environ["WORLD_SIZE"])) makes them one training, --replicas master takes one'
         yield f"Trainer in {lightning} has no num_nodes, so each of {ranked} hosts trains alone: {how}"
@@ -467,7 +480,7 @@ def build_job(
         raise UsageError(f"{min(both)} is a secret and a variable that is written down: leave one of them out")
     runtime = _runtime(flags, training_input, inventory, where)
     study = tuning.build_study(tuned, args, chosen_dir or default_dir, job_dir_flag) if tuned else None
-    texts = [*command, *args, *added_environment.values()]
+    texts = [*command, *args, *map("=".join, added_environment.items())]
     input_record = {
         **resources.describe_counts(counts, inventory),
         **{key: training_input[key] for key in training_input if key not in _CONVERTED_KEYS},
@@ -500,7 +513,11 @@ def build_job(
         notify=notify,
         notes=(
             *_ignored_notes(training_input, inventory, where, bool(typed)),
-            *(() if tuned else _rankless_notes(source_files or files or {}, texts, inventory.subset(counts).hosts)),
+            *(
+                ()
+                if tuned
+                else _rankless_notes(source_files or files or {}, files or {}, command, texts, inventory.subset(counts).hosts)
+            ),
             *_unreachable_notes(notify, job_id, inventory),
             *(() if files is None else _missing_notes(notify, folder, files)),
         ),

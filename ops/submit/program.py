@@ -25,14 +25,19 @@ _LONGEST_LINE = 1000
 # Options of an interpreter whose next word is code, and options of any program whose value is a file that it writes.
 _CODE_OPTION = re.compile(r"-\w*c")
 _OUTPUT_OPTION = re.compile(r"-[oO]|--out")
+# Where a shell finds a program: at the start of a line or command, behind a keyword, setting, `python -m` or `sh -c '`.
 _INSTALLS = re.compile(
-    r"^(?:[^#\n]*?[\s;&|('\"])?((?:pip3?|conda|mamba|apt|apt-get|poetry|pipenv|uv) +(?:(?:pip +)?install|run|sync))\b",
+    r"^(?:[^#\n]*?(?:[;&|{!]|\b(?:then|do|else|if|exec|sudo)\b|\b[A-Z_]+=\S*\s|\s-m\s|\s-\w*c\s+['\"]))?[ \t]*"
+    r"((?:pip3?|conda|mamba|apt|apt-get|poetry|pipenv|uv) +(?:(?:pip +)?install|run|sync))\b",
     re.MULTILINE,
 )
 _SHELL_LINE = re.compile(r"#!.*sh\b")
 _OPTION, _LOGIN = re.compile("[-+]"), re.compile(r"--login|-[a-z]*l[a-z]*")
-# The folders of interpreters on hosts, which are the parents of a script's first line.
-_INTERPRETERS = ("/bin/", "/usr/bin/", "/sbin/", "/usr/sbin/", f"{posixpath.dirname(paths.PYTHON)}/")
+# The folders that may have a program for a script's first line on hosts: Debian's, those of Pythons, data and the package.
+_INTERPRETERS = (
+    *("/bin/", "/sbin/", "/lib", "/usr/bin/", "/usr/sbin/", "/usr/lib"),
+    *(f"{paths.CODE_DIR}/", "/bucket/", "./", "../"),
+)
 # The machine in the header of an ELF file, in its 19th and 20th byte.
 _X86_64 = b"\x3e\0"
 _SETTING = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL | re.ASCII)

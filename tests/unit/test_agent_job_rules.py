@@ -466,6 +466,9 @@ def test_a_program_that_removes_its_own_folder_has_a_remedy() -> None:
     remedy = "JOB_DIR, HOME and /tmp cannot be removed or renamed: remove what is in them, or a folder below."
     sentence = f"The replica master 0 exited with a non-zero status of 1. {remedy}\n{error}"
     assert exit_message(record("master-0", "EXITED", 1, errorMessage=error)) == sentence
+    assert remedy in exit_message(record("ps-0", "EXITED", 1, errorMessage="rm: cannot remove '/tmp': Device or resource busy"))
+    for other in ("nvmlInit: Device or resource busy", "[Errno 16] Device or resource busy: '/dev/nvidia0'"):
+        assert remedy not in exit_message(record("ps-0", "EXITED", 1, errorMessage=f"It's all: 'x'\n{other}"))
 
 
 # A lost host, silence, and limits

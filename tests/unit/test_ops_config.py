@@ -756,17 +756,19 @@ def test_a_program_of_ranks_on_other_hosts_is_noted(inventory: Inventory) -> Non
         ("accelerate launch --num-processes 3 train.py", "accelerate"),
         ("torchrun --nnodes=3 train.py", None),
         ("accelerate launch --num_machines 3 train.py", None),
+        ("accelerate launch --config_file three.yaml train.py", None),
         ("python torchrun.py", None),
+        ("python train.py --launcher torchrun", None),
     ],
 )
 def test_a_launcher_that_gives_each_host_a_training_is_noted(inventory: Inventory, command: str, launcher: str | None) -> None:
-    def notes(replicas: str) -> tuple[str, ...]:
-        return build_job(JobFlags("job01", replicas=replicas), inventory, "t", {}, command.split(), "t").notes
+    def notes(replicas: str, *env: str) -> tuple[str, ...]:
+        return build_job(JobFlags("job01", replicas=replicas, env=env), inventory, "t", {}, command.split(), "t").notes
 
     how = "a program that reads RANK needs none, as RANK and WORLD_SIZE are set"
     note = f"{launcher} on each of 3 hosts begins a training of its own, as it is given no number of hosts: {how}"
     assert notes("worker=2") == ((note,) if launcher else ())
-    assert notes("master") == ()
+    assert notes("master") == notes("worker=2", "PET_NNODES=3") == ()
 
 
 @pytest.mark.parametrize(
@@ -775,20 +777,21 @@ def test_a_launcher_that_gives_each_host_a_training_is_noted(inventory: Inventor
         ("import lightning as L\nL.Trainer()", True),
         ("from pytorch_lightning import Trainer\nt = Trainer(devices=1)", True),
         ("from lightning.pytorch import Trainer\nt = Trainer(\n  devices=1, num_nodes=3)", False),
-        ("import lightning\nclass Trainer(Base): pass\n# Trainer()", False),
+        ("import lightning\nclass Other(Base): pass\n# Trainer()", False),
+        ("import lightning\nclass Trainer:\n  pass\nTrainer()", False),
         ("from transformers import Trainer\nTrainer()", False),
         ("import mylightning\nTrainer()", False),
     ],
 )
 def test_a_program_of_lightning_that_trains_alone_is_noted(inventory: Inventory, source: str, noted: bool) -> None:
-    def notes(replicas: str, *args: str) -> tuple[str, ...]:
-        flags = JobFlags("job01", replicas=replicas, more_args=args)
-        return build_job(flags, inventory, "t", {"t/train.py": source.encode()}, ("python", "train.py"), "t").notes
+    def notes(replicas: str, *args: str, config: bytes = b"") -> tuple[str, ...]:
+        flags, files = JobFlags("job01", replicas=replicas, more_args=args), {"t/train.py": source.encode(), "t/a.yaml": config}
+        return build_job(flags, inventory, "t", files, ("python", "train.py"), "t").notes
 
     how = 'Trainer(num_nodes=int(os.environ["WORLD_SIZE"])) makes them one training, --replicas master takes one'
     note = f"Trainer in t/train.py has no num_nodes, so each of 3 hosts trains alone: {how}"
     assert notes("worker=2") == ((note,) if noted else ())
-    assert notes("master") == notes("worker=2", "--trainer.num_nodes=3") == ()
+    assert notes("master") == notes("worker=2", "--trainer.num_nodes=3") == notes("worker=2", config=b"num_nodes: 3") == ()
 
 
 @pytest.mark.parametrize(

@@ -171,6 +171,7 @@ def test_the_files_that_lines_name(tmp_path: Path) -> None:
     ("line", "installed"),
     [
         *(("-e .", "."), ("--editable=./lib[a]", "./lib[a]"), ("-e lib", "./lib"), ("-e /far", "/far")),
+        *(('-e ".[train]"', ".[train]"), ("-e ${LIB}/a", "${LIB}/a")),
         *(("-e git+https://h/x#egg=x", "git+https://h/x#egg=x"), ("editable", "editable"), ("-enough", "-enough")),
     ],
 )
