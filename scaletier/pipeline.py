@@ -136,12 +136,18 @@ class ModelParallel(Training):
         passed = forward_backward(network, stages, batch, self.size, microbatches, lambda loss: network.scaled(loss, values))
         with tf.device(stages[-1].device):
             results = tf.concat([[passed.loss] * 2, passed.results], 0)
-        with tf.control_dependencies([results]):  # a batch without results changes nothing
+        ready = [results]
+        for stage in stages:
+            changes = [passed.changes[spec.name] for unit in stage.units for spec in unit.trained]
+            with tf.device(stage.device), tf.control_dependencies(changes):
+                ready.append(tf.no_op())
+        with tf.control_dependencies(ready):  # a batch without results or gradients changes nothing
             trained = held.shared[: len(network.trained)]
             written = network.apply(trained, slots, [passed.changes[spec.name] for spec in network.trained], position)
             for one in (*held.shared[len(trained) :], *held.local[:count]):
                 written.append(one.assign(passed.others[one.spec.name]))
-        with tf.control_dependencies([*written, held.step.assign(position + 1)]):
+            written.append(held.step.assign(position + 1))
+        with tf.control_dependencies(written):
             return pack_round(1, position + 1, results)
 
 
