@@ -73,7 +73,7 @@ class Handle(NamedTuple):
 
 
 class Variables(NamedTuple):
-    """What a replica trains on a device: values of `shared` and `local`, in the network's order, and the step that they are of.
+    """Hold what a replica trains on a device: values of `shared` and `local`, in the network's order, and their step.
 
     They are tf.Variables, or handles in a graph. Each local step updates all of them in place, after its gradients: so they are
     of one step also if a round fails.
