@@ -78,9 +78,9 @@ def check_script(files: Mapping[str, bytes], script: str, root: str = "", alone:
                 _add_external(outside, name, f"{shown}{path}:{line}")
 
     _traverse(start, follow)
-    for name, where in outside.items():
+    for name, where in outside.items() if alone else ():
         beside = any(Path(root, f"{name}{end}").is_file() for end in (".py", "/__init__.py"))
-        if alone and beside and not _contains(files, name):
+        if beside and not _contains(files, name):
             how = f"--package {root} --script {start} sends the folder"
             raise UsageError(f"{where} imports {name}, which is beside it here, and a script is sent alone: {how}")
     return outside
