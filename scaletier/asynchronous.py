@@ -115,7 +115,7 @@ class Asynchronous(Training):
 
     def rescue(self) -> None:
         """Save the parameters that the master pulled last, with its own steps, once a parameter server is lost."""
-        if bool(self.finite()):
+        if self.copy.whole and bool(self.finite()):
             super().rescue()
 
     def rounds(self) -> Iterator[Round]:

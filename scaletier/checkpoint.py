@@ -242,6 +242,11 @@ class LocalCopy:
         return zip((*self.network.shared, *self.network.local), (*self.shared, *self.local), strict=True)
 
     @property
+    def whole(self) -> bool:
+        """True unless the loss of a host broke off `shared_parameters.fill`, which frees values before it assigns new ones."""
+        return all(variable.read_value().shape == spec.shape for spec, variable in self.pairs())
+
+    @property
     def fixed(self) -> list[Any]:
         return [variable for spec, variable in self.pairs() if spec in self.network.fixed]
 

@@ -129,8 +129,8 @@ class Training(abc.ABC):
         return bool(self.chief and self.chief.stopped)
 
     def rescue(self) -> None:
-        """Save the values of this host after another host is lost."""
-        if self.chief:
+        """Save the values of this host after another host is lost, if all are there."""
+        if self.chief and self.copy.whole:
             self.chief.rescue()
 
     def scalars(self) -> dict[str, float]:

@@ -13,13 +13,13 @@ import pytest
 
 from scaletier.asynchronous import Asynchronous
 from scaletier.checkpoint import LocalCopy
-from scaletier.functional_model import FunctionalModel, VariableSpec
+from scaletier.functional_model import FunctionalModel, Handle, VariableSpec
 from scaletier.job import Job
 from scaletier.loop import Progress
 from scaletier.round_graph import LocalResult, handle_specs, make_round, named_handles, run_round
 from scaletier.runtime import import_tensorflow
 from scaletier.shared_parameters import SharedParameters
-from scaletier.synchronous import AllReduce
+from scaletier.synchronous import AllReduce, Synchronous
 
 tf = import_tensorflow()
 import keras  # noqa: E402 - TensorFlow imports it, without its log messages
@@ -159,6 +159,22 @@ def test_a_rescued_checkpoint_has_the_step_of_its_weights() -> None:
     strategy.chief.rescue.assert_called_once_with()
     assert int(copy.step) == 10 + 4 + 5 + 4
     copy.shared[0].assign([[np.nan]])
+    strategy.rescue()
+    strategy.chief.rescue.assert_called_once_with()
+
+
+@pytest.mark.parametrize("kind", [Asynchronous, Synchronous])
+def test_values_are_not_saved_if_a_lost_host_broke_off_their_pull(kind: Any) -> None:
+    strategy, data = kind.__new__(kind), job()
+    network = FunctionalModel(data, data.data.element_spec, 0, 2)
+    strategy.copy, strategy.chief = copy, _ = LocalCopy(network), MagicMock()
+    strategy.finite = tf.function(strategy._all_finite, autograph=False)
+    assert copy.whole
+    handle = Handle(copy.shared[0].handle, network.shared[0])
+    handle.free()
+    strategy.rescue()
+    strategy.chief.rescue.assert_not_called()
+    handle.assign([[1.0]])
     strategy.rescue()
     strategy.chief.rescue.assert_called_once_with()
 

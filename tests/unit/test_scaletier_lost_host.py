@@ -92,7 +92,7 @@ def test_a_single_host_reports_no_lost_peer(
 def run_strategy(strategy: Any, **attributes: Any) -> MagicMock:
     """Run a strategy whose training fails, and return its chief."""
     instance = strategy.__new__(strategy)
-    instance.chief = MagicMock()
+    instance.chief = instance.copy = MagicMock()
     for name, value in attributes.items():
         setattr(instance, name, value)
     with pytest.raises(tf.errors.OpError):
