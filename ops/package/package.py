@@ -41,8 +41,8 @@ class PackageSource:
     """A trainer package as it was found: `name` is its own, or that of a project with several packages.
 
     Its `files` have the library beside it where it imports that. `requirements` lists what it depends on, in the format of
-    pip; `executables` are those of the files that are programs, `left_out` what ignore files leave out. A file `alone` is in
-    a folder of its name on hosts only.
+    pip; `executables` are those of the files that are programs, `left_out` what ignore files leave out. `folder` is what has
+    the files here. A file `alone` is in a folder of its name on hosts only. With `own_paths` the job sets PYTHONPATH.
     """
 
     name: str
@@ -52,6 +52,7 @@ class PackageSource:
     executables: frozenset[str] = frozenset()
     left_out: tuple[str, ...] = ()
     alone: bool = False
+    own_paths: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -94,12 +95,11 @@ def build(
     script: str | None = None,
     installed: Mapping[str, str] | None = None,
     python: str = PYTHON,
-    own_paths: bool = False,
 ) -> Package:
     """Pack the package in `folder`, which is to run `module`, and check what would fail on the hosts.
 
     `installed` is the content of the job's own Python, None for the hosts', whose version is `python`. Without a module it is a
-    folder with any program, of which a Python `script` is checked like a module. With `own_paths` the job sets PYTHONPATH.
+    folder with any program, of which a Python `script` is checked like a module.
     """
     source = folder if isinstance(folder, PackageSource) else find(folder)
     name = module.partition(".")[0]
@@ -109,7 +109,7 @@ def build(
         )
     name = name if module and len(source.names) > 1 else source.name
     wheels = _dependencies(source, installed, python)
-    imports = _imports(source.files, wheels, name, module, script, source.folder, own_paths, source.alone)
+    imports = _imports(source, wheels, name, module, script)
     with terminal.Step(f"packing {source.name}"):
         files = {**wheels, **source.files}
         archive = pack(files, source.executables)
@@ -133,7 +133,7 @@ def unpack(
         executables = frozenset(entry.name for entry in tar.getmembers() if entry.mode & _EXECUTABLE)
     files = {path: content[path] for path in content if path in own}
     wheels = {path: content[path] for path in content if path not in own}
-    imports = _imports(files, wheels, name, module, script, own_paths=own_paths)
+    imports = _imports(PackageSource(name, files, own_paths=own_paths), wheels, name, module, script)
     return Package(name, files, imports, archive, wheels, executables, installed or {})
 
 
@@ -266,22 +266,15 @@ def _size_error(name: str, total: int, sizes: Mapping[str, int]) -> UsageError:
     )
 
 
-def _imports(
-    files: dict[str, bytes],
-    wheels: Mapping[str, bytes],
-    name: str,
-    module: str,
-    script: str | None,
-    folder: str = "",
-    own_paths: bool = False,
-    alone: bool = False,
-) -> dict[str, str]:
+def _imports(source: PackageSource, wheels: Mapping[str, bytes], name: str, module: str, script: str | None) -> dict[str, str]:
     """Return the modules that the hosts must have, without the package's own; unknown for other programs."""
-    imports = dict[str, str]()
-    if module or script:
-        imports = check_module(files, name, module, folder) if module else check_script(files, script or "", folder, alone)
+    files, imports = source.files, dict[str, str]()
+    if module:
+        imports = check_module(files, name, module, source.folder)
+    elif script:
+        imports = check_script(files, script, source.folder, source.alone)
     tops = {path.partition("/")[0].partition(".")[0] for path in (*wheels, *files)}  # beside the package, on PYTHONPATH
-    if own_paths or any(b"sys.path" in content for path, content in files.items() if path.endswith(".py")):
+    if source.own_paths or any(b"sys.path" in content for path, content in files.items() if path.endswith(".py")):
         tops |= {part.partition(".")[0] for path in files for part in path.split("/")}
     return {name_of_module: where for name_of_module, where in imports.items() if name_of_module not in tops}
 

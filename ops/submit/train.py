@@ -93,23 +93,22 @@ def prepare(inventory: Inventory, flags: JobFlags, folder: str | None, dry: bool
 def prepare_program(inventory: Inventory, flags: JobFlags, job_program: program.JobProgram, dry: bool = False) -> Submission:
     """Prepare a program that was found. With `dry` a runtime is used as it is, or as empty."""
     source = job_program.source
-    job = build_job(
-        flags, inventory, job_program.source.name, job_program.source.files, job_program.command, job_program.folder
-    )
+    job = build_job(flags, inventory, source.name, source.files, job_program.command, job_program.folder)
+    source = replace(source, own_paths="PYTHONPATH" in job.environment)
     installed = None
     if job.runtime:
         from ops.package import runtimes  # with packaging, which costs a job that brings none a sixtieth of a second
 
-        check_tensorflow(job.declared, job_program.source.name, job.runtime.lines, complete=False)
+        check_tensorflow(job.declared, source.name, job.runtime.lines, complete=False)
         installed = runtimes.read_existing(inventory, job.runtime) if dry else runtimes.build(inventory, job.runtime)
         if installed or not dry:
-            check_tensorflow(job.declared, job_program.source.name, map("==".join, installed.items()), complete=True)
+            check_tensorflow(job.declared, source.name, map("==".join, installed.items()), complete=True)
         else:
             terminal.note(
                 f"the runtime {job.runtime.name} would be built first; what the package needs besides it is not shown"
             )
             source = replace(source, requirements=None)
-    built = package.build(source, job.module, job_program.script, installed, inventory.python, "PYTHONPATH" in job.environment)
+    built = package.build(source, job.module, job_program.script, installed, inventory.python)
     data = job.declared.data_for(job.args)
     return Submission(inventory, job, built, data.local_files(ROOT) if data else {})
 

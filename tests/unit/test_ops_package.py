@@ -6,6 +6,7 @@ import io
 import os
 import re
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -418,7 +419,7 @@ def test_a_module_imports_nothing_above_its_package() -> None:
 )
 def test_a_script_may_have_further_folders_to_import_from(tmp_path: Path, text: str, own_paths: bool, needed: set[str]) -> None:
     root = make_package(tmp_path, {"run.py": text, "src/net.py": "", "src/layers/dense.py": ""})
-    built = package.build(package.find_folder(root), "", "mine/run.py", own_paths=own_paths)
+    built = package.build(replace(package.find_folder(root), own_paths=own_paths), "", "mine/run.py")
     assert built.imports.keys() == needed
     again = package.unpack(built.archive, "mine", built.files, "", "mine/run.py", own_paths=own_paths)
     assert again.imports == built.imports
