@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import posixpath
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -39,7 +40,8 @@ def check_module(files: Mapping[str, bytes], package: str, module: str, root: st
             if name.partition(".")[0] != package:
                 _add_external(outside, name, where)
             elif _path_of(name, files) is None and not _contains(files, name):
-                raise UsageError(f"{where} imports {name}, which is not in the package {package}")
+                how = "put it there, or take it out of the ignore files"
+                raise UsageError(f"{where} imports {name}, which is not in the package {package}: {how}")
             else:
                 yield from _paths_of_import(name, parts, files)
         yield from _files_run_by(_name_of(path) or package, files)
@@ -109,15 +111,19 @@ def imports_package(content: bytes, package: str) -> bool:
     return any(name.partition(".")[0] == package for name in names)
 
 
-def describe_missing(missing: Sequence[str], imports: Mapping[str, str], package: str, files: Mapping[str, bytes]) -> str:
-    """Describe the modules that the hosts lack; `imports` has the `file:line` of some."""
+def describe_missing(
+    missing: Sequence[str], imports: Mapping[str, str], package: str, files: Mapping[str, bytes], folder: str = ""
+) -> str:
+    """Describe the modules that the hosts lack; `imports` has the `file:line` of some, and the program runs in `folder`."""
     name, others = missing[0], [f"{name} ({imports[name]})" for name in missing[1:]]
     where, more = imports[name], f"; nor have they {', '.join(others)}" if others else ""
-    folder = where.rpartition(":")[0].rpartition("/")[0]
-    if f"{folder}/{name}.py" in files:  # Python 2 looked beside the file that imports
-        script = where.rpartition(":")[0].rpartition("/")[2]
-        instead = f"write from {folder.replace('/', '.')} import {name}, or run {script} as it is by --script"
+    beside, _, script = where.rpartition(":")[0].rpartition("/")
+    if f"{beside}/{name}.py" in files:  # Python 2 looked beside the file that imports
+        instead = f"write from {beside.replace('/', '.')} import {name}, or run {script} as it is by --script"
         return f"{where} imports {name}, which is only in the package: {instead}"
+    if path := next((path for path in files if path.endswith((f"/{name}.py", f"/{name}/__init__.py"))), ""):
+        above = posixpath.relpath(path.removesuffix("/__init__.py").rpartition("/")[0], folder or ".")
+        return f"{where} imports {name}, and Python does not look where {path} is: --env PYTHONPATH={above}"
     what = f"{where} imports {name}, which neither the package {package} nor the hosts have{more}"
     return (
         f"{what}: put {'them' if others else 'it'} into the package, or into its requirements.txt, which --package brings along"

@@ -191,7 +191,7 @@ def _check_capabilities(cluster: ClusterClient, submission: Submission, names: S
             failure = HostError(name, f"could not be checked ({error})", output=output)
             raise HostsError({name: failure}, ADVICE, UsageError.code) from None
         missing = [module for module in modules if module in submission.package.imports]  # a runtime may print other lines
-        _check_host(name, free, missing, submission.package)
+        _check_host(name, free, missing, submission)
 
 
 def _await_ready(fleet: Fleet, names: Sequence[str], check: Callable[[str], str]) -> dict[str, str]:
@@ -223,14 +223,15 @@ def _await_ready(fleet: Fleet, names: Sequence[str], check: Callable[[str], str]
     return outputs
 
 
-def _check_host(name: str, free: dict[str, int], missing: list[str], built: package.Package) -> None:
+def _check_host(name: str, free: dict[str, int], missing: list[str], submission: Submission) -> None:
+    built = submission.package
     needed = 5 * len(built.archive) + _FREE_BYTES
     for directory, free_bytes in free.items():
         if free_bytes < needed:
             what = f"only {terminal.size(free_bytes)} free in {directory}, a job needs {terminal.size(needed)}"
             raise UsageError(f"{name} has {what}: make room (fab shell {name}), or give it a larger disk")
     if missing:
-        raise UsageError(describe_missing(missing, built.imports, built.name, built.files))
+        raise UsageError(describe_missing(missing, built.imports, built.name, built.files, submission.job.folder))
 
 
 def _check_output(cluster: ClusterClient, submission: Submission) -> None:

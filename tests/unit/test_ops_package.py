@@ -130,7 +130,9 @@ def test_imports_within_a_package_are_followed() -> None:
         "of_top": "mine/top.py:1",
         "of_helper": "mine/helper.py:1",
     }
-    with pytest.raises(UsageError, match=r"^mine/task\.py:1 imports mine\.gone, which is not in the package mine$"):
+    with pytest.raises(
+        UsageError, match=r"^mine/task\.py:1 imports mine\.gone, which is not in the package mine: put it there, or "
+    ):
         check_module({"mine/task.py": b"from .gone import f"}, "mine", "mine.task")
 
 
@@ -139,7 +141,9 @@ def test_compiled_modules_are_of_the_package() -> None:
     files = {"mine/__init__.py": b"", "mine/task.py": b"from .fast import f\nimport mine.sub.deep\nfrom mine import fast"}
     assert check_module({**files, **compiled}, "mine", "mine.task") == {}
     assert check_script({"mine/run.py": b"import fast, sub.deep, far", **compiled}, "mine/run.py").keys() == {"far"}
-    with pytest.raises(UsageError, match=r"^mine/task\.py:1 imports mine\.fast, which is not in the package mine$"):
+    with pytest.raises(
+        UsageError, match=r"^mine/task\.py:1 imports mine\.fast, which is not in the package mine: put it there"
+    ):
         check_module({**files, "mine/fast.c": b"", "mine/faster.so": b""}, "mine", "mine.task")
 
 
@@ -302,6 +306,9 @@ def test_a_missing_import_is_explained() -> None:
     message = describe_missing(["mnist"], {"mnist": "trainer/task.py:1"}, "trainer", files)
     remedy = "write from trainer import mnist, or run task.py as it is by --script"
     assert message == f"trainer/task.py:1 imports mnist, which is only in the package: {remedy}"
+    for path, above in (("p/nets.py", "."), ("p/src/nets/__init__.py", "src")):
+        message = describe_missing(["nets"], {"nets": "p/bin/run.py:1"}, "p", {path: b"", "p/bin/run.py": b""}, "p")
+        assert message == f"p/bin/run.py:1 imports nets, and Python does not look where {path} is: --env PYTHONPATH={above}"
     imports = {"pandas": "trainer/task.py:1", "scipy": "trainer/model.py:2"}
     assert describe_missing(["pandas"], imports, "trainer", files).endswith(
         "have: put it into the package, or into its requirements.txt, which --package brings along"

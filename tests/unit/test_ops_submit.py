@@ -738,11 +738,11 @@ def test_hosts_are_checked_before_any_change(submission: Submission, ledger: Led
     train.check_hosts(make_cluster(fleet), submission)
     assert bucket.walk("") == {}
     needed = 100_000_000 + 5 * len(submission.package.archive)
-    train._check_host("ps-0", {"/bucket": needed}, [], submission.package)
+    train._check_host("ps-0", {"/bucket": needed}, [], submission)
     with pytest.raises(
         UsageError, match=r"^ps-0 has only 100\.0 MB free in /bucket, .*: make room \(fab shell ps-0\), or give"
     ):
-        train._check_host("ps-0", {"/": 10**12, "/bucket": needed - 1}, [], submission.package)
+        train._check_host("ps-0", {"/": 10**12, "/bucket": needed - 1}, [], submission)
     with pytest.raises(UsageError, match=r"ps-0 has only 50.0 MB free in /var/lib/scaletier, a job needs 100"):
         train.check_hosts(make_cluster(FakeFleet(submission.inventory, ready_answer(50_000_000))), submission)
     with_import = replace(submission, package=replace(submission.package, imports={"pandas": "tiny/task.py:3"}))
