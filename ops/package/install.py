@@ -49,7 +49,9 @@ def install(
     progress = _Progress(check)
     if step:
         step.count = progress.line
-    hashed = ["--require-hashes"] if any(" --hash" in line for line in lines) else []
+    # A folder, such as the project itself in what `uv export` writes, has no hash: then those that are there are checked.
+    local = any(line.startswith((".", "/")) for line in lines)
+    hashed = ["--require-hashes"] if any(" --hash" in line for line in lines) and not local else []
     result = uv.install(target, python, lines, [*hashed, *options], start, progress.read)
     if step:
         step.count = progress.total

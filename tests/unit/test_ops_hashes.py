@@ -68,6 +68,15 @@ def test_a_hash_of_a_host_package_requires_no_other_hashes(tmp_path: Path, index
     ) == {"far"}
 
 
+def test_a_local_path_needs_no_hash(tmp_path: Path, index: Path) -> None:
+    far, near = make_wheel(index), make_wheel(index, "near")
+    root = make_trainer(tmp_path, f"./{near.name}\n{pinned_requirement('far', '1.0', sha256_of(far))}")
+    near.rename(root / near.name)
+    assert pushed_packages(root) == {"far", "near"}
+    (root / "requirements.txt").write_text(f"./{near.name}\n{pinned_requirement('far', '1.0', '1' * 64)}")
+    assert build_error(root).startswith("far==1.0 does not match its hash in requirements.txt")
+
+
 def test_included_files_may_have_hashes(tmp_path: Path, index: Path) -> None:
     far = make_wheel(index)
     root = make_trainer(tmp_path, "-r more/locked.txt\n")
