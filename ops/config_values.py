@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Annotated, Any, Literal, Self, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, ValidationError, model_validator
 
@@ -135,6 +136,10 @@ _ExitCodes = Annotated[list[Annotated[int, PlainValidator(_exit_code)]], AfterVa
 class JobEnd(Section):
     """The keys for the end of a job, in the names of `jobs.records.Plan`."""
 
+    old_names: ClassVar[Mapping[str, str]] = {"optionalRoles": "expendable"}
+
+    restartPolicy: RestartPolicy | None = None
+    optionalRoles: list[LosableRole] | None = None
     restartCodes: _ExitCodes | None = None
     permanentCodes: _ExitCodes | None = None
     successPolicy: Literal["chief", "all"] | None = None

@@ -16,9 +16,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, PlainValidator
 
-from infra.scale_tiers import Role
 from infra.validation import Section
-from ops.config_values import Flag, JobEnd, LosableRole, Notify, Positive, RestartPolicy, Truth, read_yaml, validate
+from ops.config_values import Flag, JobEnd, Notify, Positive, Truth, read_yaml, validate
 from ops.errors import UsageError
 from ops.package.tree import KEY_FOLDERS
 
@@ -61,8 +60,6 @@ class Strategy(JobEnd):
         requiredRoles: the roles without a host of which it cannot run.
         replicas: the roles that it uses besides the master; None for all.
         allOrNone: the roles of which it has all or none.
-        optionalRoles: the roles whose loss it survives.
-        restartPolicy: with `all` a kill restarts the whole job, with `replica` that replica alone.
         exchange: how replicas meet: each for itself with the parameter servers, or all together; None if it is unknown.
     """
 
@@ -71,8 +68,6 @@ class Strategy(JobEnd):
     requiredRoles: tuple[Literal["worker", "ps"], ...] = ()
     replicas: tuple[_JobRole, ...] | None = None
     allOrNone: tuple[_JobRole, ...] = ()
-    optionalRoles: tuple[LosableRole, ...] = (Role.EVALUATOR.value,)
-    restartPolicy: RestartPolicy = "replica"
     exchange: Exchange | None = None
 
 

@@ -54,6 +54,12 @@ _LAUNCHED_HOSTS = ("nnode", "pet-nnodes", "num-machine", "config-file")
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 GRACE_SECONDS = 30.0
 """The default grace period of replicas that still work when their job is done."""
+_USUAL_END: Mapping[str, Any] = {
+    "restartPolicy": "replica",
+    "optionalRoles": [Role.EVALUATOR.value],
+    "restartCodes": [RESTART_CODE],
+    "gracePeriod": GRACE_SECONDS,
+}
 # Keys of config.yaml that a job's trainingInput records in another form.
 _CONVERTED_KEYS = frozenset({"labels", "environment", "pythonModule", "notify", "scaleTier", *RUNTIME_KEYS, *ROLE_KEYS})
 
@@ -198,18 +204,16 @@ def policy(
     """
     if study:
         codes = strategy.model_dump(include={"restartCodes", "permanentCodes", "stopSignal"})
-        strategy = Strategy(optionalRoles=("worker",), successPolicy="chief", **codes)
-    declared: dict[str, Any] = {"restartPolicy": strategy.restartPolicy, "optionalRoles": list(strategy.optionalRoles)}
+        strategy = Strategy(optionalRoles=["worker"], successPolicy="chief", **codes)
     chosen = {key: value for key, value in scheduling.items() if key != "priority"}
-    usual = {"restartCodes": [RESTART_CODE], "gracePeriod": GRACE_SECONDS}
-    decided = {**declared, **merge_end_keys(merge_end_keys(usual, strategy.end_keys), chosen)}
+    decided = merge_end_keys(merge_end_keys(_USUAL_END, strategy.end_keys), chosen)
     if decided.get("successPolicy") != "all":
         return decided
-    wrong = f"{where}.successPolicy 'all' is invalid"
+    wrong = f"{f'{where}.' if 'successPolicy' in chosen else f'{trainer_config.FILE}: '}successPolicy 'all' is invalid"
     if strategy.successPolicy == "chief":
         why = "a trial's host may be lost" if study else "this trainer's other replicas have no end of their own"
         raise UsageError(f"{wrong}: {why}. Valid: chief")
-    if "optionalRoles" not in chosen and "optionalRoles" not in strategy.model_fields_set:
+    if "optionalRoles" not in {**strategy.end_keys, **chosen}:
         return decided | {"optionalRoles": []}
     if optional := [role for role in (Role.WORKER, Role.EVALUATOR) if role in decided["optionalRoles"]]:
         valid = "chief, or optionalRoles without worker and evaluator"

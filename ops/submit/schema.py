@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, mod
 from infra.validation import Section, refusal
 from jobs.paths import JOB_ID
 from jobs.study import Algorithm, ParameterType, ScaleType
-from ops.config_values import Count, JobEnd, LosableRole, Notify, RestartPolicy, Seconds, Size, Truth, Whole, no_truth
+from ops.config_values import Count, JobEnd, Notify, Seconds, Size, Truth, Whole, no_truth
 from ops.errors import UsageError
 from ops.submit import arguments
 
@@ -190,8 +190,6 @@ class Hyperparameters(Section):
 class Scheduling(JobEnd):
     """`trainingInput.scheduling`."""
 
-    old_names: ClassVar[Mapping[str, str]] = {"optionalRoles": "expendable"}
-
     maxRestarts: Count | None = None
     maxRetries: Count | None = None
     heartbeatSeconds: Seconds | None = None
@@ -202,8 +200,6 @@ class Scheduling(JobEnd):
     preparingSeconds: Seconds | None = None
     stopSeconds: Seconds | None = None
     logLimit: Size | None = None
-    restartPolicy: RestartPolicy | None = None
-    optionalRoles: list[LosableRole] | None = None
     priority: Whole | None = None
 
 

@@ -408,11 +408,13 @@ def declaring_files(exits: str) -> dict[str, bytes]:
 
 
 def test_exit_rules_come_from_config_then_strategy_then_package(inventory: Inventory, tmp_path: Path) -> None:
-    files = declaring_files("{gracePeriod: 5, restartCodes: [7, 8], stopSignal: all, strategies: {one: {gracePeriod: 60s}}}")
+    files = declaring_files(
+        "{gracePeriod: 5, restartCodes: [7, 8], restartPolicy: all, optionalRoles: [ps], strategies: {one: {gracePeriod: 60s}}}"
+    )
     plain = build_job(JobFlags("j"), inventory, "mine", files).policy
-    assert (plain["gracePeriod"], plain["restartCodes"], plain["stopSignal"]) == (5, [7, 8], "all")
+    assert plain == {"gracePeriod": 5, "restartCodes": [7, 8], "restartPolicy": "all", "optionalRoles": ["ps"]}
     one = build_job(JobFlags("j", strategy="one"), inventory, "mine", files).policy
-    assert (one["gracePeriod"], one["restartCodes"]) == (60, [7, 8])
+    assert one == {**plain, "gracePeriod": 60}
     text = "trainingInput: {scheduling: {permanentCodes: [8, 42], gracePeriod: 0, successPolicy: all}}"
     merged = build_job(JobFlags("j", strategy="one", config=write_config(tmp_path, text)), inventory, "mine", files).policy
     assert (merged["gracePeriod"], merged["restartCodes"], merged["permanentCodes"]) == (0, [7], [8, 42])
@@ -474,6 +476,12 @@ def test_an_invalid_exit_rule_is_one_line(
     assert error_text.startswith(f"{path}: trainingInput.scheduling")
     assert message in error_text
     assert "\n" not in error_text
+
+
+def test_a_package_with_an_invalid_success_policy_is_named(inventory: Inventory) -> None:
+    files = declaring_files("{successPolicy: all, optionalRoles: [evaluator]}")
+    with pytest.raises(UsageError, match=r"^scaletier.yaml: successPolicy 'all' is invalid: optionalRoles has evaluator\. "):
+        build_job(JobFlags("j"), inventory, "mine", files)
 
 
 @pytest.mark.parametrize(("chosen", "optional"), [("", []), (", optionalRoles: [ps]", ["ps"]), (", optionalRoles: []", [])])
@@ -597,7 +605,7 @@ def test_the_variables_of_a_gpu_host(inventory: Inventory) -> None:
 
 
 def test_a_study_keeps_the_trainers_exit_codes_alone() -> None:
-    strategy = Strategy(optionalRoles=("ps",), restartPolicy="all", restartCodes=[7], stopSignal="all", gracePeriod=1)
+    strategy = Strategy(optionalRoles=["ps"], restartPolicy="all", restartCodes=[7], stopSignal="all", gracePeriod=1)
     own = {"restartPolicy": "replica", "optionalRoles": ["worker"], "successPolicy": "chief", "gracePeriod": 30.0}
     assert policy({"priority": 1, "maxRestarts": 2}, strategy, Study([])) == {
         **own,

@@ -49,7 +49,7 @@ def read_declaration(built: package.Package) -> TrainerConfig:
 
 def test_all_keys_of_a_declaration() -> None:
     apart = Strategy(
-        requiredRoles=("ps", "worker"), optionalRoles=("worker",), restartPolicy="all", exchange="servers", replicas=("worker",)
+        requiredRoles=("ps", "worker"), optionalRoles=["worker"], restartPolicy="all", exchange="servers", replicas=("worker",)
     )
     assert read(ALL) == TrainerConfig(
         data=Data(name="mnist", flags=("--data",)),
@@ -66,12 +66,7 @@ def test_the_defaults_of_a_declaration() -> None:
     assert trainer_config.read({"mine/__init__.py": b"", f"other/{FILE}": ALL.encode()}, "mine") == defaults
     assert read("") == read("plan:  # none\n") == defaults
     assert defaults.chosen("any") == defaults.chosen(None) == Strategy()
-    assert Strategy().model_dump(exclude_none=True) == {
-        "requiredRoles": (),
-        "allOrNone": (),
-        "optionalRoles": ("evaluator",),
-        "restartPolicy": "replica",
-    }
+    assert Strategy().model_dump(exclude_none=True) == {"requiredRoles": (), "allOrNone": ()}
     assert defaults.plan.model_dump(exclude_none=True) == {"defaultSyncPeriod": 1, "parameterBits": 32}
     assert defaults.data_for([]) is None
     assert read("plan: {defaultSteps: 1, defaultSyncPeriod: 1, parameterBits: 1}").plan == PlanFlags(
@@ -165,7 +160,10 @@ def test_an_error_names_the_full_path_of_the_key(text: str, message: str) -> Non
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("need: [ps]", ".need is unknown; valid are requiredRoles, replicas, allOrNone, optionalRoles, restartPolicy, "),
+        (
+            "need: [ps]",
+            ".need is unknown; valid are requiredRoles, replicas, allOrNone, exchange, restartPolicy, optionalRoles, ",
+        ),
         ("requiredRoles: [master]", ".requiredRoles[0] 'master' is unknown; valid are worker, ps"),
         ("requiredRoles: worker", ".requiredRoles must be a list such as [worker], not 'worker'"),
         ("optionalRoles: [chief]", ".optionalRoles[0] 'chief' is unknown; valid are worker, ps, evaluator"),
@@ -255,18 +253,18 @@ def test_the_docs_show_the_shipped_declaration() -> None:
 LIBRARY_CONFIG = TrainerConfig(
     strategies={
         "async": Strategy(
-            optionalRoles=("worker", "evaluator"), exchange="servers", allOrNone=("ps", "worker"), successPolicy="chief"
+            optionalRoles=["worker", "evaluator"], exchange="servers", allOrNone=("ps", "worker"), successPolicy="chief"
         ),
         "sync": Strategy(
             requiredRoles=("worker",),
-            optionalRoles=("ps", "evaluator"),
+            optionalRoles=["ps", "evaluator"],
             restartPolicy="all",
             exchange="all-reduce",
             replicas=("worker", "evaluator"),
         ),
         "model-parallel": Strategy(
             requiredRoles=("worker",),
-            optionalRoles=("ps", "evaluator"),
+            optionalRoles=["ps", "evaluator"],
             restartPolicy="all",
             replicas=("worker", "evaluator"),
             successPolicy="chief",
@@ -298,8 +296,10 @@ def build_with_library(tmp_path: Path, text: str | None = None) -> package.Packa
 def test_a_package_with_the_library_has_its_declaration(tmp_path: Path) -> None:
     built = build_with_library(tmp_path)
     assert read_declaration(built) == LIBRARY_CONFIG
-    assert read_declaration(built).chosen("async").end_keys == {"successPolicy": "chief", "gracePeriod": 0}
-    assert read_declaration(built).chosen("sync").end_keys == {"gracePeriod": 0}
+    asynchronous = {"optionalRoles": ["worker", "evaluator"], "successPolicy": "chief", "gracePeriod": 0}
+    assert read_declaration(built).chosen("async").end_keys == asynchronous
+    synchronous = {"restartPolicy": "all", "optionalRoles": ["ps", "evaluator"], "gracePeriod": 0}
+    assert read_declaration(built).chosen("sync").end_keys == synchronous
     assert trainer_config.read_from_archive(built.archive, "mine") == LIBRARY_CONFIG
     assert read_declaration(package.unpack(built.archive, "mine", list(built.files), "mine.task")) == LIBRARY_CONFIG
 
