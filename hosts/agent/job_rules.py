@@ -145,16 +145,23 @@ def stopped(job: JobRecord, view: View) -> bool:
 
 
 def exit_message(record: ReplicaRecord, more: str = "") -> str:
-    """Return Cloud ML's sentence about a failed replica with `more`, a remedy if there is one, and the end of its log."""
+    """Return Cloud ML's sentence about a failed replica with `more`, a remedy or its last line, and the end of its log."""
     name, code = _name(record.name), record.exitCode
     hint = (
         _memory_hint(record)
         or _rank_hint(record)
         or _busy_hint(record)
         or missing_libraries.remedy(record.errorMessage.splitlines())
+        or _last_line(record)
     )
     sentence = f"The replica {name} exited with a non-zero status of {code}{more}."
     return " ".join(filter(None, (sentence, hint))) + f"\n{record.errorMessage}"
+
+
+def _last_line(record: ReplicaRecord) -> str:
+    """Return the last line of a program that exited and printed no error, such as the text of `sys.exit`; else empty."""
+    lines = [] if record.firstError or record.signal else record.errorMessage.split("\n")
+    return next((f"Last line: {line}" for line in reversed(lines) if line.strip()), "")
 
 
 def _reason_in_brackets(record: ReplicaRecord) -> str:

@@ -130,7 +130,8 @@ def test_an_exit_fails_the_job_with_the_end_of_the_log(make: Make) -> None:
     cluster.run()
     assert cluster.job.state == "FAILED"
     lines = cluster.job.errorMessage.splitlines()
-    assert lines == ["The replica master 0 exited with a non-zero status of 3.", *(f"line {n}" for n in range(10, 30))]
+    sentence = "The replica master 0 exited with a non-zero status of 3. Last line: line 29"
+    assert lines == [sentence, *(f"line {n}" for n in range(10, 30))]
     assert cluster.record("master-0").restarts == 0
 
 

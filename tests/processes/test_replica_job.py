@@ -305,7 +305,8 @@ def test_an_exit_code_without_signal_ends_the_job_after_one_start(make: Make) ->
     cluster = make("import sys\nprint('giving up')\nsys.exit(-1)\n")
     cluster.run()
     assert (cluster.job.state, cluster.record("master-0").starts) == ("FAILED", 1)
-    assert cluster.job.errorMessage == "The replica master 0 exited with a non-zero status of 255.\ngiving up"
+    sentence = "The replica master 0 exited with a non-zero status of 255. Last line: giving up"
+    assert cluster.job.errorMessage == f"{sentence}\ngiving up"
 
 
 def test_a_program_can_request_a_restart(make: Make) -> None:

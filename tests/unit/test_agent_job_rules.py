@@ -10,6 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hosts.agent.job_rules import PREEMPTED, View, decide, exit_message, stopped, termination_reason, to_start
+from jobs.firsterror import FirstError
 from jobs.records import Event, JobRecord, Plan, ReplicaRecord
 from jobs.states import TRANSITIONS, JobState, ReplicaState
 from jobs.study import Study
@@ -19,6 +20,7 @@ PLAN = Plan("job01", NAMES, "trainer.task", [], {}, maxRestarts=2, maxRetries=1,
 RESTART_ALL = replace(PLAN, restartPolicy="all")
 OPTIONAL_WORKERS = replace(PLAN, optionalRoles=["worker"])
 NOW = "2026-01-31T12:00:00.000Z"
+ERROR = FirstError("2026-01-31T11:59:00.000Z", "ValueError: x")
 START = "2026-01-31T11:30:00.000Z"
 
 
@@ -185,11 +187,19 @@ def test_success_in_an_earlier_attempt_counts_unless_all_restart(policy: str, st
 
 @pytest.mark.parametrize(("name", "code"), [("worker-0", 1), ("ps-0", 127), ("master-0", 3), ("worker-0", 255)])
 def test_an_exit_fails_the_job_after_one_second(name: str, code: int) -> None:
-    snapshot = view(record(name, "EXITED", code, errorMessage="Traceback\nValueError: x"), exited={name: 0.99})
+    failed = record(name, "EXITED", code, errorMessage="Traceback\nValueError: x", firstError=ERROR)
+    snapshot = view(failed, exited={name: 0.99})
     assert decide(job(), snapshot) is None
     new = advance(job(), replace(snapshot, exited={name: 1.0}))
     message = f"The replica {name.replace('-', ' ')} exited with a non-zero status of {code}.\nTraceback\nValueError: x"
     assert (new.state, new.errorMessage) == ("FAILED", message)
+
+
+def test_a_program_that_failed_without_an_error_has_its_last_line() -> None:
+    quiet = record("master-0", "EXITED", 1, errorMessage="step 1\nno data in /bucket/data\n\n")
+    sentence = "The replica master 0 exited with a non-zero status of 1."
+    assert exit_message(quiet) == f"{sentence} Last line: no data in /bucket/data\n{quiet.errorMessage}"
+    assert exit_message(replace(quiet, errorMessage=" ")) == f"{sentence}\n "
 
 
 def test_the_wait_after_an_exit_is_at_most_one_heartbeat() -> None:
@@ -225,7 +235,7 @@ def test_an_exit_soon_after_a_kill_is_attributed_to_it(exited: float, killed: fl
 
 @pytest.mark.parametrize("plan", [PLAN, RESTART_ALL])
 def test_a_restart_code_before_an_exit_restarts_the_job(plan: Plan) -> None:
-    failed = record("master-0", "EXITED", 1, errorMessage="no such column")
+    failed = record("master-0", "EXITED", 1, errorMessage="no such column", firstError=ERROR)
     asks = record("worker-0", "EXITED", 42, killed=True, terminationReason="status 42")
     late = view(failed, asks, plan=plan, exited={"master-0": 5.0, "worker-0": 4.9}, killed={"worker-0": 4.9})
     assert advance(job(), late).errorMessage == "The replica master 0 exited with a non-zero status of 1.\nno such column"
