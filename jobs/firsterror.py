@@ -9,6 +9,7 @@ from dataclasses import dataclass
 ERROR_SEVERITIES = frozenset({"ERROR", "CRITICAL"})
 LONGEST = 500
 TRACEBACK = re.compile(r"(?:  \+ Exception Group )?Traceback \(most recent call last\):")
+_RANK = re.compile(r"\[rank\d+\]: ?")
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,10 @@ class ErrorFinder:
         if self._message is not None and self._message != (time, severity):
             self._ended = True
             return False
-        first = self._message is None
+        first, bare = self._message is None, strip_rank(text)
         self._message = (time, severity)
-        traceback = TRACEBACK.match(text) is not None
-        last = self._in_traceback and not traceback and not is_continuation(text)
+        traceback = TRACEBACK.match(bare) is not None
+        last = self._in_traceback and not traceback and not is_continuation(bare)
         self._in_traceback = traceback or (self._in_traceback and not last)
         if not first and not last:
             return False
@@ -58,6 +59,11 @@ def earliest(first_errors: Iterable[tuple[str, FirstError | None]]) -> tuple[str
         return None
     _, name, error = min(errors, key=lambda each: each[:2])
     return name, error
+
+
+def strip_rank(text: str) -> str:
+    """Return a line without the rank that PyTorch puts in front of each line of a traceback: `[rank1]: `."""
+    return _RANK.sub("", text, count=1) if text.startswith("[rank") else text
 
 
 def is_continuation(text: str) -> bool:

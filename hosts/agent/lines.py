@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from jobs.firsterror import TRACEBACK, is_continuation
+from jobs.firsterror import TRACEBACK, is_continuation, strip_rank
 
 LONGEST_LINE = 64 * 1024
 BAR_SECONDS = 5.0
@@ -34,11 +34,12 @@ _MARKS = tuple(
     re.compile(pattern)
     for pattern in (
         rf"{_WORD}:(?:\S*:|\s)",  # logging.basicConfig: INFO:root:text
-        r"([IWEF])\d{4} \d\d:\d\d:\d\d",  # absl, glog: I0000 00:00:1700000000.000000
+        r"\[?([IWEF])\d{4} \d\d:\d\d:\d\d",  # absl, glog: I0000 00:00:1700000000.000000; PyTorch in brackets
         r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: ([IWEF]) ",  # TensorFlow's C++
         rf"\d{{4}}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[.,]\d+\W+(?:\S+\W+)?{_WORD}\b",  # logging with asctime
         r"\S+:\d+: \w*(Warning): ",  # warnings.warn
         r"(?:\S+: )?(error): ",  # the shipped trainer, argparse
+        r"(Fatal) Python error: ",  # a crash in native code
     )
 )
 _SEVERITY = {
@@ -48,6 +49,7 @@ _SEVERITY = {
     "F": "CRITICAL",
     "WARN": "WARNING",
     "FATAL": "CRITICAL",
+    "Fatal": "CRITICAL",
     "Warning": "WARNING",
     "error": "ERROR",
 }
@@ -233,16 +235,17 @@ class Messages:
 
     def add(self, text: str, now: float) -> OutputLine:
         """Return this line with the time and severity of its message."""
-        traceback = TRACEBACK.match(text) is not None
-        severity = "ERROR" if traceback else severity_of(text)
-        if not self._continues(text, severity, now, traceback):
-            self._first = OutputLine(now, severity or "INFO", text)
+        bare = strip_rank(text)
+        traceback = TRACEBACK.match(bare) is not None
+        severity = "ERROR" if traceback else severity_of(bare)
+        if not self._continues(bare, severity, now, traceback):
+            self._first = OutputLine(now, severity or "INFO", bare)
             self._raised = self._chained = False
         self._last = now
-        in_traceback = traceback or (self._in_traceback and is_continuation(text))
+        in_traceback = traceback or (self._in_traceback and is_continuation(bare))
         self._raised = self._raised or (self._in_traceback and not in_traceback)
         self._in_traceback = in_traceback
-        self._chained = self._chained or text.startswith(_CHAINED)
+        self._chained = self._chained or bare.startswith(_CHAINED)
         return OutputLine(self._first.time, self._first.severity, text)
 
     def _continues(self, text: str, severity: str | None, now: float, traceback: bool) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from jobs.firsterror import TRACEBACK
+from jobs.firsterror import TRACEBACK, strip_rank
 
 LIST = "program_packages in ansible/roles/host/defaults/main.yml"
 _CONTENTS = "https://packages.debian.org/search?searchon=contents&suite=bookworm&keywords="
@@ -84,9 +84,9 @@ _OF_GPUS = re.compile(r"lib(?:cu|nv|nccl)")
 
 
 def remedy(lines: Iterable[str]) -> str:
-    """Return one line about the last library or program that is missing; empty if there is none."""
+    """Return one line about the last library, program or package that is missing; empty if there is none."""
     hint, traceback = "", ""
-    for line in (_RANK.sub("", line) for line in lines):
+    for line in map(strip_rank, lines):
         traceback = "" if TRACEBACK.match(line) else f"{traceback}\n{line}"
         if library := _LIBRARY.match(line):
             hint = _of_library(library[1])

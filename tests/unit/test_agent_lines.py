@@ -252,6 +252,8 @@ def test_where_a_long_line_is_cut(line: bytes, cut: int, monkeypatch: pytest.Mon
         ("INFORMATION: x", None),
         ("error: data /nowhere matches no file", "ERROR"),
         ("task.py: error: the following arguments are required: --data", "ERROR"),
+        ("[W1126 12:00:00.123456789 socket.cpp:697] [c10d] x", "WARNING"),
+        ("Fatal Python error: Segmentation fault", "CRITICAL"),
         ("zlib.error: x", None),
         ("Error: x", None),
         ("", None),

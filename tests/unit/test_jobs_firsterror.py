@@ -42,6 +42,7 @@ def first_error_of(*texts: str) -> FirstError | None:
         ([*TRACE[:2]], TRACE[0]),
         (CHAINED, "KeyError: 'x'"),
         (["ERROR:root:it failed", *TRACE, "INFO:root:x", *CHAINED], "ValueError: bad shape"),
+        (["step 1", *(f"[rank1]: {line}" if line else "" for line in CHAINED)], "[rank1]: KeyError: 'x'"),
         (["ERROR:root:it failed", "pause", *TRACE], "ERROR:root:it failed"),
         (["ERROR:root:" + "x" * 900], "ERROR:root:" + "x" * (LONGEST - 11)),
     ],
