@@ -161,10 +161,11 @@ class JobFiles:
         assert self._job is not None
         if self._job.notifier is None:
             plan, env = self._job.assignment.plan, self._job.assignment.environment
-            words = [] if is_url(plan.notify) else variables.expand_command(shlex.split(plan.notify), env)
+            target = variables.expand(plan.notify, env) if is_url(plan.notify) else plan.notify
+            words = [] if is_url(target) else variables.expand_command(shlex.split(target), env)
             secrets = diagnosis.lines_of(env.get(name, "") for name in plan.secrets)
             record = json.dumps(diagnosis.hidden(job.to_dict(), secrets)).encode()
-            self._job.notifier = Notifier(plan.notify, words, record, partial(self._run_as_trainer, self._job))
+            self._job.notifier = Notifier(target, words, record, partial(self._run_as_trainer, self._job))
         return self._job.notifier.result
 
     def _run_as_trainer(self, current: _Job, argv: list[str], added: Mapping[str, str]) -> int:

@@ -401,7 +401,7 @@ def _check_variables(
     Raises:
         UsageError: for another name.
     """
-    command = [] if notification.is_url(notify) else shlex.split(notify)
+    command = [notify] if notification.is_url(notify) else shlex.split(notify)
     texts = {
         "an argument": words,
         "notify": command,

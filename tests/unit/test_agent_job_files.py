@@ -12,6 +12,7 @@ import tarfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from test_agent_unsaved import wait_for_newer_ctime
@@ -261,6 +262,13 @@ def test_a_command_gets_the_record_of_an_ended_job_once_and_without_secrets(stat
     written = json.loads((state / "output/job01").read_bytes())
     assert written == replace(job, errorMessage="it says [secret]").to_dict()
     assert messages(files) == [f"{state}/jobs/job01/package"], "it runs as the trainer, and its output is in the log"
+
+
+def test_variables_in_a_url_are_filled_in(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = Mock()
+    monkeypatch.setattr(job_files_module, "Notifier", sent)
+    ending(state, "http://master-0:8080/${JOB_ID}?$$JOB_ID").notify(JobRecord("job01", JobState.SUCCEEDED))
+    assert sent.call_args.args[:2] == ("http://master-0:8080/job01?$JOB_ID", [])
 
 
 def test_a_command_that_takes_too_long_is_stopped(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
