@@ -1,4 +1,4 @@
-"""Find a shared library or program that a trainer misses on its host, and how to provide it."""
+"""Find a shared library, program or Python package that a trainer misses on its host, and how to provide it."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ _MEANT = {
 _FROM_SUBPROCESS = re.compile(rf"FileNotFoundError: \[Errno 2\] No such file or directory: (?:PosixPath\()?'{_NAME}'\)?$")
 _SUBPROCESS = re.compile(r'  File ".*/subprocess\.py", line \d+, in ')
 _IN_FRONT = r"""[(\[]\s*['"]{}['"]"""
-# PyTorch has it in front of each line of a traceback.
-_RANK = re.compile(r"^\[rank\d+\]: ?")
+# Of Python, for a module that is in no other, and of pip, as hosts have no way to an index.
+_PACKAGE = re.compile(r"ModuleNotFoundError: No module named '(\w+)'$|ERROR: No matching distribution found for ([\w.-]+)")
 _OF_GPUS = re.compile(r"lib(?:cu|nv|nccl)")
 
 
@@ -96,6 +96,10 @@ def remedy(lines: Iterable[str]) -> str:
             hint = _of_library(name) if name.startswith("lib") else _of_program(name)
         elif (program := _FROM_SUBPROCESS.match(line)) and _is_program(program[1], traceback):
             hint = _of_program(program[1])
+        elif package := _PACKAGE.match(line):
+            name = package[1] or package[2]
+            how = "put it into the package or a requirements.txt (--package, --runtime), and run `python`, not /usr/bin/python3"
+            hint = f"Its Python has no {name}: {how}."
     return hint
 
 
@@ -114,6 +118,8 @@ def _of_library(name: str) -> str:
 
 
 def _of_program(name: str) -> str:
+    if name == "python":
+        return "Its PATH lacks the job's Python, as that of a login shell: leave out -l, or what else sets PATH."
     return _add(f"program {name}", _PROGRAMS.get(name), name)
 
 

@@ -37,17 +37,12 @@ RUNTIME_KEYS = ("runtime", "runtimeVersion")
 # The values of ROLE_KEYS that a trial may have.
 _SINGLE_HOST_VALUES = ("BASIC", "BASIC_GPU", "CUSTOM", 0)
 _RESERVED_FOLDERS = ("data", "cluster", "models")
-# Calls that read a rank from the environment, on a line that is no comment and defines nothing.
+# Calls that read a rank from the environment, on a line that is no comment and defines nothing; a Trainer is Lightning's.
 _JOINS_RANKS = re.compile(
-    rb"^(?![ \t]*(?:class|def)\b)[^#\n]*?"
-    rb"\b(init_process_group|jax\.distributed\.initialize|Accelerator|(?:pl|L|lightning|pytorch_lightning)\.Trainer)\(",
+    rb"^(?![ \t]*(?:class|def)\b)[^#\n]*?\b(init_process_group|jax\.distributed\.initialize|Accelerator|Trainer)\(",
     re.MULTILINE,
 )
-_LIGHTNING = re.compile(
-    rb"\A(?!.*^[ \t]*(?:class|def)[ \t]+Trainer\b)"
-    rb".*?^[ \t]*(?:from|import)[ \t]+(?:pytorch_)?lightning\b.*?^[^#\n]*\bTrainer\(",
-    re.MULTILINE | re.DOTALL,
-)
+_LIGHTNING = re.compile(rb"^[ \t]*(?:from|import)[ \t]+(?:pytorch_)?lightning\b", re.MULTILINE)
 # Programs that give their children a rank, by which each host would be the only one, and their options for several hosts.
 _LAUNCHERS = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate"})
 _LAUNCHED_HOSTS = ("nnode", "pet-nnodes", "num-machine", "config-file")
@@ -331,38 +326,39 @@ def _notify(flags: JobFlags, config: Mapping[str, Any], declared: TrainerConfig)
     return str(config.get("notify") or config.get("trainingInput", {}).get("notify") or declared.notify)
 
 
-def _rankless_notes(
+def _lone_training_notes(
     sources: Mapping[str, bytes],
     files: Mapping[str, bytes],
     command: Sequence[str],
     texts: Sequence[str],
     job_hosts: Sequence[Host],
 ) -> Iterator[str]:
-    """Yield the note that a program of PyTorch or JAX also runs on hosts that have no rank.
+    """Yield the notes that hosts would each train alone, without an error: for want of a rank, or of the number of hosts.
 
     Args:
         sources: the files that show what the program calls.
         files: all files of the package, which may configure it.
         command: as of a Job.
-        texts: arguments and the environment, which may stand for a rank.
+        texts: arguments and the environment, which may have a rank or the number of hosts.
     """
     without = [host.name for host in job_hosts if host.role not in environment.RANKED_ROLES]
-    programs = {name: content for name, content in sources.items() if name.endswith(".py")}
-    found = ((name, _JOINS_RANKS.search(content)) for name, content in programs.items())
-    calls = (f"{match[1].decode()} in {name}" for name, match in found if match)
-    call, argument = next(calls, None), commands.first_reference(texts, variables.RANK_NAMES)
-    if without and (reason := call or (argument and f"{argument} of the arguments")):
+    programs = [(name, content) for name, content in sources.items() if name.endswith(".py")]
+    found = ((match[1].decode(), name) for name, content in programs for match in _JOINS_RANKS.finditer(content))
+    calls = [(call, name) for call, name in found if call != "Trainer" or _LIGHTNING.search(sources[name])]
+    argument = commands.first_reference(texts, variables.RANK_NAMES)
+    if without and (reason := " in ".join(calls[0]) if calls else argument and f"{argument} of the arguments"):
         workers = sum(host.role is Role.WORKER for host in job_hosts)
         how = f"--replicas {f'worker={workers}' if workers else 'master'} leaves them out"
         yield f"{reason} needs a rank, which {list_some(without)} would run without: {how}"
     ranked = len(job_hosts) - len(without)
     programs_run = (word for before, word in pairwise(("-m", *command)) if before == "-m")
     launcher = next((word for word in programs_run if posixpath.basename(word) in _LAUNCHERS), None)
-    has_number = argument or any(text.lstrip("-").replace("_", "-").lower().startswith(_LAUNCHED_HOSTS) for text in texts)
+    options = (text.lstrip("-").replace("_", "-").lower() for text in texts)
+    has_number = argument or any(option.startswith(_LAUNCHED_HOSTS) for option in options)
     if launcher and ranked > 1 and not has_number:
         how = "a program that reads RANK needs none, as RANK and WORLD_SIZE are set"
         yield f"{launcher} on each of {ranked} hosts begins a training of its own, as it is given no number of hosts: {how}"
-    lightning = next((name for name, content in programs.items() if _LIGHTNING.search(content)), None)
+    lightning = next((name for call, name in calls if call == "Trainer"), None)
     has_nodes = any("num_nodes" in text for text in texts) or any(b"num_nodes" in content for content in files.values())
     if lightning and ranked > 1 and not has_nodes:
         how = 'Trainer(num_nodes=int(os.environ["WORLD_SIZE"])) makes them one training, --replicas master takes one'
@@ -520,7 +516,9 @@ def build_job(
             *(
                 ()
                 if tuned
-                else _rankless_notes(source_files or files or {}, files or {}, command, texts, inventory.subset(counts).hosts)
+                else _lone_training_notes(
+                    source_files or files or {}, files or {}, command, texts, inventory.subset(counts).hosts
+                )
             ),
             *_unreachable_notes(notify, job_id, inventory),
             *(() if files is None else _missing_notes(notify, folder, files)),

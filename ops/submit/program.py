@@ -25,14 +25,6 @@ _LONGEST_LINE = 1000
 # Options of an interpreter whose next word is code, and options of any program whose value is a file that it writes.
 _CODE_OPTION = re.compile(r"-\w*c")
 _OUTPUT_OPTION = re.compile(r"-[oO]|--out")
-# Where a shell finds a program: at the start of a line or command, behind a keyword, setting, `python -m` or `sh -c '`.
-_INSTALLS = re.compile(
-    r"^(?:[^#\n]*?(?:[;&|{!]|\b(?:then|do|else|if|exec|sudo)\b|\b[A-Z_]+=\S*\s|\s-m\s|\s-\w*c\s+['\"]))?[ \t]*"
-    r"((?:pip3?|conda|mamba|apt|apt-get|poetry|pipenv|uv) +(?:(?:pip +)?install|run|sync))\b",
-    re.MULTILINE,
-)
-_SHELL_LINE = re.compile(r"#!.*sh\b")
-_OPTION, _LOGIN = re.compile("[-+]"), re.compile(r"--login|-[a-z]*l[a-z]*")
 # The folders that may have a program for a script's first line on hosts: Debian's, those of Pythons, data and the package.
 _INTERPRETERS = (
     *("/bin/", "/sbin/", "/lib", "/usr/bin/", "/usr/sbin/", "/usr/lib"),
@@ -141,7 +133,6 @@ def _command(folder: str | None, text: str) -> JobProgram:
             raise UsageError(f"--command {words[0]} is no program that hosts have; did you mean ./{words[0]}?")
         _check_files(words, folder, source)
         source = source or package.PackageSource(Path(words[0]).name, {})
-        _note_habits(text, words, source)
         return JobProgram(source, tuple(words))
     if folder is None or source is None:
         path = _file(words[0], "--command")
@@ -152,21 +143,7 @@ def _command(folder: str | None, text: str) -> JobProgram:
     if not os.access(path, os.X_OK):
         raise UsageError(f"--command {words[0]} is not executable: chmod +x {path}")
     _check_executable(path, words[0])
-    _note_habits(text, (name, *words[1:]), source)
     return JobProgram(source, (f"./{name}", *words[1:]))
-
-
-def _note_habits(text: str, words: Sequence[str], source: package.PackageSource) -> None:
-    """Note what works on the user's machine and not on hosts: installing packages, and a login shell, which sets PATH."""
-    paths = (f"{source.name}/{posixpath.normpath(word)}" for word in words)
-    scripts = {path: source.files[path].decode(errors="replace") for path in paths if path in source.files}
-    shells = {path: content for path, content in scripts.items() if path.endswith(".sh") or _SHELL_LINE.match(content)}
-    calls = ((where, _INSTALLS.search(content)) for where, content in {"--command": text, **shells}.items())
-    if call := next(((where, match[1]) for where, match in calls if match), None):
-        how = "a requirements.txt in --package, or --runtime, brings packages along"
-        terminal.note(f"{call[0]} has `{call[1]}`, and hosts may have no such program and no way to its packages: {how}")
-    if posixpath.basename(words[0]) in variables.SHELLS and any(map(_LOGIN.fullmatch, takewhile(_OPTION.match, words[1:]))):
-        terminal.note(f"--command starts {words[0]} as a login shell, whose PATH is without the Python of jobs: leave out -l")
 
 
 def _check_files(words: Sequence[str], folder: str | None, source: package.PackageSource | None) -> None:

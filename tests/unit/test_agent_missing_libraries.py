@@ -1,4 +1,4 @@
-"""A library or a program that a trainer misses: the error has one line with the remedy."""
+"""A library, program or package that a trainer misses: the error has one line with the remedy."""
 
 from __future__ import annotations
 
@@ -105,6 +105,22 @@ def test_a_gpu_library_needs_no_package() -> None:
     assert "packages" not in remedy
 
 
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("ModuleNotFoundError: No module named 'pandas'", "pandas"),
+        ("ERROR: No matching distribution found for scikit-learn==1.5.0", "scikit-learn"),
+    ],
+)
+def test_a_missing_package_has_a_remedy(line: str, name: str) -> None:
+    how = "put it into the package or a requirements.txt (--package, --runtime), and run `python`, not /usr/bin/python3."
+    assert missing_libraries.remedy([line]) == f"Its Python has no {name}: {how}"
+
+
+def test_a_login_shell_has_a_remedy() -> None:
+    assert "leave out -l" in missing_libraries.remedy(["bash: line 1: python: command not found"])
+
+
 def test_a_missing_folder_is_no_missing_program() -> None:
     assert not missing_libraries.remedy([*call('subprocess.run(["ls"], cwd="nodir")'), f"{NO_FILE} 'nodir'"])
     handled = [*call("run(['own'])"), f"{NO_FILE} 'other'"]
@@ -121,7 +137,7 @@ def test_a_missing_folder_is_no_missing_program() -> None:
         "shared object file: No such file or directory",
         "OSError: /opt/venv/lib/libown.so: cannot open shared object file: No such file or directory",
         "the trainer cannot start: /no/such: No such file or directory",
-        "ModuleNotFoundError: No module named 'git'",
+        "ModuleNotFoundError: No module named 'tensorflow.contrib'",
         "404: page: not found",
         "/opt/venv/pydub/utils.py:170: RuntimeWarning: Failed to find C compiler",
         "",
