@@ -21,7 +21,7 @@ from ops.logs.follow import Note, Waiting
 from ops.logs.lines import Format, LogLine
 
 # The agent's own lines of severity ERROR, which are no error of a trainer.
-_OF_THE_AGENT = ("job FAILED", "trainer ended by ")
+_OF_THE_AGENT = ("job FAILED", "trainer ended by ", "trainer exited with ")
 
 
 def show_logs(

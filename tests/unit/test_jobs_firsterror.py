@@ -92,6 +92,8 @@ def test_the_first_error_s_line_is_marked_once() -> None:
     log_lines[1] = LogLine(log_lines[1].time, "ERROR", "ps-0", "job FAILED")
     assert [line.message for line in [*log_lines, *log_lines] if following(line)] == ["ValueError: bad shape"]
     assert not any(map(FirstErrorDetector(None), log_lines))
+    of_the_agent = (LogLine("00100.0", "ERROR", "ps-0", text) for text in ("job FAILED", "trainer exited with status 1"))
+    assert not any(map(FirstErrorDetector(None, live=True), of_the_agent))
 
 
 def test_the_mark_in_text_and_json() -> None:
