@@ -1,6 +1,6 @@
 """Run TensorFlow jobs on the cluster that `pulumi up` made.
 
-`fab --help TASK` describes a task. Tasks that read have --json. Exit codes: 0 done, 1 the job or the operation
+`fab COMMAND --help` describes a command. Those that read have --json. Exit codes: 0 done, 1 the job or the operation
 failed, 2 the call was wrong and nothing was changed, 130 stopped by Ctrl-C.
 """
 

@@ -16,7 +16,7 @@ from scaletier.checkpoint import CheckpointReader, LocalCopy
 from scaletier.data import DataError
 from scaletier.flags import Flags
 from scaletier.job import Job
-from scaletier.loop import Progress, ReplicaLoop, Round, train
+from scaletier.loop import ReplicaLoop, Round, StepBudget, train
 from scaletier.private import CoordinatorWorkers
 from scaletier.round_graph import (
     handle_specs,
@@ -65,7 +65,7 @@ class Asynchronous(Training):
         strategy = tf.distribute.ParameterServerStrategy(cluster_resolver(self.cluster, self.cluster.jobs))
         return tf.distribute.coordinator.ClusterCoordinator(strategy)
 
-    def begin(self, step: int) -> Progress:
+    def begin(self, step: int) -> StepBudget:
         self.data_begin, self.servers = int(self.position.begin), None
         if self.workers:
             devices = [f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in range(len(self.cluster.jobs["ps"]))]
@@ -83,7 +83,7 @@ class Asynchronous(Training):
         self._zeros = zeros.get_concrete_function() if self.workers else zeros  # traced here, and not in a worker's thread
         self._shown = time.monotonic(), 0
         every = self.flags.eval_steps if self.evaluated or self.job.callbacks else None
-        return Progress(step, self.flags.max_steps, self.count, every)
+        return StepBudget(step, self.flags.max_steps, self.count, every)
 
     def trace_pull(self, servers: SharedParameters) -> None:
         """Trace what gives the copy the servers' parameters, once, and not while others train."""

@@ -59,7 +59,7 @@ class Pace(NamedTuple):
     staleness: float
 
 
-class Progress:
+class StepBudget:
     """State shared by the replicas of a job, each a thread of the chief's process: the job's steps, and who trains.
 
     Replicas reserve steps before a round and commit them after it, so that together they end at the last step. The chief starts
@@ -177,7 +177,7 @@ class ReplicaLoop:
     first: int = 1
 
 
-def train(replica: ReplicaLoop, progress: Progress) -> Iterator[Round]:
+def train(replica: ReplicaLoop, progress: StepBudget) -> Iterator[Round]:
     """Yield a replica's rounds until the job's last step, or until it is stopped; DivergedError if the loss is not finite."""
     start = last = time.monotonic()
     last_step, local_steps, rounds, staleness, period_line = progress.step, 0, 0, 0, ""

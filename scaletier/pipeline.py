@@ -17,7 +17,7 @@ import numpy as np
 from scaletier.checkpoint import CheckpointReader, LocalCopy
 from scaletier.functional_model import Batch, FunctionalModel, VariableSpec
 from scaletier.job import JobError
-from scaletier.loop import Progress, ReplicaLoop, Round, train
+from scaletier.loop import ReplicaLoop, Round, StepBudget, train
 from scaletier.private import copy_to_device
 from scaletier.round_graph import list_handles, named_handles, pack_round, unpack_round
 from scaletier.runtime import devices_of, import_tensorflow, say, say_there
@@ -105,7 +105,7 @@ class ModelParallel(Training):
         ]
         return DistributedCopy(self.network, stages, reader)
 
-    def begin(self, step: int) -> Progress:
+    def begin(self, step: int) -> StepBudget:
         stages = self.copy.stages
         with tf.device(stages[0].device):
             self.iterator = iter(self.source.training_here(0, 1, step - int(self.position.begin)))
@@ -113,7 +113,7 @@ class ModelParallel(Training):
             megabytes = 4e-6 * sum(unit.size for unit in stage.units)
             say(f"Placed {', '.join(unit.name for unit in stage.units)} on {stage.replica}: {megabytes:.1f} MB of parameters")
         self.graph = tf.function(self._step, autograph=False)
-        return Progress(step, self.flags.max_steps)
+        return StepBudget(step, self.flags.max_steps)
 
     def rounds(self) -> Iterator[Round]:
         hosts = {stage.replica: stage.device for stage in reversed(self.copy.stages)}

@@ -1,7 +1,7 @@
 """Choose the sync period: how many local steps a replica takes between two exchanges.
 
-`sync` has a fixed period, SYNCHRONOUS or the user's. `async` measures its period, unless the user sets one. In `model-parallel`
-a round has one step, always.
+`sync` has a fixed period, DEFAULT_SYNC_PERIOD or the user's. `async` measures its period, unless the user sets one. In
+`model-parallel` a round always has one step.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-SYNCHRONOUS = 4
+DEFAULT_SYNC_PERIOD = 4
 """The period of the strategy `sync` if the user sets none; it must equal `defaultSyncPeriod` of scaletier.yaml."""
 # The first measured period, and the largest. Slow steps, not exchanges, can make it smaller than the first.
 _FIRST, _MOST = 4, 64

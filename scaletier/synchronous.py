@@ -20,11 +20,11 @@ from scaletier.checkpoint import CheckpointReader, LocalCopy
 from scaletier.flags import Flags
 from scaletier.functional_model import FunctionalModel, Variables
 from scaletier.job import Job, JobError
-from scaletier.loop import Progress, ReplicaLoop, Round, train
+from scaletier.loop import ReplicaLoop, Round, StepBudget, train
 from scaletier.round_graph import Exchange, LocalResult, initial_local, make_round, make_variables, run_round
 from scaletier.runtime import BEGUN, import_tensorflow, quiet_stderr, say
 from scaletier.shared_parameters import fill, overlap, split_evenly
-from scaletier.sync_period import SYNCHRONOUS, SyncPeriod
+from scaletier.sync_period import DEFAULT_SYNC_PERIOD, SyncPeriod
 from scaletier.tf_config import Cluster
 from scaletier.training import Training, cluster_resolver
 
@@ -82,7 +82,7 @@ class Synchronous(Training):
         say(f"Started [{self.name}], waits for the others to train with")
         return super().make_copy(reader)
 
-    def begin(self, step: int) -> Progress:
+    def begin(self, step: int) -> StepBudget:
         """Give every replica the chief's variables: those of the optimizer too, if the job resumes from a checkpoint."""
         copy, count = self.copy, len(self.devices)
         give = tf.function(self._give, autograph=False)
@@ -104,11 +104,11 @@ class Synchronous(Training):
         self.graph = make_round(self.network, exchange, self.iterator, self.devices)
         self.every = self.flags.eval_steps or self.flags.max_steps
         self.epoch = step // self.every
-        return Progress(step, self.flags.max_steps, every=self.every)
+        return StepBudget(step, self.flags.max_steps, every=self.every)
 
     def rounds(self) -> Iterator[Round]:
         """Yield rounds with the same number of steps on every replica; the global step counts those of all."""
-        period = SyncPeriod(self.flags.sync_period or SYNCHRONOUS, True)
+        period = SyncPeriod(self.flags.sync_period or DEFAULT_SYNC_PERIOD, True)
         emits, devices = {self.name: say}, len(self.devices) * self.count
         replica = ReplicaLoop(self.name, self._take, period, self.flags.log_interval, emits, True, devices, period.steps)
         return train(replica, self.progress)

@@ -19,7 +19,7 @@ from scaletier.evaluation import EvaluationResult, make_evaluate
 from scaletier.flags import Flags
 from scaletier.functional_model import Batch, FunctionalModel
 from scaletier.job import Job, JobError
-from scaletier.loop import DivergedError, EvalInterval, PreemptedError, Progress, Round, eval_line, final_line
+from scaletier.loop import DivergedError, EvalInterval, PreemptedError, Round, StepBudget, eval_line, final_line
 from scaletier.private import is_lost_host
 from scaletier.runtime import give_memory_back, host_memory, import_tensorflow, local_devices, one_line, say, say_device
 from scaletier.savedmodel import export, save_model, served
@@ -88,8 +88,8 @@ class Training(abc.ABC):
         return checkpoint.LocalCopy(self.network, reader, self.devices[0])
 
     @abc.abstractmethod
-    def begin(self, step: int) -> Progress:
-        """Prepare the rounds from a global step on; return the progress of the job's replicas."""
+    def begin(self, step: int) -> StepBudget:
+        """Prepare the rounds from a global step on; return the step budget of the job."""
 
     @abc.abstractmethod
     def rounds(self) -> Iterator[Round]:

@@ -1,4 +1,4 @@
-"""Tasks on the cluster: its hosts, their load, their cost."""
+"""Commands on the cluster: its hosts, their load, their cost."""
 
 import sys
 from typing import Any
@@ -21,7 +21,7 @@ def hosts(_: Any, json: bool = False) -> int:
 
 @task(help={"json": JSON})
 def connect(_: Any, json: bool = False) -> int:
-    """Fetch the hosts from the stack's state, after another user's pulumi up; the first fab command here does so by itself.
+    """Fetch inventory and SSH files from the stack's state, after another user's pulumi up; the first fab command here does so.
 
     fab connect
     fab connect --json
@@ -31,16 +31,16 @@ def connect(_: Any, json: bool = False) -> int:
     return run(json)
 
 
-@task(help={"fix": "apply safe fixes: the firewall, stopped hosts, modes of keys", "json": JSON})
+@task(help={"fix": "apply safe fixes: the firewall, stopped hosts, permissions of keys", "json": JSON})
 def doctor(_: Any, fix: bool = False, json: bool = False) -> int:
-    """Look for problems: versions, limits, keys, clocks, disks, firewall, hosts, units, and orphans.
+    """Look for problems: versions, limits, keys, clocks, disks, firewall, hosts, units, leftover resources.
 
     fab doctor
     fab doctor --fix
     fab doctor --json
 
     A line each, ok, warning or error, with the command that fixes it; exit code 1 if there is an error. It works with half of
-    the cluster down, and without a stack. Nothing is ever deleted: for orphans it prints the command.
+    the cluster down, and without a stack. Nothing is ever deleted: for leftover resources it prints the command.
     """
     from ops.show.doctor import doctor as run
 
@@ -54,7 +54,7 @@ def top(_: Any, once: bool = False, json: bool = False) -> int:
     fab top
     fab top --once
 
-    Without a terminal, one table. The figures are from the last reports of the replicas: no host is queried.
+    Without a terminal, one table. The numbers are from the last heartbeats of the replicas: no host is queried.
     """
     from ops.show.top import top as run
 
@@ -74,11 +74,11 @@ def cost(_: Any, json: bool = False) -> int:
 
 
 @task(
-    words=["replica"],
+    positionals=["host"],
     rest="COMMAND",
-    help={"replica": "a host, such as worker-2 (default: the master's); fab describe lists the host of each replica"},
+    help={"host": "a host, such as worker-2 (default: the master's); fab describe lists the host of each replica"},
 )
-def shell(_: Any, replica: str | None = None) -> int:
+def shell(_: Any, host: str | None = None) -> int:
     """Open a shell on a host, or run a command there, as `admin`, who may use sudo.
 
     fab shell worker-2
@@ -88,4 +88,4 @@ def shell(_: Any, replica: str | None = None) -> int:
     from ops.cluster.inventory import load
     from ops.cluster.shell import shell as run
 
-    return run(load(), replica, after_dashes(sys.argv))
+    return run(load(), host, after_dashes(sys.argv))

@@ -1,7 +1,7 @@
-"""The command line of `fab`: Fabric parses it; bare words, help and suggestions are added here.
+"""The command line of `fab`: Fabric parses it; positional arguments, help and suggestions are added here.
 
-Fabric's own flags that this project has no use for are not offered; a flag has a short form only if it is the same in every
-task.
+A command is a task of Fabric. Fabric's own flags that this project has no use for are not offered; a flag has a short form
+only if it is the same in every command.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from ops.errors import WRONG_CALL, one_line, suggest
 DASHES = "--"
 HELP = ("-h", "--help")
 _HELP_WORD = "help"
-SHORT = {"job": "j", "follow": "f", "lines": "n"}
-"""The flags that have a short form, which means the same in every task."""
-# Useful flags before the task: name and short form.
+OTHER_NAMES = {"job": ("j",), "follow": ("f",), "lines": ("n",), "host": ("replica",)}
+"""Short forms of flags, which mean the same in every command, and the former name of a flag of fab shell."""
+# Useful flags before the command: name and short form.
 _CORE = {"help": "h", "list": "l", "version": "V", "debug": None, "stack": None, "project": None}
 
 # Flags of the version before, and their present names.
 _OLD_FLAGS = {"--wake": "--start-hosts"}
-# Tasks of the version before, and their replacements.
+# Commands of the version before, and their replacements.
 _REPLACED = {
     "render": "fab train --dry-run",
     "try": "python examples/draw/draw.py MODEL",
     "make-request": "python -m trainer.request",
 }
 
-# The modules of tasks, each with its topic.
+# The modules of commands, each with its topic.
 TOPICS = {
     "jobs": "Jobs",
     "results": "Results of jobs",
@@ -55,17 +55,17 @@ TOPICS = {
 
 
 class CommandTask(fabric.Task):  # type: ignore[misc]  # Fabric has no types
-    """A task of `fab`.
+    """A command of `fab`.
 
-    `words` are the flags whose values may be given without the flag, in this order; a flag that may be repeated is listed as
-    often as it may be given. `rest` names what may stand behind `--`.
+    `positionals` are the flags whose values may be given without the flag, in this order; a flag that may be repeated is listed
+    as often as it may be given. `rest` names what may stand behind `--`.
     """
 
     help: dict[str, str]
 
-    def __init__(self, *args: Any, words: Sequence[str] = (), rest: str = "", **kwargs: Any) -> None:
+    def __init__(self, *args: Any, positionals: Sequence[str] = (), rest: str = "", **kwargs: Any) -> None:
         super().__init__(*args, positional=[], auto_shortflags=False, **kwargs)
-        self.words, self.rest = tuple(words), rest
+        self.positionals, self.rest = tuple(positionals), rest
 
     def get_arguments(self, ignore_unknown_help: bool | None = None) -> list[Argument]:
         """Return invoke's arguments, whose help texts it drops after the first call."""
@@ -76,19 +76,19 @@ class CommandTask(fabric.Task):  # type: ignore[misc]  # Fabric has no types
             self.help = texts
 
     def arg_opts(self, name: str, default: Any, taken_names: set[str]) -> dict[str, Any]:
-        """Return invoke's options of a flag, with our own short form."""
+        """Return invoke's options of a flag, with our own short form or former name."""
         options: dict[str, Any] = super().arg_opts(name, default, taken_names)
-        options["names"] = (*options["names"], *SHORT.get(name, ()))
+        options["names"] = (*options["names"], *OTHER_NAMES.get(name, ()))
         return options
 
 
 def after_dashes(argv: Sequence[str]) -> list[str]:
-    """Return the words behind a lone `--`, each as the shell gave it."""
+    """Return the arguments behind a lone `--`, each as the shell gave it."""
     return list(argv[argv.index(DASHES) + 1 :]) if DASHES in argv else []
 
 
 def help_topic(tokens: Sequence[str]) -> str | None:
-    """Return the task whose help is wanted, by a flag anywhere before `--`, or None."""
+    """Return the command whose help is requested, by a flag anywhere before `--`, or None."""
     own_words = tokens[: tokens.index(DASHES)] if DASHES in tokens else tokens
     bare = [
         word for last, word in zip(("", *own_words), own_words, strict=False) if not word.startswith("-") and last[:1] != "-"
@@ -99,7 +99,7 @@ def help_topic(tokens: Sequence[str]) -> str | None:
 
 
 def protect_args(tokens: Sequence[str], flag: str = "--args") -> list[str]:
-    """Keep invoke from reading the value of `--args` as a flag of the task: `--args "--json"`.
+    """Keep invoke from reading the value of `--args` as a flag of the command: `--args "--json"`.
 
     A space in front does it, and means nothing to shlex, which splits the value later.
     """
@@ -121,37 +121,37 @@ def rename_flags(tokens: Sequence[str]) -> list[str]:
     return [_OLD_FLAGS.get(token, token) for token in tokens]
 
 
-def expand_words(tokens: Sequence[str], words: Mapping[str, Sequence[str]], valued: Mapping[str, set[str]]) -> list[str]:
-    """Return the command line with bare words as flags, `logs worker` as `logs --replica=worker`.
+def expand_positionals(tokens: Sequence[str], names: Mapping[str, Sequence[str]], valued: Mapping[str, set[str]]) -> list[str]:
+    """Return the command line with positional arguments as flags, `logs worker` as `logs --replica=worker`.
 
     Args:
-        words: the flags that take bare words, by task.
-        valued: the flags of a task that have a value.
+        names: the flags that may be positional, by command.
+        valued: the flags of a command that have a value.
 
     Raises:
-        ValueError: for a second task.
+        ValueError: for a second command.
     """
     result: list[str] = []
-    task, free_words, value_follows = "", list[str](), False
+    task, free, value_follows = "", list[str](), False
     for token in tokens:
         if value_follows:
             value_follows = False
         elif token.startswith("-"):
             last = token if token.startswith("--") else f"-{token[-1]}"  # of -fn 20
             value_follows = last in valued.get(task, ())
-        elif free_words:
-            result.append(f"--{free_words.pop(0)}={token}")
+        elif free:
+            result.append(f"--{free.pop(0)}={token}")
             continue
-        elif token in words and task:
-            raise ValueError(f"one task at a time: fab {task}, and then fab {token}")
-        elif token in words:
-            task, free_words = token, list(words[token])
+        elif token in names and task:
+            raise ValueError(f"one command at a time: fab {task}, and then fab {token}")
+        elif token in names:
+            task, free = token, list(names[token])
         result.append(token)
     return result
 
 
 def flags_with_values(context: ParserContext) -> set[str]:
-    """Return the flags of a task that take a value, long and short."""
+    """Return the flags of a command that take a value, long and short."""
     return {to_flag(name) for arg in context.args.values() if arg.takes_value for name in arg.names}
 
 
@@ -162,10 +162,10 @@ def reword(message: str, tasks: Sequence[str], flags: Sequence[str] = (), task: 
         if word.startswith("-"):
             return _unknown_flag(word, flags, task)
         if task:
-            return f"fab {task} has no use for {word!r}: see fab {task} --help"
+            return f"fab {task} takes no further argument {word!r}: see fab {task} --help"
         if word in _REPLACED:
             return f"fab {word} was replaced by: {_REPLACED[word]}"
-        return f"there is no task {word!r}{suggest(word, tasks)}; valid are {', '.join(tasks)}"
+        return f"there is no command {word!r}{suggest(word, tasks)}; valid are {', '.join(tasks)}"
     if error := re.search(r"Flag (?:<Argument: )?'?(\S+?)'?[ >(].*needed value", message):
         return f"--{error[1].lstrip('-').replace('_', '-')} needs a value"
     return " ".join(message.split())
@@ -173,7 +173,7 @@ def reword(message: str, tasks: Sequence[str], flags: Sequence[str] = (), task: 
 
 def _unknown_flag(flag: str, flags: Sequence[str], task: str) -> str:
     if not task:
-        return f"there is no flag {flag} before the task; fab --help lists the valid ones"
+        return f"there is no flag {flag} before the command; fab --help lists the valid ones"
     problem = f"fab {task} has no flag {flag}{suggest(flag, flags)}"
     if "--args" in flags and flag.startswith("--"):
         return f"{problem}; an argument of the trainer goes behind {DASHES}, as in: fab {task} … {DASHES} {flag} …"
@@ -181,7 +181,7 @@ def _unknown_flag(flag: str, flags: Sequence[str], task: str) -> str:
 
 
 class CommandLine(Fab):  # type: ignore[misc]  # Fabric has no types
-    """Fabric's command line for tasks alone, which never reads ~/.ssh/config."""
+    """Fabric's command line for our commands alone, which never reads ~/.ssh/config."""
 
     def core_args(self) -> list[Argument]:
         """Return Fabric's flags, the unused ones without a short form, and those of stack and project."""
@@ -209,14 +209,14 @@ class CommandLine(Fab):  # type: ignore[misc]  # Fabric has no types
         self.config.load_ssh_configs = False
 
     def load_collection(self) -> None:
-        """Load our tasks, from any working directory."""
+        """Load our commands, from any working directory."""
         self.args["search-root"].set_value(str(ROOT))
         super().load_collection()
 
     def parse_tasks(self) -> None:
-        """Parse the tasks after bare words and help; the stack and project flags take effect from here on."""
+        """Parse the command after positional arguments and help; the stack and project flags take effect from here on."""
         contexts = self.collection.to_contexts()
-        words = {context.name: self.collection[context.name].words for context in contexts}
+        positionals = {context.name: self.collection[context.name].positionals for context in contexts}
         everywhere = flags_with_values(self.initial_context)
         valued = {context.name: flags_with_values(context) | everywhere for context in contexts}
         help_task = help_topic(self.core.unparsed)
@@ -224,11 +224,11 @@ class CommandLine(Fab):  # type: ignore[misc]  # Fabric has no types
             self.core.unparsed[:] = []
             self.args["help"].set_value(help_task)
         with self._one_line_errors():
-            self.core.unparsed[:] = expand_words(self.core.unparsed, words, valued)
+            self.core.unparsed[:] = expand_positionals(self.core.unparsed, positionals, valued)
             super().parse_tasks()
         project = self.args["project"].value
         if project and not is_checkout(Path(project)):
-            raise Exit(f"error: {project} is no checkout of scaletier: it has no Pulumi.yaml of it", WRONG_CALL)
+            raise Exit(f"error: {project} is no checkout of scaletier: it does not have scaletier's Pulumi.yaml", WRONG_CALL)
         for flag, variable in (("stack", "PULUMI_STACK"), ("project", "SCALETIER_PROJECT")):
             if value := self.args[flag].value:
                 os.environ[variable] = value
@@ -255,14 +255,14 @@ class CommandLine(Fab):  # type: ignore[misc]  # Fabric has no types
 
     def print_help(self) -> None:
         """Print the usage of `fab`."""
-        _print(f"Usage: {self.binary} [--stack NAME] TASK [WORDS] [--flags] [{DASHES} ARGUMENTS OF THE TRAINER]\n")
+        _print(f"Usage: {self.binary} [--stack NAME] COMMAND [ARGUMENTS] [--flags] [{DASHES} …]\n")
         self.load_collection()
         self.list_flat()
-        _print(f"{self.leading_indent}{self.binary} TASK --help shows the rest. Before or after a task:\n")
+        _print(f"{self.leading_indent}{self.binary} COMMAND --help shows the rest. Before or after a command:\n")
         self.print_columns([_help_of(arg) for arg in self.core_args() + self.task_args() if arg.name in _CORE])
 
     def list_flat(self) -> None:
-        """List the tasks by topic, in the order in which users need them."""
+        """List the commands by topic, the topics in the order in which users need them."""
         for module, title in TOPICS.items():
             names = sorted(name for name in self.collection.task_names if _module(self.collection[name]) == module)
             if names:
@@ -270,12 +270,12 @@ class CommandLine(Fab):  # type: ignore[misc]  # Fabric has no types
                 self.print_columns([(name, _first_line(self.collection[name])) for name in names])
 
     def print_task_help(self, name: str) -> None:
-        """Print a task's usage, description, flags, and examples."""
+        """Print a command's usage, description, flags, and examples."""
         task = self.collection[name]
-        words = "".join(f" [{word.upper()}{' …' * (task.words.count(word) > 1)}]" for word in dict.fromkeys(task.words))
-        context = self.parser.contexts[name]
+        context, given = self.parser.contexts[name], task.positionals
+        names = "".join(f" [{each.upper()}{' …' * (given.count(each) > 1)}]" for each in dict.fromkeys(given))
         rest = f" [{DASHES} {task.rest}]" if task.rest else ""
-        _print(f"Usage: {self.binary} {name}{words} [--flags]{rest}\n")
+        _print(f"Usage: {self.binary} {name}{names} [--flags]{rest}\n")
         for paragraph in _paragraphs(task):
             if not _is_example(paragraph):
                 _print(f"{textwrap.indent(paragraph, self.leading_indent)}\n")
@@ -298,7 +298,7 @@ def _print(line: str = "") -> None:
 
 
 def examples(task: CommandTask) -> list[str]:
-    """Return the command lines in a task's documentation, which are paragraphs of their own."""
+    """Return the examples in a command's documentation, which are paragraphs of their own."""
     return [line for paragraph in _paragraphs(task) if _is_example(paragraph) for line in paragraph.splitlines()]
 
 

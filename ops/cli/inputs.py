@@ -1,4 +1,4 @@
-"""Tasks on the inputs of jobs: data, and Python runtimes."""
+"""Commands on the inputs of jobs: data, and Python environments."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from ops.cli.task import JSON, load_cluster, task
 
 
 @task(
-    words=["action", "what", "name"],
+    positionals=["action", "what", "name"],
     help={
         "action": "ls (the default), put or rm",
         "what": "file or folder of this machine to upload; or a name in the bucket",
@@ -32,11 +32,11 @@ def data(
 
 
 @task(
-    words=["action", "name"],
-    help={"action": "ls (the default) or rm", "name": "the runtime to remove", "yes": "do not ask", "json": JSON},
+    positionals=["action", "name"],
+    help={"action": "ls (the default) or rm", "name": "the environment to remove", "yes": "do not ask", "json": JSON},
 )
 def runtimes(_: Any, action: str | None = None, name: str | None = None, yes: bool = False, json: bool = False) -> int:
-    """List or remove the Python runtimes that fab train --runtime and --runtime-version have built.
+    """List or remove the Python environments that fab train --runtime and --runtime-version have built.
 
     fab runtimes
     fab runtimes rm tensorflow-2.20-1a2b3c4d5e6f

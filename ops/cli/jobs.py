@@ -1,4 +1,4 @@
-"""Tasks for jobs: run, observe, end and delete them."""
+"""Commands for jobs: run, observe, end and delete them."""
 
 import sys
 from typing import Any
@@ -8,7 +8,7 @@ from ops.cli.task import JOB, JSON, NEW_JOB, TRAINER, load_cluster, task
 
 
 @task(
-    words=["job"],
+    positionals=["job"],
     rest=TRAINER,
     iterable=["labels", "env", "secret"],
     help={
@@ -25,7 +25,7 @@ from ops.cli.task import JOB, JSON, NEW_JOB, TRAINER, load_cluster, task
         "args": 'arguments of the trainer, quoted as for a shell: --args "--max-steps 500"; or put them last, behind --',
         "scale-tier": "use no more of the cluster than this tier, such as BASIC (default: all that --strategy uses)",
         "replicas": "use these replicas: worker=2,ps=1 for counts, worker for all workers; a master is always included",
-        "strategy": "how replicas share the work, by a name that the package declares: passed on as --strategy before --args",
+        "strategy": "name of a strategy in the package's scaletier.yaml; the trainer gets it as --strategy NAME, before --args",
         "labels": "labels of the job, key=value,key=value; may be repeated",
         "job-dir": "where the output goes, in the bucket (default: jobs/ID/output there)",
         "resume": "id of an ended job: continue from its checkpoints in its output folder, with current package and arguments",
@@ -36,7 +36,7 @@ from ops.cli.task import JOB, JSON, NEW_JOB, TRAINER, load_cluster, task
         "priority": "whole number: of the waiting jobs, the one with the highest starts next (default: 0)",
         "queue": "wait if another job has the hosts; --no-queue refuses instead",
         "start-hosts": "start hosts that are stopped, and wait until they are up",
-        "notify": "report the job's end to a URL, which gets its record by POST, or by a command on one of its hosts",
+        "notify": "URL that gets the job's record by POST when the job ends, or a command that one of its hosts then runs",
         "follow": "show the logs until the job ends, and exit 0 only if it SUCCEEDED; --no-follow starts it and returns",
         "plain": "print plain lines, also on a terminal",
         "dry-run": "show the files, their size, the plan and each TF_CONFIG, and send nothing",
@@ -117,7 +117,7 @@ def jobs(_: Any, filter: str | None = None, limit: str | None = None, json: bool
     return run(load_cluster(), filter, limit, json)
 
 
-@task(words=["job"], help={"job": JOB, "json": JSON})
+@task(positionals=["job"], help={"job": JOB, "json": JSON})
 def describe(_: Any, job: str | None = None, json: bool = False) -> int:
     """Show a job: its state, times and input, replicas with exit code and restarts, and why it failed.
 
@@ -130,12 +130,12 @@ def describe(_: Any, job: str | None = None, json: bool = False) -> int:
 
 
 @task(
-    words=["replica", "job"],
+    positionals=["replica", "job"],
     help={
         "replica": "replicas such as master-0,worker-1, a role such as worker, or all, which is the default; or a job's id",
         "job": JOB,
         "follow": "show lines as they come, until the job ends",
-        "lines": "number of last lines of each replica, or all (default: 100; all with one of the next four)",
+        "lines": "number of last lines of each replica, or all (default: 100; all with --since, --until, --grep or --severity)",
         "since": "only lines printed since then: 10m or 2h ago, 14:30:05 today, or 2026-01-31T12:00:00Z",
         "until": "only lines printed until then, in the same forms",
         "grep": "only lines that match this regular expression",
@@ -177,7 +177,7 @@ def logs(
     return show_logs(load_cluster(), replica, job, filters, follow, json, plain)
 
 
-@task(words=["job"], help={"job": JOB, "json": f"{JSON}: its record"})
+@task(positionals=["job"], help={"job": JOB, "json": f"{JSON}: its record"})
 def wait(_: Any, job: str | None = None, json: bool = False) -> int:
     """Wait until a job has ended; exit code 0 only if it SUCCEEDED.
 
@@ -189,7 +189,7 @@ def wait(_: Any, job: str | None = None, json: bool = False) -> int:
 
 
 @task(
-    words=["job"],
+    positionals=["job"],
     help={"job": "id of the job (default: the only one that has not ended)", "json": f"{JSON}: its record"},
 )
 def cancel(_: Any, job: str | None = None, json: bool = False) -> int:
@@ -204,11 +204,11 @@ def cancel(_: Any, job: str | None = None, json: bool = False) -> int:
 
 
 @task(
-    words=["original"],
+    positionals=["original"],
     help={
         "original": "id of the job to run again (default: the newest)",
         "job": "id of the new run (default: ORIGINAL_2, or the next number that is free)",
-        "follow": "as for fab train; --no-follow starts it and returns, and the same command with --job compares later",
+        "follow": "as for fab train; after --no-follow, fab reproduce ORIGINAL --job ID follows the new run and compares",
         "json": f"{JSON}; logs go to stderr",
     },
 )
@@ -272,7 +272,7 @@ def plan(
     return run(call, json)
 
 
-@task(words=["job"], help={"job": "id of a job that has ended", "yes": "do not ask", "json": JSON})
+@task(positionals=["job"], help={"job": "id of a job that has ended", "yes": "do not ask", "json": JSON})
 def delete(_: Any, job: str | None = None, yes: bool = False, json: bool = False) -> int:
     """Delete an ended job with its package, logs and output; output in --job-dir is kept. Asks first.
 

@@ -1,10 +1,11 @@
-"""Tasks on models: deploy their versions, and request predictions."""
+"""Commands on models: deploy their versions, and request predictions."""
 
 from typing import Any
 
 from ops.cli.task import JSON, NEW_JOB, load_cluster, task
 
 MODEL = "name of the model (default: the only one)"
+_NAMED = {"model": MODEL, "version": "one of its versions"}
 
 
 @task(
@@ -47,7 +48,7 @@ def models(_: Any, json: bool = False) -> int:
     return run(load_cluster(), json)
 
 
-@task(words=["model"], help={"model": MODEL, "json": JSON})
+@task(positionals=["model"], help={"model": MODEL, "json": JSON})
 def versions(_: Any, model: str | None = None, json: bool = False) -> int:
     """List a model's versions.
 
@@ -59,7 +60,7 @@ def versions(_: Any, model: str | None = None, json: bool = False) -> int:
     return run(load_cluster(), model, json)
 
 
-@task(words=["model", "version"], help={"model": MODEL, "version": "one of its versions", "json": JSON})
+@task(positionals=["model", "version"], help={**_NAMED, "json": JSON})
 def set_default(_: Any, model: str | None = None, version: str | None = None, json: bool = False) -> int:
     """Make a version the default for requests that name none. No request fails meanwhile.
 
@@ -70,7 +71,7 @@ def set_default(_: Any, model: str | None = None, version: str | None = None, js
     return run(load_cluster(), model, version, json)
 
 
-@task(words=["model", "version"], help={"model": MODEL, "version": "one of its versions", "json": JSON})
+@task(positionals=["model", "version"], help={**_NAMED, "json": JSON})
 def undeploy(_: Any, model: str | None = None, version: str | None = None, json: bool = False) -> int:
     """Remove a version from the model server. It is kept, and fab deploy restores it.
 
@@ -81,7 +82,7 @@ def undeploy(_: Any, model: str | None = None, version: str | None = None, json:
     return run(load_cluster(), model, version, json)
 
 
-@task(words=["model", "version"], help={"model": MODEL, "version": "one of its versions", "yes": "do not ask", "json": JSON})
+@task(positionals=["model", "version"], help={**_NAMED, "yes": "do not ask", "json": JSON})
 def delete_version(_: Any, model: str | None = None, version: str | None = None, yes: bool = False, json: bool = False) -> int:
     """Delete a version with its files. Its name stays taken. Asks first.
 
@@ -94,7 +95,7 @@ def delete_version(_: Any, model: str | None = None, version: str | None = None,
 
 
 @task(
-    words=["model"],
+    positionals=["model"],
     help={
         "model": MODEL,
         "version": "one of its versions (default: the model's default)",
@@ -142,7 +143,7 @@ def predict(
     return run(load_cluster(), model, version, json_instances, signature, json)
 
 
-@task(words=["model"], help={"model": MODEL, "port": "port of this machine (default: 8501, or the next that is free)"})
+@task(positionals=["model"], help={"model": MODEL, "port": "port of this machine (default: 8501, or the next that is free)"})
 def serve(_: Any, model: str | None = None, port: str | None = None) -> int:
     """Open a local port to the model server, for curl and other clients, until Ctrl-C.
 

@@ -1,4 +1,4 @@
-"""Tasks on the results of jobs: output, report, curves."""
+"""Commands on the results of jobs: output, report, curves."""
 
 from typing import Any
 
@@ -6,10 +6,10 @@ from ops.cli.task import JOB, JSON, load_cluster, task
 
 
 @task(
-    words=["job", "path", "dest"],
+    positionals=["job", "path", "dest"],
     help={
         "job": JOB,
-        "path": "file or folder of the job's output (default: all of it); any other word is DEST",
+        "path": "file or folder of the job's output (default: all of it); a name that is not in the output is taken as DEST",
         "dest": "a new or empty directory, or for a file a new name (default: ID, or the name of PATH)",
         "json": JSON,
     },
@@ -26,7 +26,7 @@ def get(_: Any, job: str | None = None, path: str | None = None, dest: str | Non
     return run(load_cluster(), job, path, dest, json)
 
 
-@task(words=["job", "dest"], help={"job": JOB, "dest": "the directory to create (default: export/ID/TIMESTAMP)", "json": JSON})
+@task(positionals=["job", "dest"], help={"job": JOB, "dest": "a new directory (default: export/ID/TIMESTAMP)", "json": JSON})
 def export(_: Any, job: str | None = None, dest: str | None = None, json: bool = False) -> int:
     """Fetch the newest SavedModel of a job, or export its latest checkpoint first; show its signatures.
 
@@ -39,7 +39,7 @@ def export(_: Any, job: str | None = None, dest: str | None = None, json: bool =
 
 
 @task(
-    words=["job"] * 7,
+    positionals=["job"] * 7,
     iterable=["job"],
     help={
         "job": f"{JOB}; several are compared",
@@ -61,7 +61,7 @@ def report(_: Any, job: Any = None, output: str | None = None, json: bool = Fals
 
 
 @task(
-    words=["job", "dest"],
+    positionals=["job", "dest"],
     help={
         "job": JOB,
         "dest": "the file to write (default: ID-bundle.tar.gz)",
@@ -83,7 +83,7 @@ def bundle(_: Any, job: str | None = None, dest: str | None = None, force: bool 
 
 
 @task(
-    words=["job"],
+    positionals=["job"],
     help={
         "job": JOB,
         "all": "every job of the cluster, side by side",

@@ -14,9 +14,9 @@ from ops.errors import DETACHED, WRONG_CALL
 
 # Imported objects live as long as the process; collecting at the usual 700 takes a tenth of the imports' time.
 _ALLOCATIONS = 50_000
-# Set for the program of a checkout: one that was copied with its .venv runs the original's, which must not look for it again.
+# Set before we exec a checkout's own program. A copied .venv starts the original's program, which would exec again forever.
 _CALLED_FOR = "SCALETIER_CALLED_FOR"
-# Words that need no particular checkout, so that they work in any folder.
+# Arguments that need no particular checkout, so that they work in any folder.
 _ANYWHERE = frozenset({"-h", "--help", "-V", "--version", "-l", "--list", "help"})
 
 
@@ -52,7 +52,7 @@ def scaletier() -> None:
 def _run_checkout_program(root: Path, argv: Sequence[str]) -> NoReturn:
     program = root / ".venv" / "bin" / "scaletier"
     if not is_checkout(root):
-        _exit_with(f"{root} is no checkout of scaletier: it has no Pulumi.yaml of it")
+        _exit_with(f"{root} is no checkout of scaletier: it does not have scaletier's Pulumi.yaml")
     if not program.exists():
         _exit_with(f"the checkout {root} is not set up: run make setup there")
     path = f"{program.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"

@@ -1,4 +1,4 @@
-"""The decorator of the tasks of `fab`: it turns what a body returns or raises into a line and an exit code."""
+"""The decorator of the commands of `fab`: it turns what a body returns or raises into a line and an exit code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ sys.dont_write_bytecode = False  # invoke sets it, and every command would compi
 
 JOB = "id of the job, as in fab jobs (default: the one that has the hosts, or had them last)"
 TRAINER = "ARGUMENTS OF THE TRAINER"
-NEW_JOB = "id of the job: a letter, then letters, digits and _; used once"
+NEW_JOB = "id of the job: a letter, then letters, digits and _; never used before"
 JSON = "print JSON, for programs"
 
 
@@ -31,7 +31,7 @@ def task(**options: Any) -> Callable[[Callable[..., int]], Any]:
 
 
 def command(body: Callable[..., int | None]) -> Callable[..., None]:
-    """Wrap a task's body so that it ends in an exit code; SCALETIER_DEBUG shows the traceback, too."""
+    """Wrap a command's body so that it ends in an exit code; SCALETIER_DEBUG shows the traceback, too."""
 
     @functools.wraps(body)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -45,7 +45,7 @@ def command(body: Callable[..., int | None]) -> Callable[..., None]:
                 raise
             if os.environ.get("SCALETIER_DEBUG"):
                 raise
-            code = report(error)
+            code = print_error(error)
         if code:
             sys.exit(code)
 
@@ -64,7 +64,7 @@ def _interrupt(*_: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def report(error: BaseException) -> int:
+def print_error(error: BaseException) -> int:
     """Print an error in one line on stderr; return the exit code."""
     from ops import terminal
 

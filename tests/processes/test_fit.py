@@ -203,7 +203,7 @@ ROWS: dict[str, Row] = {
     "a PyDataset without end": (small, Endless, [], {"steps_per_epoch": 4}),
     "states and random numbers of evaluations": (counts, (X, ONE_HOT), [], {}),
     "a callback that sets weights": (small, (X, ONE_HOT), [Halves], {}),
-    "a PyDataset with texts of other lengths": (texts, Texts, [], {}),
+    "a PyDataset with strings of different lengths": (texts, Texts, [], {}),
     "a loaded model with its optimizer": (loaded, (X, ONE_HOT), [], {}),
     "steps_per_execution and jit_compile": (fast, (X, ONE_HOT), [], {}),
     "averaged weights": (lambda: small(use_ema=True, ema_momentum=0.5), (X, ONE_HOT), [], {}),

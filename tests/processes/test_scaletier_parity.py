@@ -478,7 +478,7 @@ ROWS: dict[str, Row] = {
     "targets without the outputs' one column": Row(dense(), (X, Y[:, 0]), {"loss": "mse", "metrics": ["mae"]}),
     "one output, by name": Row(functional, compile={"loss": {"out": "mse"}, "metrics": {"out": ["mae"]}}),
     "list of outputs, one loss": Row(pair(), BOTH, {"loss": "mse"}),
-    "list of outputs of other shapes, one loss": Row(pair(units=(1, 2)), (X, (Y, Z)), {"loss": "mse"}),
+    "list of outputs of different shapes, one loss": Row(pair(units=(1, 2)), (X, (Y, Z)), {"loss": "mse"}),
     "list of outputs, losses and weights by position": Row(pair(), BOTH, {"loss": ["mse", "mae"], "loss_weights": [0.5, 2.0]}),
     "list of outputs, all by name": Row(
         pair(),
@@ -505,7 +505,7 @@ ROWS: dict[str, Row] = {
     "crossentropy by its short name": Row(dense(2), (X, KINDS), {"loss": "crossentropy", "metrics": ["accuracy"]}),
     "labels, accuracy": Row(dense(2), (X, KINDS), {"loss": CROSS, "metrics": ["accuracy", "acc"]}),
     "a loss and a metric that are functions": Row(dense(), compile={"loss": cubed, "metrics": [cubed]}),
-    "a loss and a metric of one's own classes": Row(
+    "a custom loss and a custom metric class": Row(
         dense(), compile={"loss": OwnLossClass(), "metrics": lambda: [OwnMetricClass()]}
     ),
     "a loss without reduction": Row(dense(), compile={"loss": keras.losses.MeanSquaredError(reduction=None)}),
@@ -513,7 +513,7 @@ ROWS: dict[str, Row] = {
         dense(),
         compile={"loss": keras.losses.MeanSquaredError(reduction="sum"), "optimizer": lambda: keras.optimizers.SGD(1e-3)},
     ),
-    "metrics that wait for shapes": Row(dense(2), (X, Z), {"loss": "mse", "metrics": lambda: [keras.metrics.R2Score()]}),
+    "a metric built at its first batch": Row(dense(2), (X, Z), {"loss": "mse", "metrics": lambda: [keras.metrics.R2Score()]}),
     "AUC and precision": Row(
         dense(1, activation="sigmoid"),
         (X, FLAGS),
@@ -599,11 +599,11 @@ ROWS: dict[str, Row] = {
     "compute_metrics": Row(OwnMetrics, compile={"loss": "mse", "metrics": ["mae"]}),
     "compute_loss, and metrics": Row(OneTracker, compile={"loss": "mse", "metrics": ["mae"]}),
     "compute_loss, with its own mean of losses": Row(OneTracker, batch=7),
-    "a distiller, with a compile of its own": Row(Distiller, (X, Z), {"distance": keras.losses.mean_absolute_error}),
+    "a distiller with its own compile": Row(Distiller, (X, Z), {"distance": keras.losses.mean_absolute_error}),
     "compute_loss that reads the optimizer's iterations": Row(Anneals),
     "metrics that call updates": Row(Measures, compile={"loss": "mse", "metrics": ["mae"]}, batch=7),
     "a weight that call assigns": Row(Calls),
-    "a layer that is no attribute": Row(Untracked),
+    "a layer not tracked by the model": Row(Untracked),
     "a tf.Variable that a step assigns": Row(
         Counts, refused="the model model is invalid: a step uses the tf.Variable calls:0,"
     ),
@@ -645,25 +645,25 @@ ROWS: dict[str, Row] = {
     "a schedule": optimizer("SGD", learning_rate=keras.optimizers.schedules.CosineDecay(0.1, 20)),
     "weight decay and clipping": optimizer("Adam", weight_decay=0.1, global_clipnorm=0.1),
     # refused models
-    "a loss of no output": Row(
+    "a loss for an output that does not exist": Row(
         pair(),
         BOTH,
         {"loss": {"price": "mse", "cost": "mse"}},
         "the loss is invalid: the model model has no output 'cost'. Valid",
     ),
-    "a weight of no output": Row(
+    "a loss weight for an output that does not exist": Row(
         pair(by_name),
         NAMED,
         {"loss": PAIR, "loss_weights": {"price": 1.0, "cost": 2.0}},
         "the loss weights are invalid: the model model has no output 'cost'. Valid: price, size",
     ),
-    "metrics of no output": Row(
+    "metrics for an output that does not exist": Row(
         pair(),
         BOTH,
         {"loss": "mse", "metrics": {"cost": ["mae"]}},
         "the metrics are invalid: the model model has no output 'cost'",
     ),
-    "sample weights of no output": Row(
+    "sample weights for an output that does not exist": Row(
         pair(by_name),
         (*NAMED, {"cost": WEIGHTS}),
         {"loss": PAIR},
@@ -675,7 +675,7 @@ ROWS: dict[str, Row] = {
         {"loss": "mse", "metrics": ["mae"]},
         "the metrics do not fit: the model gives price float32 [?, 1] and",
     ),
-    "outputs that would be spread over the targets": Row(
+    "outputs that would be broadcast over the targets": Row(
         dense(2), (X, RANDOM.normal(size=(80, 3, 1)).astype(np.float32)), refused="the loss does not fit: "
     ),
 }
@@ -708,7 +708,7 @@ def weighted(row: Row) -> Any:
 FULL = {
     *("Adadelta", "Adafactor", "Adagrad", "AdamW", "Adamax", "Ftrl", "Lamb", "Lion", "Muon", "Nadam", "RMSprop", "SGD"),
     *("one output", "list of outputs, losses and weights by position", "dict of outputs, one loss", "list of inputs"),
-    *("dict of inputs", "labels, accuracy", "a loss and a metric that are functions", "metrics that wait for shapes"),
+    *("dict of inputs", "labels, accuracy", "a loss and a metric that are functions", "a metric built at its first batch"),
     *("AUC and precision", "Embedding", "a layer that is used twice", "Dropout", "a seed generator", "StringLookup"),
     *("a Sequential model without an Input", "subclassed, a list of outputs", "constraints", "LoRA", "image augmentation"),
     *(
@@ -763,7 +763,7 @@ def test_a_model_trains_like_fit_or_is_refused_in_one_line(name: str) -> None:
 
 
 def test_the_manual_shows_the_table() -> None:
-    expected = "".join(f"| {name} | {'one line' if row.refused else 'the same numbers'} |\n" for name, row in ROWS.items())
+    expected = "".join(f"| {name} | {'refused' if row.refused else 'the same numbers'} |\n" for name, row in ROWS.items())
     assert f"| model | result |\n|---|---|\n{expected}\n" in (ROOT / "docs/library.md").read_text()
 
 

@@ -47,7 +47,7 @@ def fab(tmp_path: Path) -> Fab:
 
 
 @pytest.mark.parametrize("argv", [["--list"], []])
-def test_the_list_of_tasks(fab: Fab, argv: list[str]) -> None:
+def test_the_list_of_commands(fab: Fab, argv: list[str]) -> None:
     result = fab(*argv)
     assert result.returncode == 0
     listed = [line.split()[0] for line in result.stdout.splitlines() if line.startswith("  ") and line[2] != " "]
@@ -59,10 +59,10 @@ def test_the_list_of_tasks(fab: Fab, argv: list[str]) -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--nope", "jobs"], "error: there is no flag --nope before the task; fab --help lists the valid ones\n"),
-        (["nope"], "there is no task 'nope'; valid are bundle, cancel, connect, cost, data"),
+        (["--nope", "jobs"], "error: there is no flag --nope before the command; fab --help lists the valid ones\n"),
+        (["nope"], "there is no command 'nope'; valid are bundle, cancel, connect, cost, data"),
         (["render", "job01"], "fab render was replaced by: fab train --dry-run"),
-        (["trian"], "there is no task 'trian'; did you mean train?; valid are"),
+        (["trian"], "there is no command 'trian'; did you mean train?; valid are"),
         (["plan", "--until", "accuracy"], "--until 'accuracy' is not of the form METRIC=VALUE"),
         (["plan", "--until", "loss=0.2", "--replicas", "1"], "--replicas '1': at least two different numbers"),
         (["plan", "--until-seconds", "9"], "--until-seconds needs a target: give --until"),
@@ -70,21 +70,21 @@ def test_the_list_of_tasks(fab: Fab, argv: list[str]) -> None:
         (["logs", "--folow"], "fab logs has no flag --folow; did you mean --follow?"),
         (["train", "--max-steps", "300"], "an argument of the trainer goes behind --, as in: fab train … -- --max-steps …"),
         (["train", "--prioritty", "3"], "fab train has no flag --prioritty; did you mean --priority?"),
-        (["describe", "job01", "job02"], "fab describe has no use for 'job02': see fab describe --help"),
-        (["nope", "--help"], "there is no task 'nope'"),
+        (["describe", "job01", "job02"], "fab describe takes no further argument 'job02': see fab describe --help"),
+        (["nope", "--help"], "there is no command 'nope'"),
         (["logs", "--stack", "elsewhere", "worker"], "stack 'elsewhere' (PULUMI_STACK) is not up"),
         (["--stack"], "--stack needs a value"),
-        (["jobs", "--project", "/nowhere"], "/nowhere is no checkout of scaletier: it has no Pulumi.yaml of it"),
+        (["jobs", "--project", "/nowhere"], "/nowhere is no checkout of scaletier: it does not have scaletier's Pulumi.yaml"),
         (["jobs", "--stack", "elsewhere"], "stack 'elsewhere' (PULUMI_STACK) is not up"),
         (["logs"], "stack 'nowhere' (PULUMI_STACK) is not up"),
         (["logs", "all", "--lines"], "--lines needs a value"),
         (["logs", "all", "--job"], "--job needs a value"),
         (["train", "--job", "job01", "--priority"], "--priority needs a value"),
-        (["--help", "nope"], "there is no task 'nope'"),
+        (["--help", "nope"], "there is no command 'nope'"),
         (["train", "--job", "job01", "--args", "--follow --job x"], "stack 'nowhere' (PULUMI_STACK) is not up"),
         (["shell", "master-0", "--", "df", "-h"], "stack 'nowhere' (PULUMI_STACK) is not up"),
         (["report", "job01", "job02"], "stack 'nowhere' (PULUMI_STACK) is not up"),
-        (["report", *"abcdefgh"], "fab report has no use for 'h': see fab report --help"),
+        (["report", *"abcdefgh"], "fab report takes no further argument 'h': see fab report --help"),
         (["jobs"], "run pulumi up --stack nowhere"),
     ],
 )
@@ -225,11 +225,9 @@ def test_the_usage_shows_a_repeatable_argument(fab: Fab) -> None:
 def test_the_general_help(fab: Fab) -> None:
     result = fab("--help")
     assert result.returncode == 0
-    assert result.stdout.startswith(
-        "Usage: fab [--stack NAME] TASK [WORDS] [--flags] [-- ARGUMENTS OF THE TRAINER]\n\nJobs:\n\n"
-    )
+    assert result.stdout.startswith("Usage: fab [--stack NAME] COMMAND [ARGUMENTS] [--flags] [-- …]\n\nJobs:\n\n")
     assert [task for task in TASKS if f"  {task} " not in result.stdout] == []
-    flags = result.stdout.partition("  fab TASK --help shows the rest. Before or after a task:\n\n")[2]
+    flags = result.stdout.partition("  fab COMMAND --help shows the rest. Before or after a command:\n\n")[2]
     assert [line.split()[:2] for line in flags.splitlines() if line.startswith("  -")] == [
         ["--debug", "Enable"],
         ["-h,", "--help=NAME"],
@@ -258,18 +256,18 @@ def test_fab_runs_in_any_folder(tmp_path: Path) -> None:
     assert (result.returncode, "error: no stack is up here: run pulumi up (" in result.stderr) == (2, True)
 
 
-def test_a_short_flag_means_the_same_for_all_tasks() -> None:
+def test_a_short_flag_means_the_same_for_all_commands() -> None:
     meanings: dict[str, set[str]] = {}
     for context in Collection.from_module(fabfile).to_contexts():
         for arg in context.args.values():
-            for letter in arg.nicknames:
-                meanings.setdefault(letter, set()).add(arg.name)
-    assert meanings == {"j": {"job"}, "f": {"follow"}, "n": {"lines"}}
+            for name in arg.nicknames:
+                meanings.setdefault(name, set()).add(arg.name)
+    assert meanings == {"j": {"job"}, "f": {"follow"}, "n": {"lines"}, "replica": {"host"}}
 
 
 COLLECTION = Collection.from_module(fabfile)
 CONTEXTS = {context.name: context for context in COLLECTION.to_contexts()}
-WORDS = {name: COLLECTION[name].words for name in CONTEXTS}
+POSITIONALS = {name: COLLECTION[name].positionals for name in CONTEXTS}
 CORE = commandline.flags_with_values(commandline.CommandLine().initial_context)
 VALUED = {name: commandline.flags_with_values(context) | CORE for name, context in CONTEXTS.items()}
 
@@ -291,7 +289,7 @@ VALUED = {name: commandline.flags_with_values(context) | CORE for name, context 
     ],
 )
 def test_positional_arguments_become_flags(line: str, expected: str) -> None:
-    assert commandline.expand_words(line.split(), WORDS, VALUED) == expected.split()
+    assert commandline.expand_positionals(line.split(), POSITIONALS, VALUED) == expected.split()
 
 
 EXAMPLES = {name: commandline.examples(COLLECTION[name]) for name in TASKS}
@@ -329,9 +327,9 @@ def test_examples_are_valid_command_lines(task: str, line: str, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("line", ["jobs logs all", "logs a b jobs", "hosts --json train"])
-def test_two_tasks_in_one_call_are_refused(line: str) -> None:
-    with pytest.raises(ValueError, match=r"one task at a time: fab \w+, and then fab \w+"):
-        commandline.expand_words(line.split(), WORDS, VALUED)
+def test_two_commands_in_one_call_are_refused(line: str) -> None:
+    with pytest.raises(ValueError, match=r"one command at a time: fab \w+, and then fab \w+"):
+        commandline.expand_positionals(line.split(), POSITIONALS, VALUED)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from scaletier.asynchronous import Asynchronous
 from scaletier.checkpoint import LocalCopy
 from scaletier.functional_model import FunctionalModel, Handle, VariableSpec
 from scaletier.job import Job
-from scaletier.loop import Progress
+from scaletier.loop import StepBudget
 from scaletier.round_graph import LocalResult, handle_specs, make_round, named_handles, run_round
 from scaletier.runtime import import_tensorflow
 from scaletier.shared_parameters import SharedParameters
@@ -150,7 +150,7 @@ def test_a_rescued_checkpoint_has_the_step_of_its_weights() -> None:
     strategy.flags = SimpleNamespace(sync_period=4, max_steps=100, eval_steps=None, log_interval=1.0)
     iterator = iter(data.data)
     strategy.graphs = {DEVICES: make_round(network, parameters, iterator, DEVICES)}
-    strategy.progress = Progress(10, 100, 2)
+    strategy.progress = StepBudget(10, 100, 2)
     replica = strategy._replica("master/0", iterator, DEVICES, print, [copy])
     replica.take(4, 2)
     parameters._step.assign_add(5)  # another replica's

@@ -14,9 +14,9 @@ from waiting import limit
 from scaletier.loop import (
     DivergedError,
     EvalInterval,
-    Progress,
     ReplicaLoop,
     Round,
+    StepBudget,
     eval_line,
     final_line,
     train,
@@ -27,7 +27,7 @@ from scaletier.sync_period import SyncPeriod
 
 @given(st.integers(1, 500), st.integers(1, 5), st.lists(st.tuples(st.integers(0, 4), st.integers(1, 64)), max_size=200))
 def test_overlapping_rounds_take_no_step_past_the_last(max_steps: int, replicas: int, turns: list[tuple[int, int]]) -> None:
-    progress, server_step, pending = Progress(0, max_steps, replicas), 0, dict[str, int]()
+    progress, server_step, pending = StepBudget(0, max_steps, replicas), 0, dict[str, int]()
     for index, period in turns:
         name = f"replica/{index % replicas}"
         if name in pending:  # its round ends, and its delta reaches the servers
@@ -48,12 +48,12 @@ def test_overlapping_rounds_take_no_step_past_the_last(max_steps: int, replicas:
 
 
 def test_a_round_near_the_end_gets_a_share_of_the_free_steps() -> None:
-    progress = Progress(900, 1000, 4)
+    progress = StepBudget(900, 1000, 4)
     assert [progress.reserve(name, 64) for name in "abcd"] == [25, 18, 14, 10]
 
 
 def test_the_last_steps_are_awaited_and_freed_if_their_round_fails() -> None:
-    progress, reserved = Progress(0, 10, 1, clock=lambda: 0.0), list[int]()
+    progress, reserved = StepBudget(0, 10, 1, clock=lambda: 0.0), list[int]()
     assert progress.reserve("worker/0", 10) == 10
     thread = threading.Thread(target=lambda: reserved.append(progress.reserve("master/0", 64)))
     thread.start()
@@ -72,7 +72,7 @@ def test_a_hanging_round_does_not_delay_the_job() -> None:
         now += 0.4  # each read advances the clock
         return now
 
-    progress = Progress(0, 10, 1, clock=clock)
+    progress = StepBudget(0, 10, 1, clock=clock)
     assert progress.reserve("worker/0", 8) == 8  # and then its host is gone
     assert progress.reserve("master/0", 8) == 2
     progress.commit("master/0", 2)
@@ -83,7 +83,7 @@ def test_a_hanging_round_does_not_delay_the_job() -> None:
 
 def test_the_wait_for_a_round_follows_the_replica_s_usual_time() -> None:
     now = 0.0
-    progress = Progress(0, 20, 1, clock=lambda: now)
+    progress = StepBudget(0, 20, 1, clock=lambda: now)
     assert progress.reserve("slow", 10) == 10
     now = 100.0
     progress.commit("slow", 10)
@@ -95,7 +95,7 @@ def test_the_wait_for_a_round_follows_the_replica_s_usual_time() -> None:
 
 
 def test_stopping_a_job_releases_a_waiting_replica() -> None:
-    progress, reserved = Progress(0, 10, 1, clock=lambda: 0.0), list[int]()
+    progress, reserved = StepBudget(0, 10, 1, clock=lambda: 0.0), list[int]()
     assert progress.reserve("worker/0", 10) == 10
     thread = threading.Thread(target=lambda: reserved.append(progress.reserve("master/0", 10)))
     thread.start()
@@ -105,7 +105,7 @@ def test_stopping_a_job_releases_a_waiting_replica() -> None:
 
 
 def test_replicas_wait_for_an_evaluation_which_the_chief_reaches_by_single_steps() -> None:
-    progress, reserved = Progress(3, 20, 1, every=10, clock=lambda: 0.0), list[int]()
+    progress, reserved = StepBudget(3, 20, 1, every=10, clock=lambda: 0.0), list[int]()
     assert progress.reserve("worker/0", 64) == 7
     thread = threading.Thread(target=lambda: reserved.append(progress.reserve("worker/1", 64)))
     thread.start()
@@ -122,7 +122,7 @@ def test_replicas_wait_for_an_evaluation_which_the_chief_reaches_by_single_steps
 
 
 def test_the_chief_takes_no_step_past_the_last() -> None:
-    progress = Progress(0, 10, 1, every=10)
+    progress = StepBudget(0, 10, 1, every=10)
     assert progress.reserve("worker/0", 10) == 10
     threading.Timer(0.1, progress.stop).start()
     assert progress.reserve("master/0", 10, True) == 0
@@ -141,7 +141,7 @@ def test_a_round_reserves_steps_and_frees_them_if_its_host_is_lost() -> None:
             raise ConnectionError
         return Round(steps, progress.step + steps, 1.0)
 
-    progress = Progress(91, 100)
+    progress = StepBudget(91, 100)
     rounds = train(replica("master/0", take), progress)
     assert next(rounds)
     with pytest.raises(ConnectionError):
@@ -153,7 +153,7 @@ def test_a_round_reserves_steps_and_frees_them_if_its_host_is_lost() -> None:
 
 def test_a_replica_starts_with_a_single_step_and_continues_with_its_period() -> None:
     calls, lines = list[tuple[int, int]](), list[str]()
-    progress = Progress(0, 40, 2)
+    progress = StepBudget(0, 40, 2)
 
     def take(steps: int, live: int) -> Round:
         calls.append((steps, live))
@@ -174,7 +174,7 @@ def test_a_replica_starts_with_a_single_step_and_continues_with_its_period() -> 
 
 def test_a_replica_that_does_not_print_its_line_does_not_count_as_live() -> None:
     now, live = 0.0, list[int]()
-    progress = Progress(0, 100, 2, clock=lambda: now)
+    progress = StepBudget(0, 100, 2, clock=lambda: now)
     progress.training.add("master/0")
 
     def emit(line: str) -> None:
@@ -190,7 +190,7 @@ def test_a_replica_that_does_not_print_its_line_does_not_count_as_live() -> None
 
 
 def test_a_line_covers_the_steps_since_the_previous_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, lines, progress = 0.0, list[str](), Progress(0, 100)
+    now, lines, progress = 0.0, list[str](), StepBudget(0, 100)
     monkeypatch.setattr("time.monotonic", lambda: now)
 
     def take(steps: int, live: int) -> Round:
@@ -214,14 +214,14 @@ def test_a_line_covers_the_steps_since_the_previous_line(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(("local_loss", "owner"), [(float("nan"), "worker/1"), (1.0, "another replica")])
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
 def test_a_nan_loss_ends_the_rounds(loss: float, local_loss: float, owner: str) -> None:
-    rounds = train(replica("worker/1", lambda *_: Round(1, 7, loss, local_loss=local_loss)), Progress(0, 20))
+    rounds = train(replica("worker/1", lambda *_: Round(1, 7, loss, local_loss=local_loss)), StepBudget(0, 20))
     with pytest.raises(DivergedError, match=rf"^the loss of {owner} is {loss} at step 7; try a lower learning rate$"):
         next(rounds)
 
 
 @pytest.mark.parametrize(("seconds", "timeout"), [(0.5, 5.0), (30.0, 120.0)])
 def test_the_master_waits_longer_on_slow_hosts(monkeypatch: pytest.MonkeyPatch, seconds: float, timeout: float) -> None:
-    progress, timeouts = Progress(0, 400, 2), list[float | None]()
+    progress, timeouts = StepBudget(0, 400, 2), list[float | None]()
     monkeypatch.setattr(progress._changed, "wait_for", lambda _, timeout=None: timeouts.append(timeout))
     progress.begin(True, seconds)
     assert timeouts == [timeout, None]

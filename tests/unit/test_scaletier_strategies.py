@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from waiting import limit, wait_for
 
-from scaletier.loop import Progress
+from scaletier.loop import StepBudget
 from scaletier.stages import partition
 from scaletier.sync_period import SyncPeriod
 
@@ -79,7 +79,7 @@ def test_a_short_job_synchronizes_often() -> None:
 
 
 def test_training_replicas_are_counted() -> None:
-    progress = Progress(0, 400, 3)
+    progress = StepBudget(0, 400, 3)
     assert progress.live == 1
     progress.training |= {"master/0", "worker/0", "worker/1"}
     assert progress.live == 3
@@ -89,7 +89,7 @@ def test_training_replicas_are_counted() -> None:
 
 def test_a_replica_with_a_hanging_round_is_not_counted() -> None:
     now = 0.0
-    progress = Progress(0, 400, 2, clock=lambda: now)
+    progress = StepBudget(0, 400, 2, clock=lambda: now)
     progress.training |= {"master/0", "worker/0"}
     progress.reserve("worker/0", 4)
     assert progress.live == 2
@@ -100,7 +100,7 @@ def test_a_replica_with_a_hanging_round_is_not_counted() -> None:
 
 
 def test_the_master_starts_after_the_workers_are_prepared() -> None:
-    progress, order = Progress(0, 400, 2), list[str]()
+    progress, order = StepBudget(0, 400, 2), list[str]()
 
     def worker() -> None:
         order.append("worker prepared")
@@ -118,7 +118,7 @@ def test_the_master_starts_after_the_workers_are_prepared() -> None:
 
 
 def test_stopping_a_job_releases_a_waiting_worker() -> None:
-    progress = Progress(0, 400, 3)
+    progress = StepBudget(0, 400, 3)
     progress.stop(RuntimeError("first"))
     progress.stop(RuntimeError("second"))
     progress.begin(leads=False)
