@@ -27,7 +27,7 @@ _SHOWN = 32
 def main() -> None:
     """Build the stack; report every user error in one line."""
     stack = pulumi.get_stack()
-    if elsewhere := backend.note(ROOT):
+    if elsewhere := backend.foreign_state_note(ROOT):
         pulumi.log.info(elsewhere)
     raw = {
         key.partition(":")[2]: value

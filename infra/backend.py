@@ -34,11 +34,11 @@ def own_url(root: Path) -> str:
 def url(root: Path) -> str:
     """Return the URL of the state in use, a local one as an absolute path."""
     backend = os.environ.get(URL) or own_url(root)
-    folder = local(backend)
+    folder = local_folder(backend)
     return f"file://{folder}" if folder else backend.rstrip("/")
 
 
-def local(given: str) -> Path | None:
+def local_folder(given: str) -> Path | None:
     """Return the folder of a `file://` URL, None for any other."""
     if not given.startswith("file://"):
         return None
@@ -47,15 +47,15 @@ def local(given: str) -> Path | None:
 
 def is_own(root: Path) -> bool:
     """Tell whether the state in use is the checkout's own."""
-    return local(url(root)) == (root / FOLDER).resolve()
+    return local_folder(url(root)) == (root / FOLDER).resolve()
 
 
-def note(root: Path) -> str:
+def foreign_state_note(root: Path) -> str:
     """Return a line about the state in use if it is not the checkout's own, else nothing."""
     return "" if is_own(root) else f"the state in use is {url(root)} ({URL}), not this checkout's {FOLDER}"
 
 
-def unused(root: Path) -> str:
+def unused_passphrase_warning(root: Path) -> str:
     """Return a warning if a passphrase in the environment is unused, as the checkout has its own one, else nothing."""
     own = root / FOLDER / "passphrase"
     try:
@@ -75,7 +75,7 @@ def unused(root: Path) -> str:
 
 def mentions(given: str, word: str) -> bool | None:
     """Tell whether a stack in a local state mentions a name; None if the state is not local or may not be read."""
-    folder = local(given)
+    folder = local_folder(given)
     if folder is None:
         return None
     try:
@@ -86,7 +86,7 @@ def mentions(given: str, word: str) -> bool | None:
 
 def has_stack(given: str, stack: str) -> bool:
     """Tell whether a local state has a stack of that name."""
-    folder = local(given)
+    folder = local_folder(given)
     suffixes = (".json", ".json.gz")
     return folder is not None and any((folder / f".pulumi/stacks/scaletier/{stack}{end}").exists() for end in suffixes)
 
@@ -97,7 +97,7 @@ def damaged(given: str) -> Iterator[tuple[str, str]]:
     Pulumi replaces a state file atomically, but writes the .attrs file beside it in place; it works without that file. The
     command is empty if the state and Pulumi's backup of it are both cut off.
     """
-    folder = local(given)
+    folder = local_folder(given)
     if folder is None:
         return
     for file in sorted((folder / ".pulumi/stacks/scaletier").glob("*.json*")):
@@ -138,7 +138,7 @@ def _refused(error: OSError) -> None:
         raise error
 
 
-def ask(root: Path, *arguments: str) -> str:
+def run_pulumi(root: Path, *arguments: str) -> str:
     """Return what `pulumi` prints about the state in use, for the project in the current folder.
 
     Raises:

@@ -23,7 +23,7 @@ _LABEL_VALUE = re.compile(r"^[a-z0-9_-]{0,63}$")
 
 
 def matches(pattern: str, valid: str) -> AfterValidator:
-    """Return the check of a text by a pattern, as a whole; the error says what is `valid`."""
+    """Return a validator for strings that match the whole pattern; its error says what is `valid`."""
 
     def check(text: str) -> str:
         if not re.fullmatch(pattern, text):
@@ -34,7 +34,7 @@ def matches(pattern: str, valid: str) -> AfterValidator:
 
 
 def private_range(example: str) -> AfterValidator:
-    """Return the check of a private range that is as large as the example."""
+    """Return a validator for private address ranges that are as large as the example."""
     prefix = ipaddress.IPv4Network(example).prefixlen
 
     def check(network: ipaddress.IPv4Network) -> ipaddress.IPv4Network:
@@ -48,8 +48,8 @@ def private_range(example: str) -> AfterValidator:
 class ClusterConfig(Section):
     """Configuration keys of every target, in camelCase in `Pulumi.<stack>.yaml`; frozen.
 
-    `accelerator_type`, `accelerator_count` and `provisioning_model` are by role: `acceleratorType.worker: nvidia-tesla-t4`. A
-    target without accelerators accepts them as a part of the shape that its hosts represent.
+    `accelerator_type`, `accelerator_count` and `provisioning_model` are by role: `acceleratorType.worker: nvidia-tesla-t4`.
+    Local hosts have no accelerators, so their target refuses these later, before it declares anything.
     """
 
     model_config = ConfigDict(alias_generator=to_camel)
@@ -76,7 +76,7 @@ class ClusterConfig(Section):
     json_keys: ClassVar[frozenset[str]] = frozenset({"labels", "acceleratorType", "acceleratorCount", "provisioningModel"})
     role_keys: ClassVar[tuple[str, ...]] = ("accelerator_type", "accelerator_count", "provisioning_model")
     """Maps by role that may name only roles of the cluster."""
-    most_replicas: ClassVar[Mapping[Role, int]] = {}
+    max_hosts: ClassVar[Mapping[Role, int]] = {}
     """The number of addresses for each role, if the target limits it."""
 
     @field_validator("scale_tier", mode="before")
@@ -125,7 +125,7 @@ class ClusterConfig(Section):
         """Return the cluster of this configuration; SpecError if there can be no such cluster."""
         spec = self._with_servers(self._tier_spec())
         for role, role_spec in spec.roles.items():
-            if role_spec.count > (most := self.most_replicas.get(role, role_spec.count)):
+            if role_spec.count > (most := self.max_hosts.get(role, role_spec.count)):
                 raise SpecError(f"{role} count {role_spec.count} is too high; valid are 0 to {most}")
         for key in self.role_keys:
             for role in getattr(self, key):

@@ -42,8 +42,8 @@ def write(folder: Path, contents: Mapping[str, str]) -> None:
         part.replace(folder / name)
 
 
-def are_there(folder: Path, contents: Mapping[str, str]) -> bool:
-    """Return True if the folder has exactly these files."""
+def contents_match(folder: Path, contents: Mapping[str, str]) -> bool:
+    """Return True if the folder has all these files with these contents."""
     try:
         return all((folder / name).read_text() == text for name, text in contents.items())
     except (OSError, ValueError):

@@ -17,7 +17,7 @@ _HOURS_A_MONTH = 730
 
 
 @dataclass(frozen=True)
-class HostShape:
+class HostSpec:
     """The billed properties of one host of a role; memory in GiB, disk in GiB."""
 
     series: str
@@ -59,13 +59,13 @@ def price_list() -> Mapping[str, Any]:
     return prices
 
 
-def hourly(prices: Mapping[str, Any], region: str, hosts: Mapping[Role, tuple[int, HostShape]]) -> Cost | None:
+def hourly(prices: Mapping[str, Any], region: str, hosts: Mapping[Role, tuple[int, HostSpec]]) -> Cost | None:
     """Return the cost of hosts by role; None if the list lacks a price of the region or of a part of a host."""
     listed = prices["regions"].get(region)
     if listed is None:
         return None
     try:
-        host = {role: round(_host(listed, shape), 4) for role, (_, shape) in hosts.items()}
+        host = {role: round(_host(listed, host_spec), 4) for role, (_, host_spec) in hosts.items()}
     except KeyError:
         return None
     count = sum(number for number, _ in hosts.values())
@@ -77,10 +77,10 @@ def hourly(prices: Mapping[str, Any], region: str, hosts: Mapping[Role, tuple[in
     )
 
 
-def _host(listed: Mapping[str, Any], shape: HostShape) -> float:
-    kind = "spot" if shape.spot else "onDemand"
-    rates = listed["machines"][shape.series][kind]
-    gpus = shape.accelerator.count * listed["gpus"][shape.accelerator.type][kind] if shape.accelerator else 0.0
-    disk = shape.disk_size * listed["disks"][shape.disk_type] / _HOURS_A_MONTH
-    address = listed["address"][kind] if shape.public_address else 0.0
-    return float(shape.cpus * rates["vcpu"] + shape.memory * rates["gib"] + gpus + disk + address)
+def _host(listed: Mapping[str, Any], host_spec: HostSpec) -> float:
+    kind = "spot" if host_spec.spot else "onDemand"
+    rates = listed["machines"][host_spec.series][kind]
+    gpus = host_spec.accelerator.count * listed["gpus"][host_spec.accelerator.type][kind] if host_spec.accelerator else 0.0
+    disk = host_spec.disk_size * listed["disks"][host_spec.disk_type] / _HOURS_A_MONTH
+    address = listed["address"][kind] if host_spec.public_address else 0.0
+    return float(host_spec.cpus * rates["vcpu"] + host_spec.memory * rates["gib"] + gpus + disk + address)

@@ -23,7 +23,7 @@ import yaml
 
 from infra import backend
 from infra.connection import FOLDER
-from infra.findings import Check, Finding, Severity, fail, look, ok, one_line, warning
+from infra.findings import Check, Finding, Severity, fail, ok, one_line, run_checks, warning
 from infra.templates import ROOT
 
 SECONDS = 120.0
@@ -81,8 +81,8 @@ def pulumi() -> Iterator[Finding]:
 
 def state(stack: str | None) -> Iterator[Finding]:
     """Check that the current state is whole and opens, and that it has the hosts of the local inventory."""
-    state_note = backend.note(ROOT) or f"the state in use is this checkout's, {backend.FOLDER}"
-    if unused := backend.unused(ROOT):
+    state_note = backend.foreign_state_note(ROOT) or f"the state in use is this checkout's, {backend.FOLDER}"
+    if unused := backend.unused_passphrase_warning(ROOT):
         yield ok(unused)
     damage = [*backend.damaged(backend.url(ROOT))]
     yield from (fail(what, command) for what, command in damage)
@@ -91,7 +91,7 @@ def state(stack: str | None) -> Iterator[Finding]:
         return
     here = ROOT / FOLDER / stack / "inventory.json"
     try:
-        deployment = json.loads(backend.ask(ROOT, "stack", "export", "--show-secrets", "--stack", stack))["deployment"]
+        deployment = json.loads(backend.run_pulumi(ROOT, "stack", "export", "--show-secrets", "--stack", stack))["deployment"]
     except backend.BackendError as error:
         if f"no stack named '{stack}' found" not in str(error):
             named = re.compile(rf"stack {re.escape(stack)}(?: |$)")
@@ -159,9 +159,9 @@ def main(arguments: list[str]) -> None:
     """Print the findings as the checks yield them."""
     stack = next((word for word in arguments if not word.startswith("-")), None)
     try:
-        findings = look(checks(stack), SECONDS, "--fix" in arguments)
+        findings = run_checks(checks(stack), SECONDS, "--fix" in arguments)
     except (OSError, ValueError, KeyError, ImportError) as error:
-        findings = look({"inventory": partial(_unreadable, stack, error)}, SECONDS)
+        findings = run_checks({"inventory": partial(_unreadable, stack, error)}, SECONDS)
     printed: set[str] = set()
     for finding in findings:
         if finding.what in printed:

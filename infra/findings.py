@@ -21,7 +21,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem, its severity and the command that fixes it. `fix` applies the remedy at once if that removes nothing."""
+    """The result of a check: its severity, and the command that fixes a problem. `fix` runs it if that removes nothing."""
 
     severity: Severity
     what: str
@@ -60,7 +60,7 @@ def fail(what: str, remedy: str = "", fix: Callable[[], object] | None = None) -
     return Finding(Severity.ERROR, what, remedy, fix)
 
 
-def look(checks: Mapping[str, Check], seconds: float, fix: bool = False) -> Iterator[Finding]:
+def run_checks(checks: Mapping[str, Check], seconds: float, fix: bool = False) -> Iterator[Finding]:
     """Yield findings as they come, each with its check's name; with `fix`, apply safe remedies.
 
     A check that fails, or takes longer than `seconds`, is a finding too; its thread is left behind.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from infra.connection import are_there, files, remove, write
+from infra.connection import contents_match, files, remove, write
 from infra.dynamic import ModuleResource, Props
 from infra.templates import ROOT
 
@@ -31,7 +31,7 @@ def read(name: str, props: Props) -> Props | None:
     """Return an empty inventory if the files differ, as on another machine, so that Pulumi sees a change and writes them."""
     if not (ROOT / props["folder"]).is_dir():
         return None
-    same = bool(props.get("inventory")) and are_there(ROOT / props["folder"], _contents(props))
+    same = bool(props.get("inventory")) and contents_match(ROOT / props["folder"], _contents(props))
     return props if same else {**props, "inventory": ""}
 
 

@@ -1,4 +1,4 @@
-"""The cluster as pure data: scale tiers, roles and machine shapes.
+"""The cluster as pure data: scale tiers, roles and machine types.
 
 Nothing here knows a target. Source of the tiers: AI Platform Training, `projects.jobs#ScaleTier`.
 """
@@ -68,7 +68,7 @@ class Accelerator:
 
 @dataclass(frozen=True)
 class RoleSpec:
-    """Properties of a role's replicas; `machine_type` is Compute Engine's name for the shape."""
+    """Properties of a role's replicas; `machine_type` is Compute Engine's name."""
 
     count: int
     machine_type: str

@@ -1,4 +1,4 @@
-"""Read the target to which a job's end is reported: a URL gets its record by POST, or a command reads it."""
+"""Check the target of a notification of a job's end: a URL, which gets its record by POST, or a command, which reads it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 @dataclass(frozen=True)
 class Notification:
-    """The delivery of a report: `target` may be shown, `time` is its moment, or None if not yet made.
+    """A notification of a job's end: `target` without secrets, `time` when it was sent, None before.
 
-    `error` is empty if it was delivered; `attempts` counts the tries.
+    `error` is empty if it succeeded; `attempts` counts the tries.
     """
 
     target: str
@@ -60,7 +60,7 @@ def split_url(url: str) -> SplitResult:
 
 
 def check_address(text: str) -> None:
-    """Raise ValueError for an address that gets no report: link-local, as metadata servers have, or of no host."""
+    """Raise ValueError for an address that gets no notification: link-local, as metadata servers have, or of no host."""
     address = ipaddress.ip_address(text.partition("%")[0])
     inner: ipaddress.IPv4Address | None = None
     if isinstance(address, ipaddress.IPv6Address):
@@ -72,7 +72,7 @@ def check_address(text: str) -> None:
 
 
 def shown(target: str) -> str:
-    """Shorten a target to what may be shown: the rest of a URL, or of a command, may be secret."""
+    """Shorten a target to the part that is not secret: the rest of a URL, or of a command, may be."""
     if not is_url(target):
         first, *words = shlex.split(target)
         return f"command {first}{' …' if words else ''}"

@@ -10,7 +10,7 @@ import hashlib
 from pathlib import Path
 
 from trainer import images
-from trainer.mnist import LABELS, PIXELS, Example, InputError, Split
+from trainer.mnist import CLASS_COUNT, PIXELS, Example, InputError, Split
 from trainer.progress import counted
 
 
@@ -53,7 +53,7 @@ def load(sources: list[Path], test_share: float) -> tuple[dict[str, Split], list
         examples, classes = images.read(folder), list(folder.classes)
     else:
         examples = {split: read_csv(path) for split, path in zip(("train", "test"), sources, strict=False)}
-        classes = [str(label) for label in range(LABELS)]
+        classes = [str(label) for label in range(CLASS_COUNT)]
     if len({label for _, label in examples["train"]}) < 2:
         raise InputError(f"{sources[0]} holds one class only: there is nothing to tell apart")
     if "test" not in examples:
@@ -108,8 +108,8 @@ def _example(row: list[str], place: str) -> Example:
     if len(row) != 1 + PIXELS:
         raise InputError(f"{place} has {len(row)} columns; valid are {1 + PIXELS}, a label and {PIXELS} pixels")
     label = _number(row[0])
-    if label is None or not 0 <= label < LABELS:
-        raise InputError(f"{place} has the label {row[0]!r:.20}; valid are 0 to {LABELS - 1}")
+    if label is None or not 0 <= label < CLASS_COUNT:
+        raise InputError(f"{place} has the label {row[0]!r:.20}; valid are 0 to {CLASS_COUNT - 1}")
     try:
         return bytes(map(int, row[1:])), label
     except ValueError:

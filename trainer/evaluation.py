@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from scaletier.runtime import import_tensorflow, one_line, say
-from trainer.mnist import LABELS, MANIFEST
+from trainer.mnist import CLASS_COUNT, MANIFEST
 
 tf = import_tensorflow()
 
@@ -23,7 +23,7 @@ _MISTAKES = 16
 
 def classes(file: str) -> list[str]:
     """Return the names of the labels by the manifest beside a file of records; digits if there is none."""
-    digits = [str(label) for label in range(LABELS)]
+    digits = [str(label) for label in range(CLASS_COUNT)]
     try:
         with tf.io.gfile.GFile(f"{file.rpartition('/')[0]}/{MANIFEST}") as manifest:
             content = json.load(manifest)
@@ -32,7 +32,7 @@ def classes(file: str) -> list[str]:
     names = content.get("classes") if isinstance(content, dict) else None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return digits
-    return [*names, *digits[len(names) :]][:LABELS]
+    return [*names, *digits[len(names) :]][:CLASS_COUNT]
 
 
 class ImageEvaluation:
@@ -44,7 +44,7 @@ class ImageEvaluation:
 
     def __init__(self, classes: Sequence[str]) -> None:
         self._classes = classes
-        self.confusion = np.zeros((LABELS, LABELS), np.int64)
+        self.confusion = np.zeros((CLASS_COUNT, CLASS_COUNT), np.int64)
         self.pictures = np.zeros((0, 28, 28), np.uint8)
         self.predicted = self.labels = np.zeros(0, np.int64)
 
@@ -68,7 +68,7 @@ class ImageEvaluation:
 
     def content(self, step: int, metrics: Mapping[str, float]) -> dict[str, Any]:
         """Return the file's content, without the classes behind the last one in use."""
-        used = [label for label in range(LABELS) if self.confusion[label].any() or self.confusion[:, label].any()]
+        used = [label for label in range(CLASS_COUNT) if self.confusion[label].any() or self.confusion[:, label].any()]
         size = max([2, *(label + 1 for label in used)])
         mistakes = zip(self.labels.tolist(), self.predicted.tolist(), self.pictures, strict=True)
         return {

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from scaletier.runtime import available_cpus, import_tensorflow
-from trainer.mnist import LABELS, SIDE, Example, InputError
+from trainer.mnist import CLASS_COUNT, SIDE, Example, InputError
 from trainer.progress import counted
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp")
@@ -48,8 +48,8 @@ def find(directory: Path) -> ImageFolder:
         )
     if len(classes) == 1:
         raise InputError(f"{directory} holds one class only, {classes[0]}: there is nothing to tell apart")
-    if len(classes) > LABELS:
-        raise InputError(f"{directory} holds {len(classes)} classes; the models tell {LABELS} apart at most")
+    if len(classes) > CLASS_COUNT:
+        raise InputError(f"{directory} holds {len(classes)} classes; the models tell {CLASS_COUNT} apart at most")
     for name in folder.splits.get("test", ()):
         if name not in classes:
             raise InputError(f"{directory}/test has the class {name}, of which there is none in train")

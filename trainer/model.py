@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from scaletier.runtime import import_tensorflow
-from trainer.mnist import LABELS, PIXELS, SIDE
+from trainer.mnist import CLASS_COUNT, PIXELS, SIDE
 
 tf = import_tensorflow()
 import keras  # noqa: E402 - it comes with TensorFlow, whose import is the quiet one
@@ -28,7 +28,7 @@ def make_model(name: str, hidden_units: Sequence[int], precision: str, batch_nor
     Logits are float32 whatever the precision.
     """
     layers = _cnn(precision, batch_norm) if name == "cnn" else _mlp(hidden_units, precision)
-    logits = keras.layers.Dense(LABELS, kernel_initializer="he_normal", dtype=_policy(precision), name="logits")
+    logits = keras.layers.Dense(CLASS_COUNT, kernel_initializer="he_normal", dtype=_policy(precision), name="logits")
     as_float = keras.layers.Activation("linear", dtype="float32", name="float32")
     return keras.Sequential(
         [keras.Input((PIXELS,)), *layers, logits, *([] if precision == "float32" else [as_float])], name=name

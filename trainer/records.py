@@ -19,7 +19,7 @@ from typing import Any
 
 from scaletier.flags import Parser, at_least, share
 from trainer import custom_data, tfrecord
-from trainer.mnist import DIGESTS, LABELS, MANIFEST, PIXELS, InputError, SourceError, Split, has_idx_files, load
+from trainer.mnist import CLASS_COUNT, DIGESTS, MANIFEST, PIXELS, InputError, SourceError, Split, has_idx_files, load
 from trainer.progress import counted
 
 # A number that the usual numbers of replicas divide, so that each reads files of its own.
@@ -109,7 +109,7 @@ def make(source: str, dest: Path, shards: int, packed: bool, test_share: float, 
     if not (force or _replaceable(dest, recipe.source)):
         raise InputError(f"{dest} holds other records: pass another --dest, or --force to replace them")
     print(f"Making TFRecords of {recipe.source} in {dest}", flush=True)
-    splits, classes = custom_data.load(files, test_share) if custom else (load(source), [str(label) for label in range(LABELS)])
+    splits, classes = custom_data.load(files, test_share) if custom else (load(source), list(map(str, range(CLASS_COUNT))))
     write(splits, classes, recipe, dest)
     return f"{dest} is complete: {len(_record_files(dest))} files, {time.monotonic() - start:.1f} s"
 

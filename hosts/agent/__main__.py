@@ -177,8 +177,8 @@ class Loop:
         agent = self._agent
         try:
             while not agent.finished:
-                self._due.clear()  # what comes from here on is for the next round
-                wait = agent.round()
+                self._due.clear()  # what comes from here on is for the next cycle
+                wait = agent.run_cycle()
                 with suppress(BlockingIOError):
                     self._wake.send(b"\0")  # an order may have come
                 self._due.wait(wait)

@@ -1,4 +1,4 @@
-"""The work of one host: its job, or the queue if it has none. It acts in rounds; no other component waits for a round."""
+"""The work of one host: its job, or the queue if it has none. It acts in cycles; no other component waits for one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _QUICK_SECONDS = 10.0
 class Agent:
     """One incarnation of the process that a host's unit runs.
 
-    `round` is for one thread, which may wait for the bucket. The supervisor is for another, which may not.
+    `run_cycle` is for one thread, which may wait for the bucket. The supervisor is for another, which may not.
     """
 
     def __init__(
@@ -80,10 +80,10 @@ class Agent:
         if self.supervisor:
             self.supervisor.terminate()
 
-    def round(self) -> float:
-        """Do what is due with the bucket; return the seconds until the next round. It logs itself if the bucket fails."""
+    def run_cycle(self) -> float:
+        """Do what is due with the bucket; return the seconds until the next cycle. It logs itself if the bucket fails."""
         try:
-            self._round()
+            self._run_cycle()
         except (OSError, RecordError, Conflict) as error:
             self._note_failure(error)
             return self._poll
@@ -102,7 +102,7 @@ class Agent:
         quick = reporter.job.final or reporter.job.state is JobState.CANCELLING
         return self._poll / _QUICK if quick else self._poll
 
-    def _round(self) -> None:
+    def _run_cycle(self) -> None:
         unreadable: RecordError | None = None
         if self._reporter is None and not self._terminated:
             try:
@@ -183,7 +183,7 @@ class Agent:
                 self.finished = self._site.finish()
             return
         try:
-            reporter.round()
+            reporter.run_cycle()
         except RecordError:
             # A record that stays unreadable is the end of its job: its host must not hang on it.
             if self._watch.observe("unreadable", True) >= 2 * self._lease_seconds:

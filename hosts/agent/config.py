@@ -1,4 +1,4 @@
-"""The configuration of this host, which `fab train` wrote."""
+"""The configuration of this host, which `fab train` or `fab export` wrote."""
 
 from __future__ import annotations
 
@@ -24,4 +24,4 @@ def load(environ: Mapping[str, str]) -> tuple[HostFile, Path]:
     except RecordError as error:
         raise RecordError(f"{file}: {error}") from None
     except OSError as error:
-        raise RecordError(f"{file}: {error.strerror}; fab train writes it") from None
+        raise RecordError(f"{file}: {error.strerror}; fab train and fab export write it") from None

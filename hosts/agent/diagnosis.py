@@ -1,8 +1,8 @@
 """Write this host's diagnosis of a job that FAILED: one object in the bucket, which `fab bundle` reads.
 
 It runs once, in its own thread, after the job FAILED and its trainer here stopped. It delays no heartbeat and no job's end, and
-the host's next job at most SECONDS. Of the trainer's environment it contains only TF_CONFIG. Lines of secrets
-with at least SHORTEST characters are removed, also where a trainer printed them.
+the host's next job at most SECONDS. Of the trainer's environment it contains only TF_CONFIG. Each line of a
+secret with at least SHORTEST characters is replaced by [secret], also in what a trainer printed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SECONDS = 30.0
 SHORTEST = 4
 """The fewest characters of a secret that is removed: a shorter one is part of too many words."""
 _MESSAGE = 4000
-# The lengths to which a log's last lines and the first error are cut: a text this long may end in a part of a secret.
+# Last lines of a log and first errors are truncated to these lengths: a string of such a length may end inside a secret.
 _CUT = (TAIL_CHARACTERS, LONGEST)
 _UNIT_SECONDS = 20.0
 _UNITS = ("scaletier.service", "scaletier-trainer.service")
@@ -83,7 +83,7 @@ def build(
         "host": host.name,
         "time": now(),
         "trainer": of_trainer(record),
-        "lines": truncated(hidden(with_tail(last_lines(log), record), secrets)),
+        "lines": truncated(redact(with_tail(last_lines(log), record), secrets)),
         "units": units(),
         "kernel": {"memoryEvents": cgroup.memory_events()},
         "disks": disks(["/", str(state), *buckets]),
@@ -91,7 +91,7 @@ def build(
         "tfConfig": _parsed(plan.tasks[record.name].tfConfig),
         "python": packages(assignment.python, Path(*assignment.directory.parts[:depth])),
     }
-    return encoded(hidden(content, secrets))
+    return encoded(redact(content, secrets))
 
 
 def of_job(job: JobRecord, end_seen: str) -> dict[str, Any]:
@@ -196,16 +196,16 @@ def packages(python: str, package_folder: Path) -> dict[str, Any]:
     }
 
 
-def hidden(value: Any, secrets: Collection[str]) -> Any:
-    """Return the value without lines of a secret, which a trainer may have printed, in its texts, nor remains of them."""
+def redact(value: Any, secrets: Collection[str]) -> Any:
+    """Return the value with each line of a secret in its strings replaced, also a part of one at a truncated end."""
     if isinstance(value, str):
-        return "\n".join(_hidden(line, secrets) for line in value.split("\n"))
+        return "\n".join(_redact_line(line, secrets) for line in value.split("\n"))
     if isinstance(value, dict):
-        return {key: hidden(item, secrets) for key, item in value.items()}
-    return [hidden(item, secrets) for item in value] if isinstance(value, list) else value
+        return {key: redact(item, secrets) for key, item in value.items()}
+    return [redact(item, secrets) for item in value] if isinstance(value, list) else value
 
 
-def _hidden(line: str, secrets: Collection[str]) -> str:
+def _redact_line(line: str, secrets: Collection[str]) -> str:
     if len(line) in _CUT:
         lengths = (n for secret in secrets for n in range(SHORTEST, len(secret) + 1) if line.endswith(secret[:n]))
         if longest := max(lengths, default=0):

@@ -18,7 +18,7 @@ from typing import Any
 from hosts.agent import cgroup, diagnosis, keep_unsaved, launcher_client, network, unsaved
 from hosts.agent.launcher_client import SOCKET, Launcher, scratch_folder
 from hosts.agent.log import Log, LogArchive, archived
-from hosts.agent.manifest import Manifest
+from hosts.agent.manifest import ManifestCompletion
 from hosts.agent.notifier import COMMAND_SECONDS, Notifier
 from hosts.agent.process import Child, ProcessRun, delete
 from hosts.agent.supervisor import Assignment
@@ -56,7 +56,7 @@ class _Job:
     log: Log
     folders: JobFolders
     archive: LogArchive
-    manifest: Manifest | None
+    manifest: ManifestCompletion | None
     diagnosis: BackgroundTask[bool] | None = None
     unsaved: BackgroundTask[UnsavedFiles] | None = None
     notifier: Notifier | None = None
@@ -125,7 +125,7 @@ class JobFiles:
             self._log,
             JobFolders(package, package.parent / "package.sha256", others),
             LogArchive(self._log, self._files, archive, chunks),
-            Manifest(plan, python, self._ledger) if name == plan.chief else None,
+            ManifestCompletion(plan, python, self._ledger) if name == plan.chief else None,
         )
 
     def facts(self) -> dict[str, Any] | None:
@@ -164,7 +164,7 @@ class JobFiles:
             target = variables.expand(plan.notify, env) if is_url(plan.notify) else plan.notify
             words = [] if is_url(target) else variables.expand_command(shlex.split(target), env)
             secrets = diagnosis.lines_of(env.get(name, "") for name in plan.secrets)
-            record = json.dumps(diagnosis.hidden(job.to_dict(), secrets)).encode()
+            record = json.dumps(diagnosis.redact(job.to_dict(), secrets)).encode()
             self._job.notifier = Notifier(target, words, record, partial(self._run_as_trainer, self._job))
         return self._job.notifier.result
 

@@ -1,4 +1,4 @@
-"""Name what a job wrote beside JOB_DIR: `keep_unsaved.py REQUEST` keeps it in JOB_DIR/left/<replica>/ if JOB_DIR is empty.
+"""Name what a job wrote outside JOB_DIR: `keep_unsaved.py REQUEST` keeps it in JOB_DIR/left/<replica>/ if JOB_DIR is empty.
 
 It runs as the trainer would, as the same user in a unit that sees the same folders, so it reads and writes what the trainer
 might, and nothing else. It imports nothing of this project. It prints one JSON object: `jobDirEmpty`, `kept`, `keptFiles`,

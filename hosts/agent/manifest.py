@@ -14,7 +14,7 @@ from jobs.ledger import Ledger
 from jobs.records import Plan
 
 
-class Manifest:
+class ManifestCompletion:
     """Completes manifest.json while the trainer starts; neither the trainer nor a heartbeat waits for it."""
 
     def __init__(self, plan: Plan, python: str, ledger: Ledger) -> None:

@@ -60,7 +60,7 @@ _PROGRAMS_MISSED = tuple(
     )
 )
 # Messages without a name, of PyTorch, Keras, pdf2image, soundfile, sounddevice and python-magic, and what each means.
-_MEANT = {
+_UNNAMED = {
     re.compile(_RAISED + text): name
     for text, name in {
         "Failed to find C compiler": "gcc",
@@ -80,7 +80,7 @@ _SUBPROCESS = re.compile(r'  File ".*/subprocess\.py", line \d+, in ')
 _IN_FRONT = r"""[(\[]\s*['"]{}['"]"""
 # Of Python, for a module that is in no other, and of pip, as hosts have no way to an index.
 _PACKAGE = re.compile(r"ModuleNotFoundError: No module named '(\w+)'$|ERROR: No matching distribution found for ([\w.-]+)")
-_OF_GPUS = re.compile(r"lib(?:cu|nv|nccl)")
+_GPU_LIBRARY = re.compile(r"lib(?:cu|nv|nccl)")
 
 
 def remedy(lines: Iterable[str]) -> str:
@@ -92,7 +92,7 @@ def remedy(lines: Iterable[str]) -> str:
             hint = _of_library(library[1])
         elif program := next((match for each in _PROGRAMS_MISSED if (match := each.match(line))), None):
             hint = _of_program(program[1])
-        elif name := next((name for pattern, name in _MEANT.items() if pattern.match(line)), None):
+        elif name := next((name for pattern, name in _UNNAMED.items() if pattern.match(line)), None):
             hint = _of_library(name) if name.startswith("lib") else _of_program(name)
         elif (program := _FROM_SUBPROCESS.match(line)) and _is_program(program[1], traceback):
             hint = _of_program(program[1])
@@ -111,7 +111,7 @@ def _is_program(name: str, traceback: str) -> bool:
 
 
 def _of_library(name: str) -> str:
-    if _OF_GPUS.match(name):
+    if _GPU_LIBRARY.match(name):
         return f"Its host has no {name}, a library of GPUs: use a build of the package for CPUs, or hosts with GPUs."
     any_version = (package for each, package in _LIBRARIES.items() if each.startswith(f"{name}.") and name.endswith(".so"))
     return _add(name, _LIBRARIES.get(name) or next(any_version, None), name)

@@ -17,11 +17,11 @@ from jobs.background import BackgroundTask, reason_of
 from jobs.notification import SCHEMES, Notification, check_address, is_url, shown, split_url
 from jobs.times import now
 
-SECONDS = 60.0
-"""A host's next job waits for a report no longer than this."""
+NOTIFY_TIMEOUT = 60.0
+"""A host's next job waits for a notification no longer than this."""
 TRY_SECONDS = 5.0
 PAUSES = (1.0, 2.0)
-"""Between attempts to reach a URL, so there is one more attempt than pauses."""
+"""Between tries to reach a URL, so there is one more try than pauses."""
 COMMAND_SECONDS = 30.0
 LIMIT = 1_000_000
 """Bytes of a record that a command is given."""
@@ -34,7 +34,7 @@ Command = Callable[[list[str], Mapping[str, str]], int]
 
 
 class NotifyError(Exception):
-    """One line: why a report was not delivered, and whether another attempt may help."""
+    """One line: why a notification was not sent, and whether another try may help."""
 
     def __init__(self, why: str, again: bool = False) -> None:
         super().__init__(why)
@@ -50,18 +50,18 @@ class Notifier:
         """Begin to send it; `words` are a command's, with its variables filled in, `record` is its content."""
         self._target, self._words, self._record, self._run_command, self._sleep = target, words, record, run, sleep
         self._attempts = 0
-        self._task = BackgroundTask(lambda: self._notification(self._deliver()), SECONDS, self._notification)
+        self._task = BackgroundTask(lambda: self._notification(self._send()), NOTIFY_TIMEOUT, self._notification)
 
     @property
     def result(self) -> Notification | None:
-        """The delivery, or None until that is known."""
+        """The notification with its error, or None until that is known."""
         return self._task.result
 
     def _notification(self, error: str) -> Notification:
         return Notification(shown(self._target), now(), max(self._attempts, 1), " ".join(error.split())[:500])
 
-    def _deliver(self) -> str:
-        """Deliver the notification; return the error, empty if there is none."""
+    def _send(self) -> str:
+        """Send the notification; return the error, empty if there is none."""
         if not is_url(self._target):
             self._attempts = 1
             return self._command()
@@ -91,8 +91,8 @@ class Notifier:
 def on_stdin(words: list[str], content: bytes) -> tuple[list[str], dict[str, str]]:
     """Return a command line that gives a command this content on stdin, and the variables for it.
 
-    A launcher gives a program no stdin, so the record is in variables. They are in base32: the launcher would expose paths that
-    it finds there to the command.
+    The launcher starts programs without stdin, so the record is in environment variables. They are in base32, as the launcher
+    mounts each path of the bucket that it finds in the environment.
     """
     text = base64.b32encode(content).decode()
     variables = {f"{_VARIABLE}_{start // _CHUNK}": text[start : start + _CHUNK] for start in range(0, len(text), _CHUNK)}

@@ -1,4 +1,4 @@
-"""A program that runs, as the replica sees it, and the plain kind: a child, leader of its own session."""
+"""Interface of a running program, and its simplest implementation: a child process that leads its own session."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ FIRST_PROCESS_SHARE = 0.8
 class ProcessRun:
     """A program to run: its job, its command line, its folder and its environment.
 
-    `scratch` is a folder that the program shares with its caller, `stdin` its input. By `stop_signal` `main` a
-    request to end goes to its first process alone, by `all` to each of them. What the first process leaves has `stop_seconds`
+    `scratch` is a folder that the program shares with its caller, `stdin` its input. With `stop_signal` `main`
+    SIGTERM goes to its first process alone, with `all` to each of them. What the first process leaves has `stop_seconds`
     to end. `peers` are the names and addresses of the job's other hosts: only these and the program may reach each other.
     """
 

@@ -35,7 +35,7 @@ class HostProbes:
 
 
 class Reporter:
-    """Exchange records between a supervisor and the bucket, which a round may wait for; no other thread waits for a round."""
+    """Exchange records between a supervisor and the bucket. A cycle may block on the bucket; no other thread waits for it."""
 
     def __init__(
         self,
@@ -50,8 +50,8 @@ class Reporter:
     ) -> None:
         """Prepare to report a replica.
 
-        `version` is that of the record which an earlier incarnation wrote to the bucket, None if there is none. `notify` is
-        that of JobFiles.
+        `version` is that of the replica's record in the bucket, which an earlier incarnation wrote, None if there is none.
+        `notify` is `JobFiles.notify`.
         """
         plan, name = supervisor.assignment.plan, supervisor.assignment.name
         self._plan, self._name, self._incarnation, self._log = plan, name, incarnation, supervisor.assignment.log
@@ -70,13 +70,13 @@ class Reporter:
         self.settled = False
         """True once the job has ended and this replica has nothing left to do for it."""
         self.due_at_once = False
-        """True if the job's state changed: the rules may change it again, so the next round should start at once."""
+        """True if the job's state changed: the rules may change it again, so the next cycle should start at once."""
         self.follows_leader = False
         """True while another replica leads the job; that one monitors the queue."""
 
     @property
     def job(self) -> JobRecord | None:
-        """The job's record as it was last read; None before the first round."""
+        """The job's record as it was last read; None before the first cycle."""
         return self._job
 
     @property
@@ -113,8 +113,8 @@ class Reporter:
         )
         return replace(current, incarnation=self._incarnation, heartbeatSeq=self._heartbeat_seq)
 
-    def round(self) -> None:
-        """Write this replica's record, read the job's, lead it with its lease; BucketError, RecordError end only this round."""
+    def run_cycle(self) -> None:
+        """Write this replica's record, read the job's, lead it with its lease; BucketError, RecordError end only this cycle."""
         self.due_at_once = False
         self.publish()
         stored = self._ledger.job(self._plan.jobId)
@@ -123,7 +123,7 @@ class Reporter:
         if stored.record.lease.epoch < self._epoch:
             return  # an outdated answer: a later holder of the lease was seen already
         replicas: dict[str, ReplicaRecord] = {}
-        with suppress(Conflict):  # another replica was quicker: the next round reads its change
+        with suppress(Conflict):  # another replica was quicker: the next cycle reads its change
             if not self._leader.leads(stored.record) and self._leader.may_take(stored.record):
                 stored = self._leader.take(stored)
             if self._leader.leads(stored.record):
@@ -135,7 +135,7 @@ class Reporter:
         self._measure()
 
     def _measure(self) -> None:
-        """Read the trainer's usage after a round, early enough for the next heartbeat, which so need not wait for it."""
+        """Read the trainer's usage after a cycle, early enough for the next heartbeat, which so need not wait for it."""
         if self._clock() >= self._measure_at:
             self._usage = self._probes.usage()
             lines = self._supervisor.lines
@@ -185,7 +185,7 @@ class Reporter:
         self.settled = True
 
     def _notified(self, stored: Stored[JobRecord]) -> bool:
-        """Return True once the result of the final report is in the job's record, or no report is configured."""
+        """Return True once the notification is in the job's record, or if none is configured."""
         job = stored.record
         if not self._plan.notify or (job.notification and job.notification.time):
             return True
@@ -196,7 +196,7 @@ class Reporter:
         try:
             self._ledger.change_job(stored, replace(job, notification=result))
         except Conflict:
-            return False  # the next round tries again with the new record
+            return False  # the next cycle tries again with the new record
         failed = f"failed: {result.error}" if result.error else "done"
         self._log.write_message(f"notify: {result.target} {failed}", "WARNING" if result.error else "INFO")
         return True

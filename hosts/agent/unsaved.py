@@ -21,7 +21,7 @@ from jobs.background import BackgroundTask
 from jobs.bucket import Bucket
 from jobs.records import HostFile, UnsavedFiles
 
-SECONDS = 20.0
+SEARCH_TIMEOUT = 20.0
 """The time limit of searching and copying files."""
 _START_SECONDS = 20.0
 _BUCKET_SECONDS = 5.0
@@ -31,10 +31,10 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class JobFolders:
-    """The folders of a job on this host: its package, its completion mark, and `others` by prefix."""
+    """The folders of a job on this host: its package, `marker`, the file that says it is complete, and `others` by prefix."""
 
     package: Path
-    mark: Path
+    marker: Path
     others: Mapping[str, str]
 
     @property
@@ -54,22 +54,22 @@ def start_search(
         return unsaved
 
     def failed(why: str) -> UnsavedFiles:
-        return logged(UnsavedFiles(error=f"files beside JOB_DIR were not looked for: {why}"))
+        return logged(UnsavedFiles(error=f"files outside JOB_DIR were not searched for: {why}"))
 
-    seconds = _BUCKET_SECONDS + _START_SECONDS + SECONDS
+    seconds = _BUCKET_SECONDS + _START_SECONDS + SEARCH_TIMEOUT
     return BackgroundTask(lambda: logged(_search(assignment, folders, host, files, start)), seconds, failed)
 
 
 def _search(assignment: Assignment, folders: JobFolders, host: HostFile, files: Bucket, start: TrainerStart) -> UnsavedFiles:
     """Search the files, and keep them, as the trainer's user."""
-    env, deadline = assignment.environment, time.monotonic() + _START_SECONDS + SECONDS
+    env, deadline = assignment.environment, time.monotonic() + _START_SECONDS + SEARCH_TIMEOUT
     options = {
         "jobDir": env["JOB_DIR"],
         "replica": assignment.name,
-        "since": folders.mark.stat().st_ctime_ns,
-        "wrote": _has_output(env["JOB_DIR"], host.bucket, files),
+        "since": folders.marker.stat().st_ctime_ns,
+        "wrote": _has_google_output(env["JOB_DIR"], host.bucket, files),
         "folders": folders.folders,
-        "seconds": SECONDS,
+        "seconds": SEARCH_TIMEOUT,
     }
     argv = [host.python, "-I", "-S", "-B", keep_unsaved.__file__, json.dumps(options)]
     pipe, output = os.pipe()
@@ -85,7 +85,7 @@ def _search(assignment: Assignment, folders: JobFolders, host: HostFile, files: 
             _reap(process, deadline)
 
 
-def _has_output(job_dir: str, bucket: str, files: Bucket) -> bool:
+def _has_google_output(job_dir: str, bucket: str, files: Bucket) -> bool:
     """Return True if JOB_DIR is in Google's bucket and has objects: the program would need seconds to import a client."""
     below = job_dir.removeprefix(f"{bucket.rstrip('/')}/").rstrip("/")
     return "://" in job_dir and below != job_dir.rstrip("/") and bool(files.sizes(below))
@@ -142,7 +142,7 @@ def describe(unsaved: UnsavedFiles, replica: str) -> str:
     if unsaved.leftOutFiles:
         parts.append(f"not kept: {few(unsaved.leftOut, unsaved.leftOutFiles)}")
     if parts:
-        parts.insert(0, "the job wrote nothing to JOB_DIR" if unsaved.jobDirEmpty else "it wrote beside JOB_DIR")
+        parts.insert(0, "the job wrote nothing to JOB_DIR" if unsaved.jobDirEmpty else "it wrote outside JOB_DIR")
     return "; ".join([*parts, *([unsaved.error] if unsaved.error else [])])
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from hosts.batch.instances import KEY, of_line, of_record
-from hosts.serving.rest import Arrays, RestError, get_signature, lines, parse_request
+from hosts.serving.rest import Arrays, RestError, get_signature, parse_request, prediction_rows
 from hosts.serving.signatures import Signature
 
 BATCH = 128
@@ -65,7 +65,7 @@ class ShardPredictor:
             return []
         try:
             inputs, _ = parse_request({"instances": list(instances)}, self._signature)
-            return [*lines(self._run(self._name, inputs), len(instances))]
+            return [*prediction_rows(self._run(self._name, inputs), len(instances))]
         except RestError as error:
             if len(instances) == 1:
                 return [error]

@@ -1,4 +1,4 @@
-"""The server's HTTP interface: TensorFlow Serving's REST API, health, and figures for Prometheus."""
+"""The server's HTTP interface: TensorFlow Serving's REST API, health, and metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MOST_BYTES = 16 << 20
 MOST_BYTES_IN_PROGRESS = 2 * MOST_BYTES
 """The bytes of all requests in progress at most: in memory they are ten times as large."""
 _LARGE_BYTES = 2**18
-SECONDS = 60.0
+REQUEST_TIMEOUT = 60.0
 """The longest that a request may wait and be computed."""
 BODY_SECONDS = 30.0
 """Seconds for the body to arrive, which is 16 MB at 5 Mbit/s."""
@@ -163,13 +163,13 @@ def app(manager: ModelManager, metrics: ServerMetrics) -> Starlette:
             name = rest.signature_name(body)
             rest.get_signature(loaded.model.signatures, name)
             inputs = loaded.model.examples(name, rest.examples(body))
-            return Response(rest.classified(await _compute(loaded, name, inputs)), media_type="application/json")
+            return Response(rest.classify_response(await _compute(loaded, name, inputs)), media_type="application/json")
 
     async def prometheus(_: Request) -> Response:
         return Response(metrics.text(manager), media_type=CONTENT_TYPE_LATEST)
 
     async def health(_: Request) -> Response:
-        return _json({"looked": manager.polled, "models": sorted(manager.models)}, 200 if manager.polled else 503)
+        return _json({"polled": manager.polled, "models": sorted(manager.models)}, 200 if manager.polled else 503)
 
     def timed(method: str, work: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         async def handler(request: Request) -> Response:
@@ -218,25 +218,25 @@ async def _content(request: Request, take: Callable[[int], None]) -> bytes:
 async def _compute(loaded: LoadedVersion, signature: str, inputs: rest.Arrays) -> rest.Arrays:
     assert loaded.batcher is not None
     try:
-        return await asyncio.wait_for(asyncio.wrap_future(loaded.batcher.put(signature, inputs)), SECONDS)
+        return await asyncio.wait_for(asyncio.wrap_future(loaded.batcher.put(signature, inputs)), REQUEST_TIMEOUT)
     except TimeoutError:
-        raise RestError(504, f"no answer within {SECONDS:.0f} s: ask for fewer instances at once") from None
+        raise RestError(504, f"no answer within {REQUEST_TIMEOUT:.0f} s: ask for fewer instances at once") from None
 
 
 def _status(loaded: LoadedVersion) -> dict[str, Any]:
     code = "OK" if loaded.state is not LoadState.END else "UNKNOWN"
     status = {"error_code": code, "error_message": loaded.why}
-    return {"version": loaded.name, "state": loaded.state, "status": status, "deployment": loaded.token}
+    return {"version": loaded.name, "state": loaded.state, "status": status, "deployment": loaded.deployment}
 
 
 def _info(name: str, tensor: Tensor) -> dict[str, Any]:
     """Return a TensorInfo in the JSON form of protocol buffers."""
-    kind = "DT_STRING" if tensor.dtype is None else _KINDS.get(tensor.dtype, f"DT_{tensor.dtype.upper()}")
+    dtype = "DT_STRING" if tensor.dtype is None else _DTYPES.get(tensor.dtype, f"DT_{tensor.dtype.upper()}")
     dims = [{"size": "-1" if size is None else str(size), "name": ""} for size in tensor.shape or ()]
-    return {"dtype": kind, "tensor_shape": {"dim": dims, "unknown_rank": tensor.shape is None}, "name": name}
+    return {"dtype": dtype, "tensor_shape": {"dim": dims, "unknown_rank": tensor.shape is None}, "name": name}
 
 
-_KINDS = {"float32": "DT_FLOAT", "float64": "DT_DOUBLE", "float16": "DT_HALF"}
+_DTYPES = {"float32": "DT_FLOAT", "float64": "DT_DOUBLE", "float16": "DT_HALF"}
 
 
 def _json(value: Any, status: int = 200) -> Response:

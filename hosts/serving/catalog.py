@@ -1,4 +1,4 @@
-"""The models in a store: read, and changed by nothing but conditional writes."""
+"""Read the records of models in the bucket, and change them by conditional writes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Catalog:
         return records, bad
 
     def in_use(self) -> bool:
-        """Return True for a bucket with other data of a cluster."""
+        """Return True if the bucket has a queue or a job."""
         return self._store.read(paths.QUEUE) is not None or bool(self._store.scan(paths.EVERY_JOB))
 
     def model(self, name: str) -> Model | None:

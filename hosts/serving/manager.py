@@ -34,7 +34,7 @@ class LoadedVersion:
     why: str = ""
     model: SavedModel | None = None
     batcher: Batcher | None = None
-    token: str = ""
+    deployment: str = ""
     tries: int = 0
     """The number of failed loads. The last was `at`, by this server's clock; infinity: it is not retried."""
     at: float = math.inf
@@ -49,7 +49,7 @@ class ServedModel:
 
 
 class ModelManager:
-    """The loaded models. One thread calls `follow`; all may call `find` and `models`.
+    """The loaded models. One thread calls `reconcile`; all may call `find` and `models`.
 
     Their results are immutable and are replaced as a whole.
     """
@@ -68,7 +68,7 @@ class ModelManager:
         `cache` is a folder of this server's own. `on_batch` is called with each model's batches by their rows.
         """
         self._clock = clock
-        self._marks: set[Path] = set()
+        self._markers: set[Path] = set()
         self._catalog, self._files, self._cache, self._load, self._on_batch = catalog, files, cache, load, on_batch
         self._models: Mapping[str, ServedModel] = {}
         self.polled = False
@@ -145,23 +145,23 @@ class ModelManager:
         """Load the versions of that state, and drop those that are no longer recorded."""
         previous = dict(self._models[model.name].versions) if model.name in self._models else {}
         versions = {
-            v.name: previous[v.name] for v in _loadable(model) if v.name in previous and previous[v.name].token == v.token
+            v.name: previous[v.name] for v in _loadable(model) if v.name in previous and previous[v.name].deployment == v.token
         }
         for version in _loadable(model):
             if version.name not in versions:
-                versions[version.name] = LoadedVersion(version.name, LoadState.LOADING, token=version.token)
-        self._show(model, versions)
+                versions[version.name] = LoadedVersion(version.name, LoadState.LOADING, deployment=version.token)
+        self._publish(model, versions)
         for version in _loadable(model):
             loaded = versions[version.name]
             if version.state is state and (loaded.state is LoadState.LOADING or self._try_again(version, loaded)):
                 versions = {**versions, version.name: self._load_version(model.name, version, loaded.tries)}
-                self._show(model, versions)
+                self._publish(model, versions)
         for name, loaded in previous.items():
             if versions.get(name) is not loaded and loaded.batcher:
                 loaded.batcher.close()
         self._tidy(model.name, versions)
 
-    def _show(self, model: Model, versions: Mapping[str, LoadedVersion]) -> None:
+    def _publish(self, model: Model, versions: Mapping[str, LoadedVersion]) -> None:
         """Publish the versions of a model. The previous default stays until the recorded one is AVAILABLE."""
         recorded = versions.get(model.default)
         before = self._models[model.name].default if model.name in self._models else None
@@ -179,32 +179,32 @@ class ModelManager:
 
     def _load_version(self, model: str, version: Version, tries: int) -> LoadedVersion:
         """Load a version and return the result; `tries` loads have failed before."""
-        mark = self._cache / f".loading-{model}-{version.name}-{version.token}"
-        if mark.exists() and mark not in self._marks:
+        marker = self._cache / f".loading-{model}-{version.name}-{version.token}"
+        if marker.exists() and marker not in self._markers:
             why = "the server ended while it loaded this: fab undeploy and fab deploy try it once more"
-            return LoadedVersion(version.name, LoadState.END, why, token=version.token)
+            return LoadedVersion(version.name, LoadState.END, why, deployment=version.token)
         try:
-            self._marks.add(mark)
+            self._markers.add(marker)
             self._cache.mkdir(parents=True, exist_ok=True)
-            mark.touch()
+            marker.touch()
             folder = self._fetch(model, version)
             saved = self._load(folder)
             batcher = Batcher(saved.run, saved.signatures, on_batch=lambda rows: self._on_batch(model, rows))
         except BucketError as error:
             _log_warning(f"version {version.name} of model {model}: the bucket does not answer: {error}")
-            return LoadedVersion(version.name, LoadState.LOADING, token=version.token)  # next time
+            return LoadedVersion(version.name, LoadState.LOADING, deployment=version.token)  # next time
         except Exception as error:  # noqa: BLE001  whatever a model does, the server continues
             why = f"{type(error).__name__}: {error}".partition("\n")[0]
             _log_warning(f"version {version.name} of model {model} cannot be loaded: {why}")
-            return LoadedVersion(version.name, LoadState.END, why, token=version.token, tries=tries + 1, at=self._clock())
+            return LoadedVersion(version.name, LoadState.END, why, deployment=version.token, tries=tries + 1, at=self._clock())
         finally:
-            mark.unlink(missing_ok=True)
-        return LoadedVersion(version.name, LoadState.AVAILABLE, model=saved, batcher=batcher, token=version.token)
+            marker.unlink(missing_ok=True)
+        return LoadedVersion(version.name, LoadState.AVAILABLE, model=saved, batcher=batcher, deployment=version.token)
 
     def close(self) -> None:
-        """Remove the marks of loads in progress, so that the end of the process counts against no model."""
-        for mark in self._marks:
-            mark.unlink(missing_ok=True)
+        """Remove the marker files of loads in progress, so that the end of the process counts against no model."""
+        for marker in self._markers:
+            marker.unlink(missing_ok=True)
 
     def _fetch(self, model: str, version: Version) -> Path:
         """Return the version's files in a local folder, each as it was deployed; ValueError if one differs."""
@@ -214,7 +214,7 @@ class ModelManager:
         return folder
 
     def _tidy(self, model: str, kept: Mapping[str, LoadedVersion]) -> None:
-        names = {f"{loaded.name}-{loaded.token}" for loaded in kept.values()}
+        names = {f"{loaded.name}-{loaded.deployment}" for loaded in kept.values()}
         for folder in (self._cache / model).glob("*"):
             if folder.name not in names:
                 shutil.rmtree(folder, ignore_errors=True)

@@ -48,7 +48,7 @@ def signature_name(body: Mapping[str, Any]) -> str:
     """Return the name of the requested signature."""
     name = body.get("signature_name", SIGNATURE)
     if not isinstance(name, str):
-        raise RestError(400, "signature_name must be a text")
+        raise RestError(400, "signature_name must be a string")
     return name or SIGNATURE
 
 
@@ -106,7 +106,7 @@ def _single_input(what: str, value: Any, tensors: Mapping[str, Tensor]) -> Array
 
 
 def _array(name: str, value: Any, tensor: Tensor) -> np.ndarray[Any, Any]:
-    """Return a JSON value as an array of the input's kind; RestError 400 if it is of another kind or shape."""
+    """Return a JSON value as an array of the input's dtype; RestError 400 if it is of another dtype or shape."""
     try:
         array = (
             np.array(_decoded(value, name), dtype=object)
@@ -114,36 +114,36 @@ def _array(name: str, value: Any, tensor: Tensor) -> np.ndarray[Any, Any]:
             else _numbers(name, np.asarray(value), tensor.dtype)
         )
     except (ValueError, TypeError, OverflowError):
-        raise RestError(400, f"input {name} must be {_kinds(tensor)}, all rows of one length") from None
+        raise RestError(400, f"input {name} must be {_expected(tensor)}, all rows of one length") from None
     if not _fits(array.shape, tensor.shape):
         raise RestError(400, f"input {name} has the shape {list(array.shape)}, and must have {shape_text(tensor.shape)}")
     return array
 
 
 def _numbers(name: str, array: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
-    """Return the numbers in this kind; they may change by rounding only."""
+    """Return the numbers in this dtype; they may change by rounding only."""
     if array.dtype.kind not in "fiub" or array.size == 0:
         raise ValueError(name)
-    kind = np.dtype(dtype)
-    if kind.kind == "b" and not np.isin(array, (0, 1)).all():
+    wanted = np.dtype(dtype)
+    if wanted.kind == "b" and not np.isin(array, (0, 1)).all():
         raise RestError(400, f"input {name} must be true or false")
-    if kind.kind in "iu":
-        least, most = np.iinfo(kind).min, np.iinfo(kind).max
+    if wanted.kind in "iu":
+        least, most = np.iinfo(wanted).min, np.iinfo(wanted).max
         if np.any(array != np.floor(array)) or not least <= array.min().item() <= array.max().item() <= most:
             raise RestError(400, f"input {name} must be whole numbers from {least} to {most}")
     with np.errstate(over="ignore"):
-        numbers = array.astype(kind)
-    if kind.kind not in "biu" and not np.isfinite(numbers.astype(np.float64)).all():  # bfloat16 is of a kind of its own
+        numbers = array.astype(wanted)
+    if wanted.kind not in "biu" and not np.isfinite(numbers.astype(np.float64)).all():  # bfloat16 is of a kind of its own
         raise RestError(400, f"input {name} has a number that is too large for {dtype}")
     return numbers
 
 
-def _kinds(tensor: Tensor) -> str:
-    return "texts" if tensor.dtype is None else "numbers"
+def _expected(tensor: Tensor) -> str:
+    return "strings" if tensor.dtype is None else "numbers"
 
 
 def _decoded(value: Any, name: str, depth: int = 0) -> Any:
-    """Return the value with texts as bytes; `{"b64": …}` is decoded."""
+    """Return the value with strings as bytes; `{"b64": …}` is decoded."""
     if isinstance(value, list):
         if depth == _DEEPEST:
             raise RestError(400, f"input {name} has lists nested {_DEEPEST} deep, and no tensor has that many dimensions")
@@ -174,7 +174,7 @@ def answer(outputs: Arrays, by_rows: bool) -> bytes:
     return _json({"outputs": columns if len(columns) > 1 else next(iter(columns.values()), columns)}, outputs)
 
 
-def lines(outputs: Arrays, count: int) -> list[bytes]:
+def prediction_rows(outputs: Arrays, count: int) -> list[bytes]:
     """Return each element of the `predictions` of `answer` as JSON; RestError 400 if their number is not `count`."""
     values = _by_instance(outputs)
     if len(values) != count:
@@ -206,11 +206,8 @@ def examples(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{**context, **item} for item in items]
 
 
-def classified(outputs: Arrays) -> bytes:
-    """Return the body of a classify answer: a list of [label, score] for each example.
-
-    Labels are `classes` where the signature gives one for each score, as one made for classification does; else 0, 1, ….
-    """
+def classify_response(outputs: Arrays) -> bytes:
+    """Return the body of a classify response: pairs of label and score; labels are `classes` if one per score, else 0, 1, …."""
     scores = outputs.get("scores", outputs.get("probabilities"))
     if scores is None or scores.ndim != 2:
         raise RestError(400, f"this signature gives {', '.join(sorted(outputs))}: to classify takes scores of each class")
@@ -229,13 +226,13 @@ def _row_counts(outputs: Arrays) -> set[int | None]:
 
 def _plain(name: str, array: np.ndarray[Any, Any]) -> Any:
     if array.dtype == object or array.dtype.kind in "SU":
-        return _texts(array.tolist(), name.endswith(_BYTES))
+        return _strings(array.tolist(), name.endswith(_BYTES))
     return array.tolist()
 
 
-def _texts(value: Any, binary: bool) -> Any:
+def _strings(value: Any, binary: bool) -> Any:
     if isinstance(value, list):
-        return [_texts(item, binary) for item in value]
+        return [_strings(item, binary) for item in value]
     content = value if isinstance(value, bytes) else str(value).encode()
     if binary:
         return {_BASE64: base64.b64encode(content).decode()}

@@ -113,12 +113,12 @@ class SavedModel:
 
 def _zeros(tensor: Tensor) -> np.ndarray[Any, Any]:
     if tensor.dtype is None or tensor.shape is None:
-        raise ValueError("there are no zeros of texts, or of any shape")
+        raise ValueError("there are no zeros of strings, or of any shape")
     return np.zeros([1 if size is None else size for size in tensor.shape], tensor.dtype)
 
 
 def _example(features: Mapping[str, Any]) -> bytes:
-    """Return a tf.train.Example; numbers with a point are floats, whole ones int64, texts bytes."""
+    """Return a tf.train.Example; numbers with a point are floats, whole ones int64, strings bytes."""
     example = tensorflow().example.Example()
     for name, value in features.items():
         values = value if isinstance(value, list) else [value]

@@ -35,7 +35,7 @@ class TrialChild:
         )
 
     def wait(self, seconds: float) -> int | None:
-        """Return the exit status, as in `replica_rules`, once all its processes have ended, or None on timeout."""
+        """Return the exit status, -n for signal n, once all its processes have ended, or None on timeout."""
         try:
             status = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -70,7 +70,7 @@ class TrialUnit:
         self.out_of_memory = False
 
     def wait(self, seconds: float) -> int | None:
-        """Return the exit status, as in `replica_rules`, once all its processes have ended, or None on timeout."""
+        """Return the exit status, -n for signal n, once all its processes have ended, or None on timeout."""
         if not self._launched.wait(seconds):
             return None
         end = self._launched.reap()

@@ -1,7 +1,7 @@
 """Suggest a trial's hyperparameters: a pure function of the other trials, by Optuna's samplers.
 
-Cloud ML's scale types are distributions of Optuna's: UNIT_LINEAR_SCALE uniform, UNIT_LOG_SCALE uniform in the logarithm,
-UNIT_REVERSE_LOG_SCALE uniform in the logarithm of the distance from above, min + max - x.
+Cloud ML's scale types are distributions of Optuna's: UNIT_LINEAR_SCALE is uniform in x, UNIT_LOG_SCALE in log(x),
+UNIT_REVERSE_LOG_SCALE in log(min + max - x).
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ def _grid(study: Study) -> Iterator[dict[str, str]]:
 
 def _sampled(study: Study, trials: Sequence[Trial], number: int) -> Iterator[dict[str, str]]:
     direction: Literal["maximize", "minimize"] = "maximize" if study.goal is Goal.MAXIMIZE else "minimize"
-    frozen_trials = _known(study, trials)
+    frozen_trials = _frozen_trials(study, trials)
     for again in range(_SEEDS):
         sampler = _sampler(study, zlib.crc32(f"{study.seed} {number} {again}".encode()))
         optuna_study = optuna.create_study(direction=direction, sampler=sampler)
         optuna_study.add_trials(frozen_trials)
         drawn = optuna_study.ask({each.parameterName: _distribution(each) for each in study.params}).params
-        yield {each.parameterName: _text(each, drawn[each.parameterName]) for each in study.params}
+        yield {each.parameterName: _to_argument(each, drawn[each.parameterName]) for each in study.params}
 
 
 def _sampler(study: Study, seed: int) -> BaseSampler:
@@ -75,11 +75,11 @@ def _sampler(study: Study, seed: int) -> BaseSampler:
     return TPESampler(seed=seed, multivariate=True, constant_liar=True, n_startup_trials=first)
 
 
-def _known(study: Study, trials: Sequence[Trial]) -> list[FrozenTrial]:
+def _frozen_trials(study: Study, trials: Sequence[Trial]) -> list[FrozenTrial]:
     space = {each.parameterName: _distribution(each) for each in study.params}
 
     def frozen(state: State, text: Mapping[str, str], value: float | None) -> FrozenTrial:
-        params = {each.parameterName: _inner(each, text[each.parameterName]) for each in study.params}
+        params = {each.parameterName: _from_argument(each, text[each.parameterName]) for each in study.params}
         return optuna.trial.create_trial(state=state, params=params, distributions=space, value=value)
 
     earlier = (prior for prior in study.earlier if study.has(prior.hyperparameters))
@@ -108,8 +108,8 @@ def _distribution(parameter: Parameter) -> BaseDistribution:
     return FloatDistribution(low, high, log=log)
 
 
-def _text(parameter: Parameter, drawn: Any) -> str:
-    """Return a drawn value as a trial gets it."""
+def _to_argument(parameter: Parameter, drawn: Any) -> str:
+    """Return a drawn value as the argument of a trial."""
     if parameter.type is ParameterType.CATEGORICAL:
         return str(drawn)
     if parameter.type is ParameterType.DISCRETE:
@@ -118,14 +118,14 @@ def _text(parameter: Parameter, drawn: Any) -> str:
     value = low + high - drawn if parameter.scaleType is ScaleType.UNIT_REVERSE_LOG_SCALE else drawn
     if parameter.type is ParameterType.INTEGER:
         return str(int(value))
-    # No more digits than a person would choose: 6 distinguish the places of the range.
+    # Round to 6 significant digits of the range's width.
     digits = _DIGITS + math.ceil(math.log10(max(abs(low), abs(high)) / (high - low)))
     rounded = float(f"{value:.{min(max(digits, _DIGITS), 17)}g}")
     return shown(rounded if low <= rounded <= high else value)
 
 
-def _inner(parameter: Parameter, text: str) -> Any:
-    """Return the drawn value for a text that a trial got."""
+def _from_argument(parameter: Parameter, text: str) -> Any:
+    """Return the drawn value for an argument of a trial."""
     if parameter.type is ParameterType.CATEGORICAL:
         return text
     if parameter.type is ParameterType.DISCRETE:

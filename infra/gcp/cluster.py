@@ -60,13 +60,13 @@ class GcpCluster(ComponentResource):
 
     def __init__(self, config: GcpConfig, project_state: ProjectState, authorized_key: Output[str]) -> None:
         super().__init__("scaletier:gcp:Cluster", "cluster")
-        self.config, self.project_state, self.inside = config, project_state, ResourceOptions(parent=self)
+        self.config, self.project_state, self.child_opts = config, project_state, ResourceOptions(parent=self)
         self.spec, self.place, names = project_state.discovery.spec, project_state.discovery.place, project_state.names
         network, subnet, firewall_project, owned_subnet = self._network()
         labels = {**config.labels, "scaletier-stack": names.stack}
         bucket_options = config.retain_bucket, config.force_destroy, project_state.bucket_exists
-        self.bucket = Storage(self.place, project_state.bucket, labels, *bucket_options, self.inside).bucket
-        identity = ServiceIdentity(self.place.project, names, self.spec.roles, config.service_account, self.inside)
+        self.bucket = Storage(self.place, project_state.bucket, labels, *bucket_options, self.child_opts).bucket
+        identity = ServiceIdentity(self.place.project, names, self.spec.roles, config.service_account, self.child_opts)
         bindings = identity.grant(self.bucket)
         rules: tuple[Resource, ...] = ()
         if config.firewall:
@@ -78,9 +78,9 @@ class GcpCluster(ComponentResource):
                 identity.emails,
                 operator=config.operator_cidr or IAP_RANGE,
                 shared=owned_subnet is None,
-                inside=config.network if config.closed else None,
+                hosts_range=config.network if config.closed else None,
                 fetching=tuple(role for role, item in self.spec.roles.items() if item.accelerator and config.image is None),
-                opts=self.inside,
+                opts=self.child_opts,
             ).rules
         accelerators = {role: item.accelerator for role, item in self.spec.roles.items()}
         gpus = any(accelerators.values())
@@ -105,7 +105,7 @@ class GcpCluster(ComponentResource):
                 ),
                 # No host starts before its firewall exists and it may use the bucket.
                 [*rules, *bindings[replica.role]],
-                self.inside,
+                self.child_opts,
             )
             for replica in self.spec.replicas
         }
@@ -119,7 +119,7 @@ class GcpCluster(ComponentResource):
             "hosts": {replica.name: host.instance for replica, host in self.hosts.items()},
             "created": {replica.name: host.instance_id for replica, host in self.hosts.items()},
         }
-        self.keys = HostKeys("host-keys", {**attribute_inputs, "timeout": config.host_key_timeout}, self.inside)
+        self.keys = HostKeys("host-keys", {**attribute_inputs, "timeout": config.host_key_timeout}, self.child_opts)
         versions = {replica.name: scripts[replica.role].apply(version) for replica in self.spec.replicas}
         # HostsReady waits until the changed hosts are ready.
         changed = ResourceOptions(parent=self, depends_on=list(self.hosts.values()))
@@ -128,9 +128,10 @@ class GcpCluster(ComponentResource):
 
     def _network(self) -> tuple[Output[str], Output[str], str, Resource | None]:
         """Return the links of network and subnet, the network's project, and the subnet if the stack owns it."""
-        if other := self.project_state.discovery.subnet:
+        state, config = self.project_state, self.config
+        if other := state.discovery.subnet:
             return Output.from_input(other.network), Output.from_input(other.link), other.project, None
-        own = ClusterNetwork(self.place, self.project_state.names, self.config.network, self.config.flow_logs, self.inside)
+        own = ClusterNetwork(self.place, state.names, config.network, config.flow_logs, self.child_opts)
         return own.network, own.subnet, self.place.project, own.subnet_resource
 
     def _runtime(self, item: Recipe) -> RuntimeArchive:
@@ -144,7 +145,7 @@ class GcpCluster(ComponentResource):
                 "requirements": list(item.requirements),
                 "constraints": list(item.constraints),
             },
-            self.inside,
+            self.child_opts,
         )
 
     def _script(self, role: Role, item: Recipe, runtime: RuntimeArchive) -> Output[str]:
@@ -165,14 +166,14 @@ class GcpCluster(ComponentResource):
         """Return the resources for the inventory and the stack's outputs."""
         place, cost = self.place, self.project_state.cost
         self.keys.late.apply(_warn)
-        shapes = {
+        machines = {
             role: self.project_state.discovery.catalogue.machines[item.machine_type] for role, item in self.spec.roles.items()
         }
         instances = f"projects/{place.project}/zones/{place.zone}/instances"
         hosts = {
             replica: {
-                "cpus": shapes[replica.role].cpus,
-                "memory_bytes": int(shapes[replica.role].memory * 2**30),
+                "cpus": machines[replica.role].cpus,
+                "memory_bytes": int(machines[replica.role].memory * 2**30),
                 "hourly_cost": cost.host[replica.role] if cost else None,
                 "start": f"{instances}/{host.instance}/start" if replica.role.runs_jobs else None,
             }

@@ -63,7 +63,7 @@ class GcpConfig(ClusterConfig):
 
     `network` is the address range of the stack's own subnet; `subnetwork` names an existing one instead. `zones` are tried in
     order; `service_account` is by role. `idle_timeout`, `host_key_timeout` and `ready_timeout` are in seconds, `boot_disk_size`
-    in GB (2^30 bytes), `max_hourly_cost` in US dollars.
+    in GiB, `max_hourly_cost` in US dollars.
     """
 
     image: Image | None = None
@@ -87,11 +87,11 @@ class GcpConfig(ClusterConfig):
 
     json_keys: ClassVar[frozenset[str]] = ClusterConfig.json_keys | {"serviceAccount"}
     role_keys: ClassVar[tuple[str, ...]] = (*ClusterConfig.role_keys, "service_account")
-    most_replicas: ClassVar[Mapping[Role, int]] = MAX_REPLICAS
+    max_hosts: ClassVar[Mapping[Role, int]] = MAX_REPLICAS
 
     @property
     def closed(self) -> bool:
-        """True if hosts reach only one another and Google's APIs; another's network is up to its owner."""
+        """True if we restrict outbound traffic. False with `subnetwork`: the network's owner decides there."""
         return self.egress == "closed" and self.subnetwork is None
 
     @field_validator("zones", mode="before")

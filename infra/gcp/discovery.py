@@ -79,7 +79,7 @@ def _machine(item: Mapping[str, Any]) -> MachineType:
 
 @dataclass(frozen=True)
 class ExistingHost:
-    """A host of the stack that is there, by the name of its replica; `disk` in GB (2^30 bytes)."""
+    """A host of the stack that is there, by the name of its replica; `disk` in GiB."""
 
     name: str
     zone: str

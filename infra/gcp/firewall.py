@@ -31,7 +31,7 @@ class ClusterFirewall(ComponentResource):
         accounts: the service accounts by role.
         operator: the range that ssh may come from.
         shared: others use the network too, and their hosts get no rules.
-        inside: the range of the hosts, if they may reach only that and Google's APIs.
+        hosts_range: the range of the hosts, if they may reach only that and Google's APIs.
         fetching: roles whose hosts reach the web all the same, for their driver.
     """
 
@@ -44,7 +44,7 @@ class ClusterFirewall(ComponentResource):
         accounts: Mapping[Role, Output[str]],
         operator: ipaddress.IPv4Network,
         shared: bool,
-        inside: ipaddress.IPv4Network | None,
+        hosts_range: ipaddress.IPv4Network | None,
         fetching: tuple[Role, ...],
         opts: ResourceOptions,
     ) -> None:
@@ -65,14 +65,14 @@ class ClusterFirewall(ComponentResource):
             for row in allowed(spec)
         ]
         # What hosts may reach: answers need no rule, and the metadata server is always reachable.
-        if inside is not None:
+        if hosts_range is not None:
             ports = list(dict.fromkeys(text for row in FIREWALL if row.source for text in row.ranges))
             rules += [
                 self._rule("out-deny", "What no other rule lets out", destination_ranges=everywhere),
-                self._rule("out-peers", "To one another", ports, destination_ranges=[str(inside)]),
+                self._rule("out-peers", "To one another", ports, destination_ranges=[str(hosts_range)]),
                 self._rule("out-google", "To Google's APIs", ["443"], destination_ranges=[str(GOOGLE_RANGE)]),
             ]
-        if inside is not None and fetching:
+        if hosts_range is not None and fetching:
             why, targets = "To where drivers of GPUs come from", [accounts[role] for role in fetching]
             ends = {"destination_ranges": everywhere, "target_service_accounts": targets}
             rules.append(self._rule("out-drivers", why, ["80", "443"], **ends))

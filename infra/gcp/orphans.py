@@ -112,7 +112,7 @@ def _accounts(client: requests.Session, project: str, get: Get) -> Iterator[Left
 
 
 def _pulumi(*arguments: str) -> Any:
-    answer = backend.ask(ROOT, *arguments)
+    answer = backend.run_pulumi(ROOT, *arguments)
     return json.loads(answer) if answer.startswith("{") else answer.strip()
 
 

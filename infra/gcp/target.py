@@ -12,7 +12,7 @@ import requests
 from pulumi import Output
 from pulumi.runtime.config import get_config
 
-from infra.cost import Cost, HostShape, hourly, price_list
+from infra.cost import Cost, HostSpec, hourly, price_list
 from infra.gcp.api import COMPUTE, STORAGE, TIMEOUT, GcpError, Get, endpoint, session
 from infra.gcp.cluster import GcpCluster, ProjectState
 from infra.gcp.config import GcpConfig
@@ -37,11 +37,11 @@ def cost(spec: ClusterSpec, config: GcpConfig, region: str, machines: Mapping[st
     hosts = {}
     for role, role_spec in spec.roles.items():
         kind = machines[role_spec.machine_type]
-        shape = HostShape(
+        host_spec = HostSpec(
             kind.series, kind.cpus, kind.memory, role_spec.accelerator, role_spec.spot,
             config.boot_disk_type, config.boot_disk_size, config.public_address,
         )  # fmt: skip
-        hosts[role] = (role_spec.count, shape)
+        hosts[role] = (role_spec.count, host_spec)
     return hourly(price_list(), region, hosts)
 
 

@@ -55,7 +55,7 @@ class LxdConfig(ClusterConfig):
     storage_pool: str = "scaletier"
 
     json_keys: ClassVar[frozenset[str]] = ClusterConfig.json_keys | {"cpus", "memory", "disk"}
-    most_replicas: ClassVar[Mapping[Role, int]] = dict.fromkeys(Role, MAX_REPLICAS_PER_ROLE)
+    max_hosts: ClassVar[Mapping[Role, int]] = dict.fromkeys(Role, MAX_REPLICAS_PER_ROLE)
 
     def disk_of(self, role: Role) -> int:
         """Return the limit of the root disk of a role's host in bytes."""

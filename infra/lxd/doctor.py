@@ -1,4 +1,4 @@
-"""Checks of local hosts: LXD, the kernel, the firewall, stopped hosts, disks, and orphans."""
+"""Checks of local hosts: LXD, the kernel, the firewall, stopped hosts, disks, leftover resources."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def _filled(what: str, usage: int | None, size: str, remedy: str) -> Iterator[Fi
 def belongings(_: Inventory) -> Iterator[Finding]:
     """Find what is on this machine and in no state."""
     try:
-        listed: Any = json.loads(backend.ask(ROOT, "stack", "ls", "--json"))
+        listed: Any = json.loads(backend.run_pulumi(ROOT, "stack", "ls", "--json"))
         stacks = {str(each["name"]).rpartition("/")[2] for each in listed}
     except backend.BackendError as error:
         yield warning(str(error))

@@ -83,8 +83,8 @@ class Size:
     memory: int
 
 
-def shape(machine_type: str) -> tuple[int, float]:
-    """Return (vCPUs, memory in GB) of a machine type named like N1's; other types count as (4, 16.0).
+def machine_spec(machine_type: str) -> tuple[int, float]:
+    """Return (vCPUs, memory in GiB) of a machine type named like N1's; other types count as (4, 16.0).
 
     Source: Compute Engine documentation, "General-purpose machine family", N1 machine series.
     """
@@ -96,17 +96,17 @@ def shape(machine_type: str) -> tuple[int, float]:
 
 
 def sizes(spec: ClusterSpec, machine_cpus: int, cpus: Mapping[Role, float], memory: Mapping[Role, int]) -> dict[Role, Size]:
-    """Return limits by role: the tier's shapes, scaled so that the largest host has all processors of this machine.
+    """Return limits by role: the tier's machines, scaled so that the largest host has all processors of this machine.
 
     Serving hosts are scaled by the same factor, but are not used to compute it. Limits are not reservations, so their sum may
     exceed the machine. `cpus` and `memory` override the limits of a role.
     """
-    shapes = {role: shape(spec.roles[role].machine_type) for role in spec.roles}
-    scale = min(1.0, machine_cpus / max(vcpus for role, (vcpus, _) in shapes.items() if role.runs_jobs))
+    machines = {role: machine_spec(spec.roles[role].machine_type) for role in spec.roles}
+    scale = min(1.0, machine_cpus / max(vcpus for role, (vcpus, _) in machines.items() if role.runs_jobs))
     return {
         role: Size(
             cpus=cpus.get(role, min(machine_cpus, max(1, round(vcpus * scale)))),
-            memory=memory.get(role, max(_MIN_MEMORY, round(gigabytes * scale * 2**30))),
+            memory=memory.get(role, max(_MIN_MEMORY, round(gibibytes * scale * 2**30))),
         )
-        for role, (vcpus, gigabytes) in shapes.items()
+        for role, (vcpus, gibibytes) in machines.items()
     }

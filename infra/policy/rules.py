@@ -22,7 +22,7 @@ from pulumi_policy import (
     StackValidationPolicy,
 )
 
-from infra.cost import HostShape, hourly, price_list
+from infra.cost import HostSpec, hourly, price_list
 from infra.gcp.machines import MACHINES
 from infra.scale_tiers import Accelerator, Role
 
@@ -173,7 +173,7 @@ def _cost(props: Props) -> float | None:
         return None
     disk = (props.get("bootDisk") or {}).get("initializeParams") or {}
     gpus = [Accelerator(str(item["type"]), int(item["count"])) for item in _every(props, "guestAccelerators")]
-    shape = HostShape(
+    host_spec = HostSpec(
         series=machine.series,
         cpus=machine.cpus,
         memory=machine.memory,
@@ -183,7 +183,7 @@ def _cost(props: Props) -> float | None:
         disk_size=int(disk.get("size", 10)),
         public_address=any(_every(item, "accessConfigs") for item in _every(props, "networkInterfaces")),
     )
-    cost = hourly(price_list(), str(props.get("zone")).rpartition("-")[0], {Role.MASTER: (1, shape)})
+    cost = hourly(price_list(), str(props.get("zone")).rpartition("-")[0], {Role.MASTER: (1, host_spec)})
     return cost.host[Role.MASTER] if cost else None
 
 

@@ -49,9 +49,9 @@ class JobOutput:
 
     @property
     def checkpoints(self) -> list[str]:
-        """The files from which a trainer may resume: no summaries, no figures, none below export/ or left/."""
-        figures = {*self.summaries, METRICS, EVALUATION}
-        return [name for name in self.files if name not in figures and not name.startswith((_EXPORTS, f"{paths.LEFT}/"))]
+        """The files from which a trainer may resume: no summaries, no metrics, none below export/ or left/."""
+        results = {*self.summaries, METRICS, EVALUATION}
+        return [name for name in self.files if name not in results and not name.startswith((_EXPORTS, f"{paths.LEFT}/"))]
 
     def of_trial(self, trial: Trial | None) -> JobOutput:
         """Return a trial's own folder of the output; all of it without a trial."""

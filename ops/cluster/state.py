@@ -56,7 +56,7 @@ def fetch(root: Path, parse: Callable[[str, Path], T]) -> T:
     """Write the connection files of the stack in use, parsed; delete those of one that is not up."""
     from infra.connection import FOLDER, files, remove, write
 
-    for line in filter(None, (backend.note(root), backend.unused(root))):
+    for line in filter(None, (backend.foreign_state_note(root), backend.unused_passphrase_warning(root))):
         terminal.note(line)
     with terminal.Step("asking Pulumi for the hosts"):
         output = _pulumi(root, *_OUTPUTS)

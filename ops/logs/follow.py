@@ -37,7 +37,7 @@ _POLL_SECONDS, _LAST_POLL_SECONDS = 1.0, 0.25
 """Between two polls of the job's record while it runs, and once it has ended."""
 # The leader stops the others when the job has ended: their last lines are part of the story.
 _OTHERS_SECONDS = 20.0
-# Ended replicas then look for files that the job wrote beside JOB_DIR, before its folders are deleted.
+# Ended replicas then look for files that the job wrote outside JOB_DIR, before its folders are deleted.
 _UNSAVED_SECONDS = 50.0
 # The number of requests for a host's last lines if the connection breaks at the end; one for a host that never answered.
 _LAST_TRIES = 3

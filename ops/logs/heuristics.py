@@ -37,9 +37,9 @@ class UnitOfProgress(StrEnum):
 
 @dataclass(frozen=True)
 class Reading:
-    """The figures of one line: a count and its maximum, loss and accuracy, the replica's own steps/s.
+    """The metrics of one line: a count and its maximum, loss and accuracy, the replica's own steps/s.
 
-    `evaluation` is True for figures of an evaluation, which are not those of training. None for an unknown value.
+    `evaluation` is True for metrics of an evaluation, which are not those of training. None for an unknown value.
     """
 
     count: int | None = None
@@ -52,12 +52,12 @@ class Reading:
 
 
 def read_line(line: str) -> Reading | None:
-    """Return the figures of a line, or None if it has none."""
+    """Return the metrics of a line, or None if it has none."""
     if not any(hint in line for hint in _HINTS):
         return None
     if report := valid_report(line):
-        figures = {"loss": report.loss, "accuracy": report.metrics.get("accuracy")}
-        loss, accuracy = (None if value is None else f"{value:.4g}" for value in figures.values())
+        metrics = {"loss": report.loss, "accuracy": report.metrics.get("accuracy")}
+        loss, accuracy = (None if value is None else f"{value:.4g}" for value in metrics.values())
         return Reading(report.step, report.totalSteps, loss=loss, accuracy=accuracy)
     line = line[:LONGEST]
     count, maximum, unit = _count(line)

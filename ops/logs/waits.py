@@ -34,7 +34,7 @@ def waiting_at_end(
     if not job.final:
         return "waiting for the job to end: all its replicas have"
     if looking := [replica.name for replica in records if replica.startTime and replica.unsaved is None]:
-        return f"waiting for {terminal.list_some(looking, most=_SHOWN)} to look for files beside JOB_DIR"
+        return f"waiting for {terminal.list_some(looking, most=_SHOWN)} to look for files outside JOB_DIR"
     more = [name for name in names if name in reading]
     return f"collecting the logs of {terminal.list_some(more, most=_SHOWN)}" if more else ""
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
-from infra.findings import Check, Finding, Severity, fail, look, ok, warning
+from infra.findings import Check, Finding, Severity, fail, ok, run_checks, warning
 from infra.templates import ROOT as HERE
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
@@ -61,7 +61,7 @@ def line(finding: Finding) -> str:
 def _look(root: Path, fix: bool, what: str) -> list[Finding]:
     findings: list[Finding] = []
     with terminal.Step(what) as step:
-        for finding in look(_checks(root, fix), SECONDS, fix):
+        for finding in run_checks(_checks(root, fix), SECONDS, fix):
             findings.append(finding)
             step.count = f"({terminal.plural(len(findings), 'finding')})"
     # By severity, then by topic.

@@ -26,7 +26,7 @@ def read(cluster: ClusterClient, record: JobRecord) -> list[str]:
 
 
 def read_unsaved(cluster: ClusterClient, record: JobRecord) -> list[str]:
-    """Describe what an ended job wrote beside JOB_DIR; empty if the bucket does not answer."""
+    """Describe what an ended job wrote outside JOB_DIR; empty if the bucket does not answer."""
     try:
         return describe_unsaved(list(cluster.ledger.replicas(record.jobId, replica_names(record)).values()))
     except (OpsError, OSError, RecordError):
@@ -43,7 +43,7 @@ def _describe_output(job_id: str, files: Mapping[str, int]) -> str:
 
 
 def describe_unsaved(replicas: Sequence[ReplicaRecord]) -> list[str]:
-    """Describe what replicas wrote beside JOB_DIR, a line for each that did, and the remedy."""
+    """Describe what replicas wrote outside JOB_DIR, a line for each that did, and the remedy."""
     lines = []
     for replica in replicas:
         if (report := replica.unsaved) is None:
@@ -53,7 +53,7 @@ def describe_unsaved(replicas: Sequence[ReplicaRecord]) -> list[str]:
         parts += [f"not kept: {terminal.list_some(report.leftOut, report.leftOutFiles)}"] if report.leftOutFiles else []
         parts += [report.error] if report.error else []
         if report.keptFiles or report.leftOutFiles:
-            lines.append(f"{replica.name} wrote beside JOB_DIR, {'; '.join(parts)}")
+            lines.append(f"{replica.name} wrote outside JOB_DIR, {'; '.join(parts)}")
         elif report.error:
             lines.append(f"{replica.name}: {report.error}")
     has_losses = any(replica.unsaved and (replica.unsaved.jobDirEmpty or replica.unsaved.leftOutFiles) for replica in replicas)

@@ -118,7 +118,7 @@ class _World:
         )
 
         def turn() -> None:
-            wait = agent.round()
+            wait = agent.run_cycle()
             if agent.supervisor:
                 agent.supervisor.step()
             if agent.finished:

@@ -103,7 +103,7 @@ def test_a_missing_and_an_unresponsive_server_are_reported() -> None:
 
 
 def test_a_hanging_command_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notifier, "SECONDS", 0.0)
+    monkeypatch.setattr(notifier, "NOTIFY_TIMEOUT", 0.0)
     finished = threading.Event()
     notifier_ = Notifier("./done.sh", ["./done.sh"], b"{}", lambda *_: int(finished.wait()))
     until(lambda: notifier_.result is not None)

@@ -125,14 +125,14 @@ def test_files_written_beside_job_dir_are_saved_and_reported(cluster: Stack, tmp
     lost = cluster.fab("train", "beside", *flags, "--", "--model_dir", "model")
     assert (lost.code, "it wrote nothing to JOB_DIR; fab get beside fetches its 4 files" in lost.err) == (0, True), lost.text
     saved_names = "home/notes, var/tmp/scratch, tmp/out, beside/model/model.txt; not kept: beside/big.bin (150.0 MB)"
-    assert f"master-0 wrote beside JOB_DIR, kept in JOB_DIR/left/master-0: {saved_names}" in lost.err.splitlines()
+    assert f"master-0 wrote outside JOB_DIR, kept in JOB_DIR/left/master-0: {saved_names}" in lost.err.splitlines()
     output = cluster.get("beside", tmp_path)
     files = {path.relative_to(output).as_posix() for path in output.rglob("*") if path.is_file()}
     assert files == {f"left/master-0/{name}" for name in ("home/notes", "var/tmp/scratch", "tmp/out", "beside/model/model.txt")}
     saved = cluster.fab("train", "saved", *flags, "--", "--model_dir", "$JOB_DIR/model")
     assert (saved.code, "fab get saved fetches its 1 file, 7 B" in saved.err) == (0, True), saved.text
     lost_names = "beside/big.bin (150.0 MB), tmp/out (3 B), home/notes (1 B), var/tmp/scratch (1 B)"
-    assert f"master-0 wrote beside JOB_DIR, not kept: {lost_names}" in saved.err.splitlines()
+    assert f"master-0 wrote outside JOB_DIR, not kept: {lost_names}" in saved.err.splitlines()
     alone = cluster.fab("train", "alone", "--scale-tier", "BASIC", "--command", "echo hi")
     assert (alone.code, "it wrote nothing to JOB_DIR, there is nothing to fetch" in alone.err) == (0, True), alone.text
     assert "hi" in cluster.fab("logs", "alone").out

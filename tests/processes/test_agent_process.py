@@ -253,7 +253,7 @@ def test_an_agent_whose_code_was_replaced_asks_for_a_restart(make: Make, tmp_pat
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "No such file or directory; fab train writes it"),
+        (None, "No such file or directory; fab train and fab export write it"),
         ('{"name": "ps-0", "bucket": "s3://x"}', "'s3://x' is no bucket"),
     ],
 )

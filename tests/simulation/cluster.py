@@ -182,7 +182,7 @@ class Host:
         assert agent is not None
         try:
             while not agent.finished:
-                process.sleep(agent.round())
+                process.sleep(agent.run_cycle())
         except Killed:
             self.cluster.world.schedule(0.0, self.die)
             raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from stackmocks import PROJECT, Program
 
-from infra.cost import HostShape, hourly, price_list
+from infra.cost import HostSpec, hourly, price_list
 from infra.gcp.machines import MACHINES
 from infra.gcp.zones import GPU_ZONES
 from infra.scale_tiers import Accelerator, Role
@@ -30,14 +30,14 @@ def test_the_list_names_its_source_and_prices_everything() -> None:
 )  # fmt: skip
 def test_machine_types_cost_what_google_lists(name: str, dollars: float) -> None:
     machine = MACHINES[name]
-    shape = HostShape(machine.series, machine.cpus, machine.memory, machine.accelerator, False, "pd-ssd", 0)
+    shape = HostSpec(machine.series, machine.cpus, machine.memory, machine.accelerator, False, "pd-ssd", 0)
     cost = hourly(price_list(), "us-central1", {Role.MASTER: (1, shape)})
     assert cost.host[Role.MASTER] == pytest.approx(dollars, abs=2e-4)
 
 
 def test_gpus_disks_spot_and_addresses_add_up() -> None:
     machine = MACHINES["n1-standard-8"]
-    shape = HostShape("n1", machine.cpus, machine.memory, Accelerator("nvidia-tesla-t4", 2), True, "pd-ssd", 730, True)
+    shape = HostSpec("n1", machine.cpus, machine.memory, Accelerator("nvidia-tesla-t4", 2), True, "pd-ssd", 730, True)
     cost = hourly(price_list(), "us-west1", {Role.MASTER: (1, shape), Role.WORKER: (3, shape)})
     assert cost
     per_host = 8 * 0.006655 + 30 * 0.000892 + 2 * 0.14 + 0.170 + 0.0025

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from fakegoogle import FakeGoogle
 
-from infra.findings import look
+from infra.findings import run_checks
 from infra.gcp import doctor
 from infra.gcp.orphans import Leftover
 
@@ -40,7 +40,7 @@ def test_hosts_that_do_not_run_are_named(fake: FakeGoogle) -> None:
 
 def test_a_denied_request_is_one_finding(fake: FakeGoogle) -> None:
     fake.answers[f"/compute/v1/{INSTANCE}-master-0"] = (403, {"error": {"code": 403, "message": "Permission denied"}})
-    (finding,) = look({"hosts": lambda: doctor.hosts(inventory(fake))}, 30)
+    (finding,) = run_checks({"hosts": lambda: doctor.hosts(inventory(fake))}, 30)
     assert (finding.severity, "Permission denied" in finding.what) == ("error", True)
     assert list(doctor.hosts(None)) == []
 

@@ -202,7 +202,7 @@ def test_the_selected_stack_is_asked_of_pulumi(monkeypatch: pytest.MonkeyPatch) 
         asked.append(words)
         return answers[words[0]]
 
-    monkeypatch.setattr(backend, "ask", ask)
+    monkeypatch.setattr(backend, "run_pulumi", ask)
     get = orphans.configuration()
     assert [get(key) for key in ("gcp:project", "gcp:secret", "gcp:zone")] == ["p", None, None]
     assert orphans._pulumi("stack", "--show-name") == "dev"

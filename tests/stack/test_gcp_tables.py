@@ -11,7 +11,7 @@ import pulumi
 import pytest
 from stackmocks import PROJECT
 
-from infra.cost import Cost, HostShape, hourly
+from infra.cost import Cost, HostSpec, hourly
 from infra.gcp import target
 from infra.gcp.config import GcpConfig
 from infra.gcp.machines import MACHINES, MachineType, gpu_name, machine, paired
@@ -241,15 +241,15 @@ PRICES = {
 
 
 def test_a_host_costs_the_sum_of_its_parts() -> None:
-    plain = HostShape("n1", 2, 4, None, False, "pd-ssd", 10)
-    spot = HostShape("n1", 2, 4, Accelerator("nvidia-l4", 2), True, "pd-ssd", 0, True)
+    plain = HostSpec("n1", 2, 4, None, False, "pd-ssd", 10)
+    spot = HostSpec("n1", 2, 4, Accelerator("nvidia-l4", 2), True, "pd-ssd", 0, True)
     cost = hourly(PRICES, "here", {Role.MASTER: (1, plain), Role.WORKER: (2, spot)})
     assert cost == Cost({Role.MASTER: 3.4, Role.WORKER: 11.22}, {Role.MASTER: 3.4, Role.WORKER: 22.44}, 1.2, "2026-01-01")
     assert cost.total == 27.04
     only_one = hourly(PRICES, "here", {Role.MASTER: (1, plain)})
     assert (only_one.network, only_one.total) == (0.5, 3.9)
     assert hourly(PRICES, "there", {Role.MASTER: (1, plain)}) is None
-    assert hourly(PRICES, "here", {Role.MASTER: (1, HostShape("n2", 2, 4, None, False, "pd-ssd", 10))}) is None
+    assert hourly(PRICES, "here", {Role.MASTER: (1, HostSpec("n2", 2, 4, None, False, "pd-ssd", 10))}) is None
 
 
 def test_the_choice_of_a_zone_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

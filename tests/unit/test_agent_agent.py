@@ -1,4 +1,4 @@
-"""The rounds of one host: it claims its job, tends the queue, and ends when no job needs it."""
+"""The cycles of one host: it claims its job, tends the queue, and ends when no job needs it."""
 
 from __future__ import annotations
 
@@ -83,9 +83,9 @@ class Host(FakeSite):
         self.children.append(Child(len(self.children)))
         return self.children[-1]
 
-    def rounds(self, count: int = 1) -> None:
+    def cycles(self, count: int = 1) -> None:
         for _ in range(count):
-            self.agent.round()
+            self.agent.run_cycle()
             if self.agent.supervisor:
                 self.agent.supervisor.step()
             self.clock.pass_(1.0)
@@ -107,7 +107,7 @@ def host(tmp_path: Path) -> Host:
 
 
 def test_a_host_without_a_job_is_finished(host: Host) -> None:
-    host.rounds()
+    host.cycles()
     assert host.agent.finished
     assert host.agent.status == "no job has this host"
 
@@ -121,7 +121,7 @@ def test_a_host_is_the_replica_of_its_queue_entry(host: Host) -> None:
     host.ledger.change_queue(
         lambda queue: queue.added(QueueEntry("job00", ["worker-8"])).added(QueueEntry("job01", [], candidates=candidates))
     )
-    host.rounds(30)  # the host worker-7 never appears, so this replica has the lease
+    host.cycles(30)  # the host worker-7 never appears, so this replica has the lease
     assert host.agent.supervisor.record.name == "worker-0"
     assert set(host.ledger.replicas("job01", candidates)) == {"worker-0"}
     job = host.job()
@@ -136,12 +136,12 @@ def test_a_host_drops_a_job_that_runs_on_other_hosts(host: Host) -> None:
     host.ledger.change_queue(
         lambda queue: queue.added(QueueEntry("job00", ["worker-7"])).added(QueueEntry("job02", [], candidates=either))
     )
-    host.agent.round()
+    host.agent.run_cycle()
     assert host.kept_jobs == ["job01", "job02"]
     host.ledger.free_hosts("job00")
     host.ledger.free_hosts("job01")
     other = Host(host.root)
-    other.agent.round()
+    other.agent.run_cycle()
     assert (other.kept_jobs, other.agent.finished) == ([], True)
 
 
@@ -149,12 +149,12 @@ def test_a_host_runs_its_jobs_one_after_another_and_finishes(host: Host) -> None
     host.submit()
     host.submit("job02")
     for job_id in ("job01", "job02"):
-        host.rounds(4)
+        host.cycles(4)
         assert host.agent.status == f"job {job_id} RUNNING, trainer RUNNING, restarts 0"
         host.children[-1].code = 0
-        host.rounds(4)
+        host.cycles(4)
         assert host.job(job_id).state == "SUCCEEDED"
-    host.rounds(2)
+    host.cycles(2)
     assert host.agent.finished
     assert (host.prepares, len(host.children), host.ledger.queue().entries) == (["job01", "job02"], 2, [])
 
@@ -162,7 +162,7 @@ def test_a_host_runs_its_jobs_one_after_another_and_finishes(host: Host) -> None
 def test_a_host_waits_while_another_job_has_it(host: Host) -> None:
     host.submit(hosts=("worker-0",))
     host.submit("job02", ("worker-0", "master-0"))
-    host.rounds(9)
+    host.cycles(9)
     assert (host.agent.finished, host.prepares) == (False, [])
 
 
@@ -171,7 +171,7 @@ def test_a_job_is_not_claimed_before_it_is_complete(host: Host, missing: str) ->
     host.submit(lease=JobRecord("x").with_holder("fab 1", submitter=True).lease)
     if missing != "handed over":
         (host.root / (paths.plan("job01") if missing == "plan" else paths.job("job01"))).unlink()
-    host.rounds(4)
+    host.cycles(4)
     assert (host.agent.finished, host.prepares) == (False, [])
 
 
@@ -179,9 +179,9 @@ def test_a_job_is_not_claimed_before_it_is_complete(host: Host, missing: str) ->
 def test_an_ended_job_is_unchanged_and_its_hosts_are_freed(host: Host, state: JobState) -> None:
     host.submit(state=state)
     before = host.job()
-    host.rounds(int(LEASE))
+    host.cycles(int(LEASE))
     assert not host.agent.finished  # its last leader still has the time of a lease
-    host.rounds(8)
+    host.cycles(8)
     assert host.agent.finished
     assert (host.job(), host.prepares, host.ledger.queue().entries) == (before, [], [])
 
@@ -189,9 +189,9 @@ def test_an_ended_job_is_unchanged_and_its_hosts_are_freed(host: Host, state: Jo
 def test_an_agent_continues_the_record_of_its_earlier_incarnation(tmp_path: Path) -> None:
     former = Host(tmp_path)
     former.submit()
-    former.rounds(4)
+    former.cycles(4)
     later = Host(tmp_path, "b")
-    later.rounds(4)
+    later.cycles(4)
     assert "the replica or its host was stopped" in later.messages
     record = later.ledger.replicas("job01", ["master-0"])["master-0"]
     assert (record.incarnation, record.restarts, record.state, len(later.children)) == ("b", 1, "RUNNING", 1)
@@ -203,21 +203,21 @@ def test_a_garbled_record_of_an_earlier_incarnation_is_overwritten(host: Host) -
     garbled = host.root / paths.replica("job01", "master-0")
     garbled.parent.mkdir(parents=True)
     garbled.write_bytes(b"{")
-    host.rounds(3)
+    host.cycles(3)
     assert ReplicaRecord.from_json(garbled.read_bytes()).state == "RUNNING"
 
 
 def test_a_failing_bucket_is_logged_once_and_its_recovery_too(host: Host) -> None:
     host.submit()
-    host.rounds(2)
+    host.cycles(2)
 
     def fails(method: str, name: str) -> None:
         raise BucketError("no route to the bucket")
 
     host.store.before = fails
-    host.rounds(9)
+    host.cycles(9)
     host.store.before = lambda method, name: None
-    host.rounds(2)
+    host.cycles(2)
     assert [line for line in host.messages if "bucket" in line] == [
         "the bucket fails, trying again: no route to the bucket",
         "the bucket answers again",
@@ -229,10 +229,10 @@ def test_a_job_s_log_has_no_recovery_from_what_failed_before_it(host: Host) -> N
     plan = host.root / paths.plan("job01")
     content = plan.read_bytes()
     plan.write_bytes(b"{")
-    host.rounds(3)
+    host.cycles(3)
     assert host.agent.status.startswith("no job is here: ")
     plan.write_bytes(content)
-    host.rounds(3)
+    host.cycles(3)
     assert host.agent.status.startswith("job job01 ")
     assert [line for line in host.messages if "bucket" in line] == []
 
@@ -240,14 +240,14 @@ def test_a_job_s_log_has_no_recovery_from_what_failed_before_it(host: Host) -> N
 def test_a_job_that_cannot_be_read_is_ended_by_its_own_hosts(host: Host) -> None:
     host.submit()
     host.submit("job02")
-    host.rounds(3)
+    host.cycles(3)
     (host.root / paths.job("job01")).write_bytes(b"{")
-    host.rounds(int(2 * LEASE))
+    host.cycles(int(2 * LEASE))
     assert host.children[0].stops == []  # it may still be repaired
-    host.rounds(2)
+    host.cycles(2)
     assert len(host.children[0].stops) == 1
     host.children[0].code = 143
-    host.rounds(int(3 * LEASE))
+    host.cycles(int(3 * LEASE))
     assert host.prepares == ["job01", "job02"]
     assert host.job("job02").state == "RUNNING"
 
@@ -260,15 +260,15 @@ def test_a_job_with_a_corrupt_plan_is_ended_and_frees_its_host(
     host.submit("job02")
     plan = host.root / paths.plan("job01")
     plan.unlink() if content is None else plan.write_bytes(content)
-    assert host.agent.round() == 1.0
-    host.rounds(int(2 * LEASE))
+    assert host.agent.run_cycle() == 1.0
+    host.cycles(int(2 * LEASE))
     assert host.job().state == "QUEUED"  # it may still be repaired
     why = "plan.json is no JSON" if content else "jobs/job01/plan.json is not there, or knows no master-0"
     assert host.agent.status.startswith(f"no job is here: {why}")
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith(f"<4>replica: {why}")
     assert line.endswith("; trying again")
-    host.rounds(int(3 * LEASE))
+    host.cycles(int(3 * LEASE))
     assert host.job().state == "FAILED"
     assert host.job().errorMessage.startswith(
         "master-0 cannot start it: plan.json is no JSON" if content else "master-0 cannot"
@@ -279,9 +279,9 @@ def test_a_job_with_a_corrupt_plan_is_ended_and_frees_its_host(
 def test_a_job_whose_package_cannot_be_fetched_is_ended(host: Host) -> None:
     host.damage = "the package is damaged"
     host.submit()
-    host.rounds(int(Plan.preparingSeconds))
+    host.cycles(int(Plan.preparingSeconds))
     assert host.job().state == "QUEUED"
-    host.rounds(5)
+    host.cycles(5)
     assert (host.job().state, host.job().errorMessage) == ("FAILED", "master-0 cannot start it: the package is damaged")
 
 
@@ -290,10 +290,10 @@ def test_the_next_job_waits_for_the_version_that_fab_pushed(host: Host) -> None:
     host.agent._current = lambda: current[0]
     host.submit()
     host.submit("job02")
-    host.rounds(4)
+    host.cycles(4)
     current[0] = False
     host.children[-1].code = 0
-    host.rounds(6)
+    host.cycles(6)
     assert (host.job().state, host.job("job02").state) == ("SUCCEEDED", "QUEUED")
     assert host.agent.finished
     assert host.ledger.queue().holder("master-0") is not None
@@ -301,14 +301,14 @@ def test_the_next_job_waits_for_the_version_that_fab_pushed(host: Host) -> None:
 
 def test_a_job_that_can_be_read_again_is_not_ended(host: Host) -> None:
     host.submit()
-    host.rounds(3)
+    host.cycles(3)
     job = host.root / paths.job("job01")
     for _ in range(3):
         content = job.read_bytes()
         job.write_bytes(b"{")
-        host.rounds(int(LEASE))
+        host.cycles(int(LEASE))
         job.write_bytes(content)
-        host.rounds()
+        host.cycles()
     assert host.children[0].stops == []
 
 
@@ -321,7 +321,7 @@ def test_a_unit_stopped_while_it_claims_a_job_starts_no_trainer(host: Host, monk
         return prepare(plan, replica)
 
     monkeypatch.setattr(host, "prepare", prepare_and_stop)
-    host.rounds(3)
+    host.cycles(3)
     assert (host.agent.finished, host.prepares, host.children) == (True, ["job01"], [])
 
 
@@ -329,22 +329,22 @@ def test_the_queue_is_monitored_by_leaders_and_hosts_without_a_job(host: Host) -
     reads: list[str] = []
     host.store.before = lambda method, name: reads.append(name) if (method, name) == ("read", paths.QUEUE) else None
     host.submit(hosts=("master-0", "worker-0"))
-    host.rounds(2)
+    host.cycles(2)
 
     def queue_reads() -> int:
         reads.clear()
-        host.rounds(20)
+        host.cycles(20)
         return len(reads)
 
     assert queue_reads() > 0, "it leads"
     stored = host.ledger.job("job01")
     host.ledger.change_job(stored, stored.record.with_holder("worker-0/1"))
-    host.rounds()
+    host.cycles()
     for _ in range(20):
         stored = host.ledger.job("job01")
         host.ledger.change_job(stored, replace(stored.record, lease=stored.record.lease.renewed()))
         reads.clear()
-        host.rounds()
+        host.cycles()
         assert reads == [], "another replica leads"
     host.agent.terminate()
     assert queue_reads() == 0
@@ -354,21 +354,21 @@ def test_rounds_are_faster_for_seconds_after_a_job(host: Host) -> None:
     host.submit()
     host.submit("job00", hosts=("worker-0",))
     host.submit("job02", hosts=("worker-0", "master-0"))
-    host.rounds(4)
+    host.cycles(4)
     host.clock.pass_(60.0)
-    host.rounds(2)
+    host.cycles(2)
     host.children[-1].code = 0
-    host.rounds(4)
+    host.cycles(4)
     assert (host.job().state, host.agent.supervisor, host.agent.finished) == ("SUCCEEDED", None, False)
-    assert host.agent.round() == 0.25
+    assert host.agent.run_cycle() == 0.25
     host.clock.pass_(10.0)
-    assert host.agent.round() == 1.0
+    assert host.agent.run_cycle() == 1.0
 
 
 def test_an_unreadable_job_without_a_leader_does_not_block_its_host(host: Host) -> None:
     host.submit()
     (host.root / paths.job("job01")).write_bytes(b"{")
-    host.rounds(int(2 * LEASE))
+    host.cycles(int(2 * LEASE))
     assert host.ledger.queue().entries == []
     assert host.agent.finished
 
@@ -376,22 +376,22 @@ def test_an_unreadable_job_without_a_leader_does_not_block_its_host(host: Host) 
 def test_the_facts_of_the_host_are_recorded(host: Host) -> None:
     host.submit()
     host.new_facts = {"data": {"files": 1}}
-    host.rounds(5)
+    host.cycles(5)
     assert host.job().manifest["data"] == {"files": 1}
 
 
 def test_a_stopped_unit_reports_its_replica_and_leaves_the_job(host: Host) -> None:
     host.submit()
-    host.rounds(4)
+    host.cycles(4)
     host.agent.terminate()
     host.is_archived = False
-    host.rounds(2)
+    host.cycles(2)
     assert (len(host.children[0].stops), host.agent.finished) == (1, False)
     host.children[0].code = 143
-    host.rounds(3)
+    host.cycles(3)
     assert not host.agent.finished  # its log is not in the bucket yet
     host.is_archived = True
-    host.rounds(2)
+    host.cycles(2)
     assert host.agent.finished
     record = host.ledger.replicas("job01", ["master-0"])["master-0"]
     assert (record.state, record.exitCode, host.job().state) == (ReplicaState.EXITED, 143, "RUNNING")
@@ -402,19 +402,19 @@ def test_a_stopped_unit_reports_its_replica_and_leaves_the_job(host: Host) -> No
 def test_a_unit_stopped_before_it_found_a_job_finishes(host: Host) -> None:
     host.submit()
     host.agent.terminate()
-    host.rounds()
+    host.cycles()
     assert (host.agent.finished, host.prepares) == (True, [])
 
 
 def test_rounds_are_faster_while_a_job_starts_or_ends(host: Host) -> None:
-    assert host.agent.round() == 0.25
+    assert host.agent.run_cycle() == 0.25
     host.submit(hosts=("master-0", "worker-0"))
-    host.rounds()
-    assert host.agent.round() in (0.0, 1.0)
-    host.rounds(3)
-    assert host.agent.round() == 1.0
+    host.cycles()
+    assert host.agent.run_cycle() in (0.0, 1.0)
+    host.cycles(3)
+    assert host.agent.run_cycle() == 1.0
     host.ledger.request_cancel("job01", b"{}")
-    waits = [host.agent.round() for _ in range(2)]
+    waits = [host.agent.run_cycle() for _ in range(2)]
     assert waits == [0.0, 0.25]
 
 
@@ -430,11 +430,11 @@ def test_a_host_that_cannot_start_a_job_leaves_it_to_its_leader(host: Host) -> N
 
     for _ in range(0, 2 * int(Plan.preparingSeconds), 4):
         renew_lease()
-        host.rounds()
+        host.cycles()
         host.clock.pass_(3.0)
     assert (host.job().state, host.job().lease.holder) == ("RUNNING", "worker-0/1")
     assert host.agent.status == "no job is here: the disk is full"
-    host.rounds(int(LEASE) + 2)
+    host.cycles(int(LEASE) + 2)
     assert (host.job().state, host.job().errorMessage) == ("FAILED", "master-0 cannot start it: the disk is full")
 
 
@@ -449,13 +449,13 @@ def test_a_stopped_unit_records_whether_its_host_is_preempted(tmp_path: Path, pr
     probes = HostProbes(preempted=ask)
     host.agent = Agent("master-0", "a", host.ledger, host, host.spawn, host.clock, lambda: NOW, 1.0, LEASE, probes)
     host.submit()
-    host.rounds(3)
+    host.cycles(3)
     assert queries == []
     host.agent.terminate()
-    host.rounds(2)
+    host.cycles(2)
     assert not host.agent.finished
     host.children[-1].code = 143
-    host.rounds(2)
+    host.cycles(2)
     assert (host.agent.finished, len(queries)) == (True, 1)
     record = host.ledger.replicas("job01", ["master-0"])["master-0"]
     assert (record.state, record.preempted) == ("EXITED", preempted)
@@ -465,19 +465,19 @@ def test_a_stopped_unit_records_whether_its_host_is_preempted(tmp_path: Path, pr
 def test_a_failed_job_is_diagnosed_before_its_files_are_removed(host: Host) -> None:
     host.submit()
     host.submit("job02")
-    host.rounds(4)
+    host.cycles(4)
     host.children[-1].code = 3
     host.is_archived = False
-    host.rounds(5)
+    host.cycles(5)
     assert host.job().state == "FAILED"
     assert set(host.diagnosed) == {("job01", 3, NOW)}
     assert host.kept_jobs == ["job01", "job02"]
     assert host.prepares == ["job01"]
     host.is_archived = True
-    host.rounds(6)
+    host.cycles(6)
     assert host.prepares == ["job01", "job02"]
     host.children[-1].code = 0
-    host.rounds(6)
+    host.cycles(6)
     assert host.job("job02").state == "SUCCEEDED"
     assert set(host.diagnosed) == {("job01", 3, NOW)}
 
@@ -486,25 +486,25 @@ def test_unsaved_files_are_recorded_before_the_host_continues(host: Host) -> Non
     host.unsaved_files = None
     host.submit()
     host.submit("job02")
-    host.rounds(4)
+    host.cycles(4)
     host.children[-1].code = 0
-    host.rounds(6)
+    host.cycles(6)
     assert (host.job().state, host.prepares) == ("SUCCEEDED", ["job01"])
     assert host.ledger.queue().holder("master-0").jobId == "job02", "the queue does not wait"  # type: ignore[union-attr]
     host.unsaved_files = UnsavedFiles(True, ["model"], 1, 7)
-    host.rounds(3)
+    host.cycles(3)
     assert host.ledger.replicas("job01", ["master-0"])["master-0"].unsaved == host.unsaved_files
     assert host.prepares == ["job01", "job02"]
 
 
 def test_a_host_waits_for_a_trainer_that_has_not_stopped(host: Host) -> None:
     host.submit(hosts=("master-0",))
-    host.rounds(4)
+    host.cycles(4)
     stored = host.ledger.job("job01")
     host.ledger.change_job(stored, stored.record.ended("it was not meant to be"))
-    host.rounds(3)
+    host.cycles(3)
     assert (len(host.children[-1].stops), host.diagnosed) == (1, [])
     assert host.ledger.replicas("job01", ["master-0"])["master-0"].unsaved is None, "it may still write files"
     host.children[-1].code = 143
-    host.rounds(3)
+    host.cycles(3)
     assert set(host.diagnosed) == {("job01", 143, NOW)}

@@ -13,7 +13,7 @@ from replicahosts import until
 from waiting import wait_for
 
 from hosts.agent import diagnosis
-from hosts.agent.diagnosis import LIMIT, LINES, encoded, hidden, lines_of
+from hosts.agent.diagnosis import LIMIT, LINES, encoded, lines_of, redact
 from hosts.agent.lines import OutputLine
 from hosts.agent.log import Log
 from hosts.agent.supervisor import Assignment
@@ -115,7 +115,7 @@ def test_each_line_of_a_secret_is_hidden() -> None:
     secrets = lines_of([f"{SECRET}\nsecond line", "abc", "", "correct horse"])
     assert secrets == [SECRET, "correct horse", "second line"]
     record = {"a": [f"it is {SECRET}!", {"b": "correct horse, second line"}, 5, None], "abc": "abc"}
-    assert hidden(record, secrets) == {"a": ["it is [secret]!", {"b": "[secret], [secret]"}, 5, None], "abc": "abc"}
+    assert redact(record, secrets) == {"a": ["it is [secret]!", {"b": "[secret], [secret]"}, 5, None], "abc": "abc"}
 
 
 @pytest.mark.parametrize("at", [500, 1000])
@@ -123,8 +123,8 @@ def test_each_line_of_a_secret_is_hidden() -> None:
 def test_the_rest_of_a_truncated_secret_is_hidden(at: int, length: int) -> None:
     cut = "x" * (at - length) + SECRET[:length]
     secrets = lines_of([SECRET, "correct", "staple diet"])
-    assert hidden(f"{SECRET}\n{cut}\ncorr", secrets) == f"[secret]\n{'x' * (at - length)}[secret]\ncorr"
-    assert hidden("x" * (at - 3) + SECRET[:3], secrets) == "x" * (at - 3) + SECRET[:3]
+    assert redact(f"{SECRET}\n{cut}\ncorr", secrets) == f"[secret]\n{'x' * (at - length)}[secret]\ncorr"
+    assert redact("x" * (at - 3) + SECRET[:3], secrets) == "x" * (at - 3) + SECRET[:3]
 
 
 @pytest.mark.parametrize("config", ["{}", "no JSON"])

@@ -24,7 +24,7 @@ import os, signal, sys
 from types import SimpleNamespace
 from hosts.agent.__main__ import Loop
 
-def round():
+def run_cycle():
     if "tidying" in sys.argv:
         os.kill(os.getpid(), signal.SIGHUP)
         assert loop._due.wait()
@@ -39,7 +39,7 @@ def step():
     agent.finished = True
     return 0.0
 
-agent = SimpleNamespace(finished=False, status="", round=round)
+agent = SimpleNamespace(finished=False, status="", run_cycle=run_cycle)
 agent.supervisor = SimpleNamespace(step=step, record=SimpleNamespace(state=None))
 loop = Loop(agent)
 loop.run()

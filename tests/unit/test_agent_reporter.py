@@ -50,9 +50,9 @@ class Replica:
             self.host.supervisor, incarnation, self.ledger, self.clock, lambda: NOW, version, probes, notify
         )
 
-    def rounds(self, count: int = 1, seconds: float = 1.0) -> None:
+    def cycles(self, count: int = 1, seconds: float = 1.0) -> None:
         for _ in range(count):
-            self.reporter.round()
+            self.reporter.run_cycle()
             self.host.supervisor.step()
             self.clock.pass_(seconds)
 
@@ -85,7 +85,7 @@ def test_the_heartbeat_comes_first(root: Path) -> None:
     replica.store.before = lambda method, name: calls.append((method, name))
     reporter = replica.reporter
     assert (reporter.settled, reporter.due_at_once, reporter.follows_leader, reporter.job) == (False, False, False, None)
-    replica.reporter.round()
+    replica.reporter.run_cycle()
     assert calls[:2] == [("create", paths.replica("job01", "master-0")), ("read", paths.job("job01"))]
 
 
@@ -107,11 +107,11 @@ def test_the_connections_of_a_silent_trainer_are_recorded(root: Path) -> None:
     plan = replace(PLAN, addresses={"h7": "10.0.0.7", "h8": "10.0.0.8"}, hosts={"master-0": "h7", "worker-0": "h8"})
     probes = HostProbes(connections=lambda peers: [f"connecting to {name}" for name in peers.values()])
     replica = Replica(root, plan=plan, probes=probes)
-    replica.rounds(12)
+    replica.cycles(12)
     assert replica.written.connections == ["connecting to master-0", "connecting to worker-0"]
     for _ in range(12):
         replica.host.child.lines += 1
-        replica.rounds()
+        replica.cycles()
     assert replica.written.connections == []
 
 
@@ -140,27 +140,27 @@ def test_a_later_incarnation_continues_from_the_earlier_record(root: Path) -> No
 
 def test_the_chief_leads_and_the_trainer_starts(root: Path) -> None:
     replica = Replica(root)
-    replica.rounds(2)
+    replica.cycles(2)
     assert (replica.job.lease.holder, len(replica.host.children)) == ("master-0/a", 1)
     assert not replica.reporter.follows_leader
     other = Replica(root, "worker-0")
-    other.rounds(2)
-    replica.rounds(2)
+    other.cycles(2)
+    replica.cycles(2)
     assert replica.job.state == "RUNNING"
     assert ("INFO", "job RUNNING") in replica.host.messages
-    other.rounds()
+    other.cycles()
     assert other.reporter.follows_leader
     assert other.reporter.job == replica.job
 
 
 def test_a_round_after_a_change_is_due_at_once(root: Path) -> None:
     replica, other = Replica(root), Replica(root, "worker-0")
-    other.rounds()
+    other.cycles()
     other.reporter.publish()
-    replica.rounds()
+    replica.cycles()
     due = []
     for _ in range(3):
-        replica.reporter.round()
+        replica.reporter.run_cycle()
         due.append(replica.reporter.due_at_once)
     assert due == [True, False, False]
 
@@ -168,20 +168,20 @@ def test_a_round_after_a_change_is_due_at_once(root: Path) -> None:
 def test_a_late_answer_of_an_older_epoch_is_ignored(root: Path) -> None:
     replica = Replica(root, "worker-0")
     replica.write(replace(replica.job, attempt=1).with_holder("master-0/x").with_holder("master-0/y"))
-    replica.rounds()
+    replica.cycles()
     assert replica.reporter.job == replica.job
     old = replace(replica.job, state=JobState.FAILED, lease=replace(replica.job.lease, epoch=1))
     folder = FolderBucket(root)
     item = folder.read(paths.job("job01"))
     folder.replace(paths.job("job01"), old.to_json(), item.version)
-    replica.rounds(2)
+    replica.cycles(2)
     assert (replica.reporter.job.state, replica.reporter.job.lease.epoch) == ("PREPARING", 2)
     assert replica.host.child.stops == []
 
 
 def test_a_replaced_leader_obeys_the_new_one(root: Path) -> None:
     replica = Replica(root)
-    replica.rounds(2)
+    replica.cycles(2)
 
     def replace_leader(method: str, name: str) -> None:
         if (method, name) == ("replace", paths.job("job01")):
@@ -190,7 +190,7 @@ def test_a_replaced_leader_obeys_the_new_one(root: Path) -> None:
 
     replica.store.before = replace_leader
     replica.clock.pass_(5.0)
-    replica.rounds(2)
+    replica.cycles(2)
     assert (replica.job.lease.holder, replica.job.errorMessage) == ("worker-0/x", "said by another")
     assert replica.host.child.stops == [PLAN.stopSeconds]
 
@@ -198,18 +198,18 @@ def test_a_replaced_leader_obeys_the_new_one(root: Path) -> None:
 def test_the_end_of_a_job_frees_its_hosts_and_all_settle(root: Path) -> None:
     replica, other = Replica(root), Replica(root, "worker-0")
     for _ in range(4):
-        replica.rounds()
-        other.rounds()
+        replica.cycles()
+        other.cycles()
     assert replica.job.state == "RUNNING"
     replica.host.ends(0)
-    replica.rounds(2)
+    replica.cycles(2)
     assert (replica.job.state, replica.reporter.settled) == ("SUCCEEDED", False)
     assert replica.ledger.queue().entries != []  # the other still runs
-    other.rounds(2)
+    other.cycles(2)
     other.host.ends(143)
     assert not other.reporter.settled
-    other.rounds()
-    replica.rounds()
+    other.cycles()
+    replica.cycles()
     assert (other.reporter.settled, replica.reporter.settled) == (True, True)
     assert replica.ledger.queue().entries == []
     assert [r["exitCode"] for r in replica.job.replicas] == [0, 143]
@@ -219,35 +219,35 @@ def test_a_pending_restart_is_dropped_once_the_job_ended(root: Path) -> None:
     """The leader's trainer was killed and waits for the restart of all when the chief succeeds."""
     plan = replace(PLAN, restartPolicy="all")
     leader, chief = Replica(root, "worker-0", plan=plan), Replica(root, plan=plan)
-    leader.rounds(3)
+    leader.cycles(3)
     for _ in range(3):
-        chief.rounds()
-        leader.rounds()
+        chief.cycles()
+        leader.cycles()
     assert (leader.job.state, leader.job.lease.is_assigned_to("worker-0")) == ("RUNNING", True)
     leader.host.ends(-9)
-    leader.reporter.round()
+    leader.reporter.run_cycle()
     assert leader.job.attempt == 1
     assert [line for line in leader.host.messages if "attempt" in line[1] or "killed" in line[1]] == [
         ("INFO", "job RUNNING, attempt 1"),
         ("WARNING", "worker 0 was killed (signal 9 (SIGKILL))"),
     ]
     chief.host.ends(0)
-    chief.reporter.round()
+    chief.reporter.run_cycle()
 
     def step_other_thread(method: str, name: str) -> None:
         leader.host.supervisor.step()  # the other thread never waits
 
     leader.store.before = lambda method, name: step_other_thread(method, name) if name == paths.QUEUE else None
-    leader.reporter.round()
+    leader.reporter.run_cycle()
     assert (leader.job.state, leader.reporter.settled, leader.ledger.queue().entries) == ("SUCCEEDED", True, [])
     assert len(leader.host.children) == 1
 
 
 def test_the_leader_logs_a_failure_as_an_error(root: Path) -> None:
     replica = Replica(root, plan=replace(PLAN, replicas=["master-0"]))
-    replica.rounds(3)
+    replica.cycles(3)
     replica.host.ends(3)
-    replica.rounds(3)
+    replica.cycles(3)
     assert [line for line in replica.host.messages if line[1].startswith("job")] == [
         ("INFO", "job RUNNING"),
         ("ERROR", "job FAILED"),
@@ -256,9 +256,9 @@ def test_the_leader_logs_a_failure_as_an_error(root: Path) -> None:
 
 def test_the_leader_obeys_a_request_to_cancel(root: Path) -> None:
     replica = Replica(root)
-    replica.rounds(2)
+    replica.cycles(2)
     replica.ledger.request_cancel("job01", b"{}")
-    replica.rounds(2)
+    replica.cycles(2)
     assert (replica.job.state, replica.host.child.stops) == ("CANCELLING", [PLAN.stopSeconds])
 
 
@@ -266,7 +266,7 @@ def test_a_missing_job_is_an_error_that_does_not_stop_the_heartbeat(root: Path) 
     replica = Replica(root)
     (root / paths.job("job01")).unlink()
     with pytest.raises(RecordError, match=r"jobs/job01/job\.json is gone"):
-        replica.reporter.round()
+        replica.reporter.run_cycle()
     assert (replica.written.state, replica.written.heartbeatSeq) == (ReplicaState.PREPARING, 1)
 
 
@@ -285,14 +285,14 @@ def test_concurrent_writes_of_two_incarnations_do_not_loop(root: Path) -> None:
 def test_progress_adds_no_writes_to_heartbeat_and_lease(root: Path) -> None:
     replica = Replica(root, plan=replace(PLAN, replicas=["master-0"]))
     writes: list[tuple[str, str]] = []
-    replica.rounds(2)
+    replica.cycles(2)
     replica.store.before = lambda method, name: writes.append((method, name)) if method == "replace" else None
-    replica.rounds(12)
+    replica.cycles(12)
     writes_without_progress, reported = list(writes), range(100, 112)
     writes.clear()
     for step in reported:
         replica.host.child.progress = JobProgress(step, 200, 1.0)
-        replica.rounds(1)
+        replica.cycles(1)
     assert abs(len(writes) - len(writes_without_progress)) <= 1
     assert replica.written.progress.step >= reported[-1] - 4
     assert replica.job.progress.step >= reported[-1] - 4
@@ -311,13 +311,13 @@ def test_the_leader_reports_the_end_once_and_keeps_the_hosts_until_then(root: Pa
 
     replica = Replica(root, plan=replace(PLAN, replicas=["master-0"], notify="https://example.com/secret"), notify=notify)
     replica.write(replace(replica.job, notification=Notification(target)))
-    replica.rounds(4)
+    replica.cycles(4)
     assert (replica.job.state, notified) == ("RUNNING", [])
     replica.host.ends(0)
-    replica.rounds(50)
+    replica.cycles(50)
     assert (replica.job.state, replica.reporter.settled, notified) == ("SUCCEEDED", False, []), "files are looked for first"
     replica.host.supervisor.set_unsaved(UnsavedFiles())
-    replica.rounds(1)
+    replica.cycles(1)
     assert (replica.job.state, replica.reporter.settled, len(replica.ledger.queue().entries)) == ("SUCCEEDED", False, 1)
     assert [r["exitCode"] for r in notified[0].replicas] == [0]
     moved = iter([True])  # by another writer in between
@@ -328,9 +328,9 @@ def test_the_leader_reports_the_end_once_and_keeps_the_hosts_until_then(root: Pa
 
     replica.store.before = write_in_between
     results.append(Notification(target, NOW, 3, error))
-    replica.rounds(1)
+    replica.cycles(1)
     assert not replica.reporter.settled
-    replica.rounds(1)
+    replica.cycles(1)
     assert (replica.reporter.settled, replica.ledger.queue().entries) == (True, [])
     assert (replica.job.notification, replica.job.labels) == (Notification(target, NOW, 3, error), {"a": "b"})
     messages = [("WARNING", f"notify: {target} failed: {error}") if error else ("INFO", f"notify: {target} done")]
@@ -340,5 +340,5 @@ def test_the_leader_reports_the_end_once_and_keeps_the_hosts_until_then(root: Pa
     )
     later.write(replace(later.job, lease=Lease()))
     later.host.supervisor.set_target_state(0, "over")
-    later.rounds(2)
+    later.cycles(2)
     assert later.reporter.settled

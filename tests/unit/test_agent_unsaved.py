@@ -326,7 +326,7 @@ def test_files_outside_an_output_that_is_not_empty_are_named(package: Path) -> N
     (output(package) / "small").write_text("x")
     assert collect(package, Child) == (
         UnsavedFiles(leftOut=["model (1 B)"], leftOutFiles=1),
-        ["it wrote beside JOB_DIR; not kept: model (1 B)"],
+        ["it wrote outside JOB_DIR; not kept: model (1 B)"],
     )
     (package / "model").unlink()
     assert collect(package, Child) == (UnsavedFiles(), [])
@@ -377,7 +377,7 @@ def test_a_search_without_a_report_is_an_error_of_one_line(package: Path, tmp_pa
     python.write_text(f"#!/bin/sh\n{script}\n")
     python.chmod(0o755)
     unsaved_files, messages = collect(package, Child, str(python), PATH=os.environ["PATH"])
-    assert unsaved_files == UnsavedFiles(error=f"files beside JOB_DIR were not looked for: {reason}")
+    assert unsaved_files == UnsavedFiles(error=f"files outside JOB_DIR were not searched for: {reason}")
     assert messages == [unsaved_files.error]
 
 
@@ -385,14 +385,14 @@ def test_a_search_that_cannot_start_or_does_not_end_blocks_nothing(
     package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unsaved_files, _ = collect(package, Child, str(tmp_path / "none"))
-    assert unsaved_files.error == "files beside JOB_DIR were not looked for: No such file or directory"
-    for name in ("SECONDS", "_START_SECONDS"):
+    assert unsaved_files.error == "files outside JOB_DIR were not searched for: No such file or directory"
+    for name in ("SEARCH_TIMEOUT", "_START_SECONDS"):
         monkeypatch.setattr(unsaved, name, 0.1)
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nsleep 600\n")
     python.chmod(0o755)
     unsaved_files, _ = collect(package, Child, str(python), PATH=os.environ["PATH"])
-    assert unsaved_files.error == "files beside JOB_DIR were not looked for: it took too long"
+    assert unsaved_files.error == "files outside JOB_DIR were not searched for: it took too long"
 
 
 class Ended:
@@ -442,7 +442,7 @@ def test_a_hostile_search_s_report_keeps_the_record_small_and_its_processes_are_
 def test_only_an_output_in_the_cluster_s_bucket_is_listed(job_dir: str, found: bool) -> None:
     files: Any = SimpleNamespace(sizes=lambda name: {"a": 1} if name == "jobs/job01/output" else {})
     for bucket in ("gs://mine", "gs://mine/", "/mine"):
-        assert unsaved._has_output(job_dir, bucket, files) is (found and bucket != "/mine")
+        assert unsaved._has_google_output(job_dir, bucket, files) is (found and bucket != "/mine")
 
 
 @pytest.mark.parametrize(
@@ -455,7 +455,7 @@ def test_only_an_output_in_the_cluster_s_bucket_is_listed(job_dir: str, found: b
             "the job wrote nothing to JOB_DIR; the files that it wrote elsewhere are kept in JOB_DIR/left/ps-0: "
             "a, b, c, d, e and 4 more; not kept: h (1 B) and 2 more; it took too long",
         ),
-        (UnsavedFiles(leftOut=["h (1 B)"], leftOutFiles=1), "it wrote beside JOB_DIR; not kept: h (1 B)"),
+        (UnsavedFiles(leftOut=["h (1 B)"], leftOutFiles=1), "it wrote outside JOB_DIR; not kept: h (1 B)"),
     ],
 )
 def test_unsaved_files_are_described_in_one_line(files: UnsavedFiles, text: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.findings import Finding, Severity, fail, look, ok, one_line, warning
+from infra.findings import Finding, Severity, fail, ok, one_line, run_checks, warning
 
 TEXT = st.text(max_size=20)
 
@@ -31,7 +31,7 @@ def test_a_failed_check_does_not_affect_the_others() -> None:
         yield ok("before")
         raise RuntimeError("the daemon\nis gone")
 
-    findings = {(each.check, each.severity, each.what) for each in look({"a": lambda: [ok("well")], "b": fails}, 30)}
+    findings = {(each.check, each.severity, each.what) for each in run_checks({"a": lambda: [ok("well")], "b": fails}, 30)}
     assert findings == {
         ("a", Severity.OK, "well"),
         ("b", Severity.OK, "before"),
@@ -47,7 +47,7 @@ def test_a_hanging_check_is_named_and_its_findings_are_kept() -> None:
         released.wait()
 
     try:
-        findings = [(each.check, each.what) for each in look({"hangs": hangs, "b": lambda: [ok("well")]}, 0.5)]
+        findings = [(each.check, each.what) for each in run_checks({"hangs": hangs, "b": lambda: [ok("well")]}, 0.5)]
         (thread,) = [thread for thread in threading.enumerate() if thread.name == "hangs"]
         assert thread.daemon, "the program ends without it"
     finally:
@@ -62,9 +62,9 @@ def test_errors_are_fixed_only_with_fix() -> None:
         raise OSError("not allowed")
 
     checks = {"a": lambda: [fail("off", "pulumi up", lambda: done.append("on")), fail("gone"), fail("x", fix=fails)]}
-    assert [(each.what, each.fixed) for each in look(checks, 30)] == [("off", False), ("gone", False), ("x", False)]
+    assert [(each.what, each.fixed) for each in run_checks(checks, 30)] == [("off", False), ("gone", False), ("x", False)]
     assert done == []
-    assert [(each.what, each.fixed) for each in look(checks, 30, fix=True)] == [
+    assert [(each.what, each.fixed) for each in run_checks(checks, 30, fix=True)] == [
         ("off", True),
         ("gone", False),
         ("x (and cannot be fixed: not allowed)", False),
@@ -74,7 +74,7 @@ def test_errors_are_fixed_only_with_fix() -> None:
 
 def test_a_finding_keeps_its_own_check_name() -> None:
     finding = Finding(Severity.OK, "well", check="firewall")
-    assert list(look({"infra": lambda: [finding]}, 30)) == [finding]
+    assert list(run_checks({"infra": lambda: [finding]}, 30)) == [finding]
 
 
 def test_an_error_without_a_message_is_its_name() -> None:

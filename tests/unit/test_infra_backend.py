@@ -20,14 +20,14 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_checkout_s_own_state_has_no_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (backend.url(tmp_path), backend.note(tmp_path)) == (f"file://{tmp_path}/.pulumi-state", "")
+    assert (backend.url(tmp_path), backend.foreign_state_note(tmp_path)) == (f"file://{tmp_path}/.pulumi-state", "")
     monkeypatch.chdir(tmp_path)
     for url in (f"file://{tmp_path}/.pulumi-state/", "file://./.pulumi-state", f"file://{tmp_path}/.pulumi-state?x=y"):
         monkeypatch.setenv("PULUMI_BACKEND_URL", url)
         assert backend.is_own(tmp_path), url
     for other in ("gs://team", "file:///elsewhere", "https://api.pulumi.com"):
         monkeypatch.setenv("PULUMI_BACKEND_URL", other)
-        assert backend.note(tmp_path) == (
+        assert backend.foreign_state_note(tmp_path) == (
             f"the state in use is {other} (PULUMI_BACKEND_URL), not this checkout's .pulumi-state"
         )
 
@@ -137,14 +137,14 @@ def test_an_unused_passphrase_variable_is_named(
 ) -> None:
     for key, value in env.items():
         monkeypatch.setenv(key, value)
-    assert backend.unused(tmp_path) == "", "the checkout has no passphrase"
+    assert backend.unused_passphrase_warning(tmp_path) == "", "the checkout has no passphrase"
     (tmp_path / ".pulumi-state").mkdir()
     (passphrase_file := tmp_path / ".pulumi-state" / "passphrase").write_text("secret\n")
     line = f"{name} is not used: the stacks of this checkout have the passphrase in .pulumi-state/passphrase"
-    assert backend.unused(tmp_path) == (line if name else "")
+    assert backend.unused_passphrase_warning(tmp_path) == (line if name else "")
     monkeypatch.delenv("PULUMI_CONFIG_PASSPHRASE", raising=False)
     monkeypatch.setenv("PULUMI_CONFIG_PASSPHRASE_FILE", str(passphrase_file))
-    assert backend.unused(tmp_path) == ""
+    assert backend.unused_passphrase_warning(tmp_path) == ""
 
 
 def test_pulumi_s_reason_is_one_line() -> None:
@@ -171,7 +171,7 @@ def state(monkeypatch: pytest.MonkeyPatch, answer: str | backend.BackendError, *
         resources = [{"type": "pulumi:pulumi:Stack", "outputs": outputs}]
         return json.dumps({"deployment": {"resources": resources, "pending_operations": operations}})
 
-    monkeypatch.setattr(backend, "ask", ask)
+    monkeypatch.setattr(backend, "run_pulumi", ask)
     return list(doctor.state("local"))
 
 
@@ -240,10 +240,10 @@ def test_pulumi_runs_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("sys.prefix", str(tmp_path))
     (project := tmp_path / "project").mkdir()
     monkeypatch.chdir(project)
-    assert backend.ask(tmp_path, "stack", "ls") == f"stack ls --non-interactive\n{project}\n"
+    assert backend.run_pulumi(tmp_path, "stack", "ls") == f"stack ls --non-interactive\n{project}\n"
     with pytest.raises(backend.BackendError, match=r"^the state in \.pulumi-state of this checkout cannot be read: no$"):
-        backend.ask(tmp_path, "config")
+        backend.run_pulumi(tmp_path, "config")
     program.unlink()
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(backend.BackendError, match=r"pulumi does not run .*: make pulumi"):
-        backend.ask(tmp_path, "config")
+        backend.run_pulumi(tmp_path, "config")

@@ -16,7 +16,7 @@ from test_lxd_firewall import FakeKernel
 
 from infra import backend
 from infra import doctor as general
-from infra.findings import Finding, Severity, fail, look, ok, warning
+from infra.findings import Finding, Severity, fail, ok, run_checks, warning
 from infra.lxd import doctor, nft, orphans
 from infra.lxd.api import LxdError
 from infra.lxd.firewall import rules
@@ -92,7 +92,7 @@ def test_a_missing_or_changed_table_is_restored(kernel: FakeKernel) -> None:
         (finding,) = doctor.firewall(INVENTORY)
         assert (finding.severity, finding.remedy) == (Severity.ERROR, "pulumi up")
         assert "gone" in finding.what or finding.what.endswith("is not as it was made: - counter drop")
-        assert [each.fixed for each in look({"firewall": lambda: doctor.firewall(INVENTORY)}, 30, fix=True)] == [True]
+        assert [each.fixed for each in run_checks({"firewall": lambda: doctor.firewall(INVENTORY)}, 30, fix=True)] == [True]
         assert nft.differences(NAMES.table, rules(SPEC, NAMES.table, NAMES.bridge, NETWORK)) == []
 
 
@@ -235,11 +235,11 @@ def test_an_unreadable_state_is_a_warning_and_there_are_no_orphans(machine: Mach
     def ask(*_: object) -> str:
         raise backend.BackendError("the state in x cannot be read: no")
 
-    monkeypatch.setattr(backend, "ask", ask)
+    monkeypatch.setattr(backend, "run_pulumi", ask)
     machine.add_project("abcdef", backend.own_url(orphans.ROOT))
     monkeypatch.setattr(backend, "mentions", lambda *_: None)
     assert summarize(doctor.belongings(None)) == [("warning", "the state in x cannot be read: no")]
-    monkeypatch.setattr(backend, "ask", lambda *_: '[{"name": "organization/scaletier/local"}]')
+    monkeypatch.setattr(backend, "run_pulumi", lambda *_: '[{"name": "organization/scaletier/local"}]')
     assert summarize(doctor.belongings(None)) == [("ok", "nothing is left of other stacks")]
 
 
@@ -265,7 +265,7 @@ def test_without_a_known_stack_a_target_s_errors_are_warnings(monkeypatch: pytes
     monkeypatch.setattr(doctor, "CHECKS", stored)
     monkeypatch.setattr(general, "known", lambda stack: INVENTORY | {"target": "lxd"} if stack == "local" else None)
     checks = general.checks("local")
-    assert [each.severity for each in look({"a": checks["a"]}, 30)] == [Severity.ERROR]
+    assert [each.severity for each in run_checks({"a": checks["a"]}, 30)] == [Severity.ERROR]
     assert list(checks["b"]()) == stored["b"](None)
     for stack in ("none", None):
         checks = general.checks(stack)

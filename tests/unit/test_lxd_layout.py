@@ -62,7 +62,7 @@ def test_each_role_has_its_block_of_addresses() -> None:
     ],
 )
 def test_a_machine_type_has_a_shape(machine_type: str, shape: tuple[int, float]) -> None:
-    assert layout.shape(machine_type) == pytest.approx(shape)
+    assert layout.machine_spec(machine_type) == pytest.approx(shape)
 
 
 def sizes(machine_cpus: int, spec: ClusterSpec, **overrides: dict[Role, int]) -> dict[Role, Size]:

@@ -49,24 +49,24 @@ def test_files_outside_job_dir_are_listed_with_their_copies(monkeypatch: pytest.
     unsaved = UnsavedFiles(True, [f"m{n}" for n in range(7)], 9, 90)
     assert read_lines(monkeypatch, {"left/worker-0/m0": 90}, unsaved) == [
         "it wrote nothing to JOB_DIR; fab get job01 fetches its 1 file, 90 B",
-        "worker-0 wrote beside JOB_DIR, kept in JOB_DIR/left/worker-0: m0, m1, m2, m3, m4 and 4 more",
+        "worker-0 wrote outside JOB_DIR, kept in JOB_DIR/left/worker-0: m0, m1, m2, m3, m4 and 4 more",
         HINT,
     ]
     unsaved = UnsavedFiles(True, leftOut=["big (2.1 GB)"], leftOutFiles=1)
-    assert read_lines(monkeypatch, {}, unsaved)[1:] == ["worker-0 wrote beside JOB_DIR, not kept: big (2.1 GB)", HINT]
+    assert read_lines(monkeypatch, {}, unsaved)[1:] == ["worker-0 wrote outside JOB_DIR, not kept: big (2.1 GB)", HINT]
     assert read_lines(monkeypatch, {"model": 1}, replace(unsaved, jobDirEmpty=False)) == [
         "fab get job01 fetches its 1 file, 1 B",
-        "worker-0 wrote beside JOB_DIR, not kept: big (2.1 GB)",
+        "worker-0 wrote outside JOB_DIR, not kept: big (2.1 GB)",
         HINT,
     ]
     assert read_lines(monkeypatch, {}, UnsavedFiles(error="no disk"))[1:] == ["worker-0: no disk"]
     some_kept = UnsavedFiles(False, ["m"], 1, 5, ["big"], 1, "it took too long")
     assert read_lines(monkeypatch, {"model": 1}, some_kept)[1:] == [
-        "worker-0 wrote beside JOB_DIR, kept in JOB_DIR/left/worker-0: m; not kept: big; it took too long",
+        "worker-0 wrote outside JOB_DIR, kept in JOB_DIR/left/worker-0: m; not kept: big; it took too long",
         HINT,
     ]
     assert read_lines(monkeypatch, {"model": 1}, UnsavedFiles(False, ["m"], 1, 5))[1:] == [
-        "worker-0 wrote beside JOB_DIR, kept in JOB_DIR/left/worker-0: m"
+        "worker-0 wrote outside JOB_DIR, kept in JOB_DIR/left/worker-0: m"
     ]
 
 

@@ -413,7 +413,7 @@ def test_files_outside_job_dir_are_described(ledger: Ledger, described: Callable
     out = described("job01")
     assert parse_facts(out).get("output") == ("the job wrote nothing to JOB_DIR" if empty else None)
     saved_text, unsaved_text = "kept in JOB_DIR/left/worker-0: model/a and 2 more", "not kept: big (2.1 GB); it took too long"
-    assert (f"worker-0 wrote beside JOB_DIR, {saved_text}; {unsaved_text}" in out.splitlines()) is empty
+    assert (f"worker-0 wrote outside JOB_DIR, {saved_text}; {unsaved_text}" in out.splitlines()) is empty
 
 
 def test_progress_is_shown(

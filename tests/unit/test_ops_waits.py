@@ -55,7 +55,7 @@ CHECKED = UnsavedFiles()
             JobState.SUCCEEDED,
             make_replicas(EXITED, EXITED, EXITED),
             (),
-            "waiting for master-0, worker-0, worker-1 to look for files beside JOB_DIR",
+            "waiting for master-0, worker-0, worker-1 to look for files outside JOB_DIR",
         ),
         (JobState.SUCCEEDED, make_replicas(EXITED, EXITED, EXITED, unsaved=CHECKED), (), ""),
         (JobState.SUCCEEDED, {"worker-0": ReplicaRecord("worker-0", EXITED)}, (), ""),

@@ -260,7 +260,7 @@ def test_requests_before_loading_are_refused(manager: ModelManager) -> None:
 
 
 def test_a_slow_request_times_out(server: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SECONDS", 0.0)
+    monkeypatch.setattr(module, "REQUEST_TIMEOUT", 0.0)
     assert ask(server, "POST", "/v1/models/mnist:predict", ROWS)[0] == 504
 
 
@@ -307,9 +307,9 @@ def test_the_rows_of_a_batch_are_measured(manager: ModelManager) -> None:
 
 def test_health_needs_all_models_loaded(manager: ModelManager) -> None:
     server = app(manager, ServerMetrics())
-    assert ask(server, "GET", "/health")[:2] == (503, {"looked": False, "models": []})
+    assert ask(server, "GET", "/health")[:2] == (503, {"polled": False, "models": []})
     manager.reconcile()
-    assert ask(server, "GET", "/health")[:2] == (200, {"looked": True, "models": ["mnist"]})
+    assert ask(server, "GET", "/health")[:2] == (200, {"polled": True, "models": ["mnist"]})
 
 
 def test_a_foreign_address_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

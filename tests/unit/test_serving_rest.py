@@ -73,7 +73,7 @@ def test_a_request_is_parsed(body: Any, signature: Signature, arrays: dict[str, 
         ({"instances": [1]}, TWO, "an instance must be an object with key, text"),
         ({"inputs": {"key": [1]}}, TWO, "inputs has key; this signature takes key, text"),
         ({"instances": [{"key": 1.5, "text": "a"}]}, TWO, "input key must be whole numbers"),
-        ({"instances": [{"key": 1, "text": 5}]}, TWO, "input text must be texts"),
+        ({"instances": [{"key": 1, "text": 5}]}, TWO, "input text must be strings"),
         ({"instances": [{"key": 1, "text": {"b64": "?"}}]}, TWO, "b64 is no base64"),
         ({"instances": [{"key": 2**70, "text": "a"}]}, TWO, "input key must be whole numbers from -9223372036854775808 to"),
         ({"inputs": nested(33)}, ANY_TEXT, "input text has lists nested 32 deep, and no tensor has that many dimensions"),
@@ -126,17 +126,19 @@ def test_classify_requests_and_answers() -> None:
     body = {"context": {"a": 1}, "examples": [{"b": 2}, {"a": 3, "b": 4}]}
     assert rest.examples(body) == [{"a": 1, "b": 2}, {"a": 3, "b": 4}]
     scores = np.array([[0.25, 0.75]])
-    assert json.loads(rest.classified({"scores": scores, "classes": np.array([1])})) == {"result": [[["0", 0.25], ["1", 0.75]]]}
-    assert rest.classified({"probabilities": scores}) == b'{"result":[[["0",0.25],["1",0.75]]]}'
+    assert json.loads(rest.classify_response({"scores": scores, "classes": np.array([1])})) == {
+        "result": [[["0", 0.25], ["1", 0.75]]]
+    }
+    assert rest.classify_response({"probabilities": scores}) == b'{"result":[[["0",0.25],["1",0.75]]]}'
     named = {"scores": scores, "classes": np.array([[b"no", b"yes"]], object)}
-    assert json.loads(rest.classified(named)) == {"result": [[["no", 0.25], ["yes", 0.75]]]}
+    assert json.loads(rest.classify_response(named)) == {"result": [[["no", 0.25], ["yes", 0.75]]]}
     for wrong in ({"examples": []}, {"examples": [1]}, {"examples": [{}], "context": 1}):
         with pytest.raises(RestError, match="examples must be a list of objects"):
             rest.examples(wrong)
     with pytest.raises(RestError, match="this signature gives y: to classify takes scores of each class"):
-        rest.classified({"y": np.zeros(3)})
+        rest.classify_response({"y": np.zeros(3)})
     with pytest.raises(RestError, match="this signature gives scores: to classify takes scores of each class"):
-        rest.classified({"scores": np.zeros(3)})
+        rest.classify_response({"scores": np.zeros(3)})
 
 
 def test_signatures_are_described() -> None:
@@ -146,7 +148,7 @@ def test_signatures_are_described() -> None:
     assert rest.signature_name({"signature_name": ""}) == "serving_default"
     with pytest.raises(RestError, match=r"there is no signature 'x'; there are none$"):
         rest.get_signature({}, "x")
-    with pytest.raises(RestError, match="signature_name must be a text"):
+    with pytest.raises(RestError, match="signature_name must be a string"):
         rest.signature_name({"signature_name": 1})
     assert ONE.by_rows
     assert not Signature({"x": Tensor("float32", (2,))}, ONE.outputs).by_rows
@@ -157,7 +159,7 @@ def test_signatures_are_described() -> None:
 
 def test_lines_are_single_predictions_and_equal_in_every_process() -> None:
     outputs = {"y": np.array([0.5, 1.5], np.float32), "a": np.array([1, 2])}
-    assert rest.lines(outputs, 2) == [b'{"a":1,"y":0.5}', b'{"a":2,"y":1.5}']
-    assert rest.lines({"y": np.array([[1, 2]])}, 1) == [b"[1,2]"]
+    assert rest.prediction_rows(outputs, 2) == [b'{"a":1,"y":0.5}', b'{"a":2,"y":1.5}']
+    assert rest.prediction_rows({"y": np.array([[1, 2]])}, 1) == [b"[1,2]"]
     with pytest.raises(RestError, match="the outputs of this signature have 2 rows for 3 instances"):
-        rest.lines(outputs, 3)
+        rest.prediction_rows(outputs, 3)

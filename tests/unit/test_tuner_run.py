@@ -653,7 +653,7 @@ def test_errors_of_the_main_function_are_one_line(
     run_main: RunMain, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_main() == 1
-    error = f"error: {run_main.etc}/host.json: No such file or directory; fab train writes it\n"
+    error = f"error: {run_main.etc}/host.json: No such file or directory; fab train and fab export write it\n"
     assert capsys.readouterr().err == error
     run_main.write_host()
     run_main.world.ledger.create_plan(run_main.world.plan)

@@ -165,8 +165,8 @@ def test_a_range_with_few_values_is_repeated() -> None:
 def test_the_distribution_of_a_parameter(parameter: Parameter, distribution: BaseDistribution, values: dict[Any, str]) -> None:
     """A trial gets a drawn value as text, and the text gives the drawn value."""
     assert module._distribution(parameter) == distribution
-    assert {drawn: module._text(parameter, drawn) for drawn in values} == values
-    drawn_values = [module._inner(parameter, text) for text in values.values()]
+    assert {drawn: module._to_argument(parameter, drawn) for drawn in values} == values
+    drawn_values = [module._from_argument(parameter, text) for text in values.values()]
     assert drawn_values == pytest.approx(list(values), abs=1e-6) if parameter is not KIND else ["adam"]
 
 
@@ -179,7 +179,7 @@ def test_the_sampler_is_told_all_trials() -> None:
         Trial(4, {"units": "4"}, "m", state=TrialState.FAILED, finalMetric=Measurement(1, 0.4)),
         Trial(5, {"units": "far"}, "m", state=TrialState.SUCCEEDED, finalMetric=Measurement(1, 0.5)),
     ]
-    known = [(trial.params["units"], trial.state.name, trial.value) for trial in module._known(study, trials)]
+    known = [(trial.params["units"], trial.state.name, trial.value) for trial in module._frozen_trials(study, trials)]
     assert known == [(5, "COMPLETE", 0.5), (1, "RUNNING", None), (2, "COMPLETE", 0.2), (3, "FAIL", None), (4, "FAIL", None)]
 
 
