@@ -64,6 +64,7 @@ def import_tensorflow() -> Any:
     if "tensorflow" in sys.modules:
         return sys.modules["tensorflow"]
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")  # without AVX-512 it is not TensorFlow's default, and as useful
     collects = gc.isenabled()
     gc.disable()  # the collector takes a sixth of the import's time, and finds nothing to free
     try:

@@ -65,7 +65,7 @@ trap 'exit 130' INT TERM
 pulumi config set forceDestroy true  # what the demo trains is its own
 
 run pulumi up --yes --skip-preview --non-interactive
-run fab train --job "$job" -- --model cnn --max-steps "${STEPS:-2000}"
+run fab train --job "$job" -- --model cnn --max-steps "${STEPS:-600}"
 run fab describe "$job"
 run fab logs master-0 --lines 15
 accuracy=$(fab logs master-0 --job "$job" --lines 1000 | sed -n 's/.*Final metrics after .* accuracy: //p' | tail -1)

@@ -9,6 +9,7 @@ import contextlib
 import importlib
 import importlib.util
 import logging
+import os
 import sys
 import types
 from collections.abc import Mapping, Sequence
@@ -48,6 +49,7 @@ def tensorflow() -> Library:
     All of it takes 2 s to import on a processor, these modules 1 s: a replica of a small batch does little else. So the
     modules are imported without the package's `__init__`; a test checks that this works in the hosts' version.
     """
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")  # as trainers have it
     spec = importlib.util.find_spec("tensorflow")
     if "tensorflow" not in sys.modules and spec is not None and spec.submodule_search_locations:
         package = types.ModuleType("tensorflow")
