@@ -271,7 +271,8 @@ class Follower:
         if waiting != self._waiting:
             self._waiting = waiting
             notes.append(Waiting(waiting))
-        if not self._has_steps and quiet >= waits.START_QUIET_SECONDS and not waiting:
+        is_read = math.isfinite(self._records_read_at)
+        if is_read and not self._has_steps and quiet >= waits.START_QUIET_SECONDS and not waiting:
             start = waits.waiting_at_start(self._job, self._records, self._replicas)
             if start and start != self._start:
                 self._start, self._active_at = start, time.monotonic()
