@@ -104,12 +104,12 @@ def test_usage_is_read_after_a_heartbeat_and_sent_with_the_next(tmp_path: Path) 
 
     replica = Replica(tmp_path, probes=HostProbes(usage=read))
     replica.store.before = lambda method, name: order.append("heartbeat") if "replicas/" in str(name) else None
-    replica.rounds()
+    replica.cycles()
     assert order[0] == "heartbeat", "the heartbeat does not wait"
     assert "usage" in order
     assert replica.written.usage is None
     order.clear()
-    replica.rounds(9)
+    replica.cycles(9)
     assert replica.written.usage is not None
     assert order.count("usage") == 4, "each half of a heartbeat's 4 s, not at each round"
 

@@ -439,7 +439,7 @@ def test_replicas_are_read_for_a_screen_at_the_end_and_after_a_pause(
 
 def test_a_quiet_job_gets_its_reason_once(world: World) -> None:
     follower = world.follower(JOB, False, None, "master-0", "worker-0")
-    follower._records = {"master-0": replace(RUNNING, state=ReplicaState.PREPARING)}
+    follower._records, follower._records_read_at = {"master-0": replace(RUNNING, state=ReplicaState.PREPARING)}, 0.0
     seen = []
 
     def look(at: float, **changes: object) -> None:
