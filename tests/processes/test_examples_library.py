@@ -37,7 +37,9 @@ def start(example: str, folder: Path, *flags: str) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/library.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", pytest.param("docs/library.md", marks=pytest.mark.full("the program of README.md is like it"))]
+)
 def test_the_program_of_a_page_trains(page: str, tmp_path: Path) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
     (program,) = [block for block in blocks if "__main__" in block]
@@ -81,12 +83,10 @@ def predict(folder: Path, **inputs: Any) -> Any:
     return {name: answer.numpy() for name, answer in model.signatures["serving_default"](**tensors).items()}
 
 
-LIKE_IT = pytest.mark.full("tests/processes/test_library.py trains it too; gru and tabular prove here that one learns")
+LIKE_IT = pytest.mark.full("tabular proves that an example learns")
 
 
-@pytest.mark.parametrize(
-    "example", ["tabular", "gru", pytest.param("text", marks=LIKE_IT), pytest.param("image", marks=LIKE_IT)]
-)
+@pytest.mark.parametrize("example", ["tabular", *(pytest.param(name, marks=LIKE_IT) for name in ("gru", "text", "image"))])
 def test_an_example_learns_and_its_export_predicts(example: str, tmp_path: Path) -> None:
     resumed_step = kill_midway(example, tmp_path) if example == "tabular" else 0
     out = run_to_the_end(example, tmp_path, f"--max-steps={resumed_step + 400}")

@@ -13,7 +13,7 @@ from loopback import Job
 
 PEERS = [("worker", 0), ("chief", 0)]
 ROLES = {"async": [("ps", 0), *PEERS], "sync": PEERS, "model-parallel": PEERS}
-LIKE_SYNC = pytest.mark.full("[sync] proves what callbacks change; test_arithmetic.py[model-parallel] trains such parts")
+LIKE_SYNC = pytest.mark.full("[sync] proves what callbacks change; other tests of make test train with each strategy")
 _LOAD = "import sys, keras; print(keras.models.load_model(sys.argv[1]).optimizer.learning_rate.numpy())"
 
 
@@ -44,7 +44,9 @@ def test_an_invalid_model_ends_each_replica_in_one_line(tmp_path: Path) -> None:
         job.stop()
 
 
-@pytest.mark.parametrize("strategy", ["async", "sync", pytest.param("model-parallel", marks=LIKE_SYNC)])
+@pytest.mark.parametrize(
+    "strategy", [pytest.param("async", marks=LIKE_SYNC), "sync", pytest.param("model-parallel", marks=LIKE_SYNC)]
+)
 def test_callbacks_affect_all_replicas_and_the_chief_continues(tmp_path: Path, strategy: str) -> None:
     flags = [f"--strategy={strategy}"]
     job = Job(tmp_path, "fitted", ROLES[strategy], *flags, PYTHONPATH=str(Path(__file__).parent))

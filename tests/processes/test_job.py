@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from waiting import limit
 
 from ops.plan import profile
@@ -86,6 +87,7 @@ def tensors(folder: Path, step: int) -> dict[str, Any]:
     return {key: reader.get_tensor(key) for key, kind in kinds.items() if kind.is_floating or kind.is_integer}
 
 
+@pytest.mark.full("test_arithmetic.py[sync, resumed] proves the weights; this one proves all that a checkpoint has")
 def test_a_resumed_run_equals_an_unbroken_one(tmp_path: Path) -> None:
     flags = "--max-steps=60", "--seed=3", "--sync-period=8"
     unbroken = start(STOPPED, tmp_path, *flags, JOB_DIR=str(tmp_path / "whole"))

@@ -54,6 +54,7 @@ def moved(job: Job, step: int) -> float:
     return float(-reader.get_tensor("dense:kernel/.ATTRIBUTES/VARIABLE_VALUE")[0, 0] / RATE)
 
 
+@pytest.mark.full("test_scaletier_loop.py proves which steps count; nothing cheaper has servers that lose a replica")
 def test_each_step_counts_once_whichever_replica_stops_or_ends(tmp_path: Path) -> None:
     flags = f"--sync-period={PERIOD}", "--log-interval=0.1"
     job = Job(tmp_path, "ones", ROLES, *flags, *NEVER, PYTHONPATH=str(Path(__file__).parent))
@@ -87,6 +88,7 @@ def test_each_step_counts_once_whichever_replica_stops_or_ends(tmp_path: Path) -
         job.stop()
 
 
+@pytest.mark.full("test_arithmetic.py[sync, resumed] proves the variables of the optimizer, in hosts that all return")
 def test_replicas_that_return_have_the_optimizer_s_variables_and_new_random_numbers(tmp_path: Path) -> None:
     flags = f"--sync-period={PERIOD}", "--log-interval=0.1"
     folder = str(Path(__file__).parent)
