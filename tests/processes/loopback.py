@@ -10,12 +10,12 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from forked import Program
 from waiting import limit, wait_for
 
 SECONDS = 240.0  # the limit of each wait on a typical machine
@@ -39,7 +39,7 @@ class Job:
     def __init__(self, directory: Path, module: str, roles: Sequence[tuple[str, int]], *flags: str, **environ: str) -> None:
         self.directory, self.module, self.roles, self.flags = directory, module, roles, flags
         self.environ = {"JOB_DIR": str(directory / "job"), "TF_GRPC_REUSE_PORT": "true", **environ}
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, Program] = {}
         self.ports = [reserve_port() for _ in roles]
         self.cluster: dict[str, list[str]] = {}
         for (role, _), port in zip(roles, self.ports, strict=True):
@@ -48,13 +48,9 @@ class Job:
     def start(self, role: str, index: int) -> None:
         """Start a replica with an empty log."""
         config = {"cluster": self.cluster, "task": {"type": role, "index": index}}
-        with (self.directory / f"{role}-{index}.log").open("wb") as log:
-            self.processes[f"{role}-{index}"] = subprocess.Popen(
-                [sys.executable, "-m", self.module, *self.flags],
-                env={**os.environ, **self.environ, "TF_CONFIG": json.dumps(config)},
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+        env = {**os.environ, **self.environ, "TF_CONFIG": json.dumps(config)}
+        log = self.directory / f"{role}-{index}.log"
+        self.processes[f"{role}-{index}"] = Program("-m", self.module, *self.flags, env=env, folder=Path.cwd(), log=log)
 
     def start_all(self) -> None:
         for role, index in self.roles:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from forked import Program
 from waiting import limit, wait_for
 
 from scaletier.runtime import import_tensorflow
@@ -25,16 +24,14 @@ SMALL = {
 }
 
 
-def start(example: str, folder: Path, *flags: str) -> subprocess.Popen[str]:
+def start(folder: Path, *words: str) -> Program:
     env = {key: value for key, value in os.environ.items() if key not in ("TF_CONFIG", "JOB_DIR")}
-    return subprocess.Popen(
-        [sys.executable, "-m", f"{'text' if example == 'gru' else example}.task", *SMALL[example], "--job-dir=job", *flags],
-        env=env | {"PYTHONPATH": f"{ROOT}:{ROOT / 'examples'}"},
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    env["PYTHONPATH"] = f"{ROOT}:{ROOT / 'examples'}"
+    return Program(*words, "--job-dir=job", env=env, folder=folder, log=folder / "log")
+
+
+def start_example(example: str, folder: Path, *flags: str) -> Program:
+    return start(folder, "-m", f"{'text' if example == 'gru' else example}.task", *SMALL[example], *flags)
 
 
 @pytest.mark.parametrize(
@@ -44,31 +41,28 @@ def test_the_program_of_a_page_trains(page: str, tmp_path: Path) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
     (program,) = [block for block in blocks if "__main__" in block]
     (tmp_path / "task.py").write_text(program)
-    env = {key: value for key, value in os.environ.items() if key not in ("TF_CONFIG", "JOB_DIR")}
-    command = [sys.executable, "task.py", "--max-steps=9", "--job-dir=job"]
-    result = subprocess.run(
-        command, env=env | {"PYTHONPATH": str(ROOT)}, cwd=tmp_path, capture_output=True, text=True, timeout=limit(), check=False
-    )
-    assert result.returncode == 0, result.stderr
+    process = start(tmp_path, "task.py", "--max-steps=9")
+    out = process.output(limit())
+    assert process.returncode == 0, out
     assert (tmp_path / "job/export/model.keras").exists()
 
 
 def run_to_the_end(example: str, folder: Path, *flags: str) -> str:
-    process = start(example, folder, *flags)
-    out, _ = process.communicate(timeout=limit())
+    process = start_example(example, folder, *flags)
+    out = process.output(limit())
     assert process.returncode == 0, out
     return out
 
 
 def kill_midway(example: str, folder: Path) -> int:
     """Kill an example after its first checkpoint, and return the last saved step."""
-    process = start(example, folder, "--max-steps=1000000", "--checkpoint-steps=50")
+    process = start_example(example, folder, "--max-steps=1000000", "--checkpoint-steps=50")
     checkpoint_list = folder / "job/checkpoints/checkpoint"
     try:
         wait_for(lambda: process.poll() is not None or checkpoint_list.exists(), "its first checkpoint")
     finally:
         process.kill()
-    out, _ = process.communicate()
+    out = process.output(limit())
     assert process.returncode == -signal.SIGKILL, out
     last = re.match(r'model_checkpoint_path: "model-(\d+)"', checkpoint_list.read_text())
     assert last
@@ -116,16 +110,10 @@ def test_the_manual_s_trainer_trains(tmp_path: Path) -> None:
     (tmp_path / "mytrainer").mkdir()
     (tmp_path / "mytrainer" / "__init__.py").touch()
     (tmp_path / "mytrainer" / "task.py").write_text(manual.partition("```python\n")[2].partition("```")[0])
-    result = subprocess.run(
-        [sys.executable, "-m", "mytrainer.task", "--max-steps=2000", "--job-dir=job"],
-        env={key: value for key, value in os.environ.items() if key != "TF_CONFIG"} | {"PYTHONPATH": str(ROOT)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=limit(),
-    )
-    assert result.returncode == 0, result.stderr
-    final = re.search(r"^Final metrics after 2000 steps, loss: \S+, \w+: (\S+)$", result.stdout, re.MULTILINE)
+    process = start(tmp_path, "-m", "mytrainer.task", "--max-steps=2000")
+    out = process.output(limit())
+    assert process.returncode == 0, out
+    final = re.search(r"^Final metrics after 2000 steps, loss: \S+, \w+: (\S+)$", out, re.MULTILINE)
     assert final
     assert float(final[1]) < 0.05
     assert predict(tmp_path, inputs=np.float32([[0.5, 0.5]]))["outputs"][0, 0] == pytest.approx(0.25, abs=0.1)

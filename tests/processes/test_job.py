@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from forked import Program
 from waiting import limit
 
 from ops.plan import profile
@@ -22,12 +21,11 @@ tf = import_tensorflow()
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def start(script: str, folder: Path, *flags: str, **environ: str) -> subprocess.Popen[str]:
+def start(script: str, folder: Path, *flags: str, **environ: str) -> Program:
     (folder / "script.py").write_text(textwrap.dedent(script))
     env = {key: value for key, value in os.environ.items() if key not in ("TF_CONFIG", "JOB_DIR")}
     env |= {"PYTHONPATH": str(ROOT), **environ}
-    command = [sys.executable, str(folder / "script.py"), *flags]
-    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return Program(str(folder / "script.py"), *flags, env=env, folder=ROOT, log=folder / "log")
 
 
 def test_a_program_in_tf_estimator_style_runs(tmp_path: Path) -> None:
@@ -47,7 +45,7 @@ def test_a_program_in_tf_estimator_style_runs(tmp_path: Path) -> None:
         print("nothing runs behind it")
     """
     process = start(script, tmp_path, JOB_DIR=str(tmp_path / "job"))
-    output, _ = process.communicate(timeout=limit())
+    output = process.output(limit())
     assert process.returncode == 0
     assert re.search(r"^Final metrics after 9 steps, loss: \S+, mae: \S+$", output, re.MULTILINE)
     assert "nothing runs behind it" not in output
@@ -93,13 +91,13 @@ def test_a_resumed_run_equals_an_unbroken_one(tmp_path: Path) -> None:
     unbroken = start(STOPPED, tmp_path, *flags, JOB_DIR=str(tmp_path / "whole"))
     assert unbroken.wait(limit()) == 0
     terminated = start(STOPPED, tmp_path, *flags, JOB_DIR=str(tmp_path / "ended"), END_AT="29")
-    output, _ = terminated.communicate(timeout=limit())
+    output = terminated.output(limit())
     assert terminated.returncode == -signal.SIGTERM
     stop = re.search(r"^error: told to end at step (\d+); a checkpoint is saved$", output, re.MULTILINE)
     assert stop
     assert 30 <= int(stop[1]) < 60
     resumed = start(STOPPED, tmp_path, *flags, JOB_DIR=str(tmp_path / "ended"))
-    output, _ = resumed.communicate(timeout=limit())
+    output = resumed.output(limit())
     assert resumed.returncode == 0
     assert f"Resuming from {tmp_path}/ended/checkpoints/model-{stop[1]}, step {stop[1]}" in output
     assert "from its beginning" not in output
@@ -113,12 +111,13 @@ def test_a_resumed_run_equals_an_unbroken_one(tmp_path: Path) -> None:
     assert profile.parameter_bytes(tmp_path / "whole") == 4 * sum(layers)
 
 
-def test_writing_summaries_does_not_import_tensorboard() -> None:
-    code = (
-        "import sys, tempfile, numpy\nfrom scaletier.summaries import Summaries\n"
-        "s = Summaries(tempfile.mkdtemp())\ns.scalars(1, {'a': 1})\n"
-        "s.images(1, {'b': numpy.zeros((1, 28, 28), 'uint8')})\n"
-        "print([name for name in sys.modules if name.startswith('tensorboard')])"
-    )
-    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert result.stdout == "[]\n"
+def test_writing_summaries_does_not_import_tensorboard(tmp_path: Path) -> None:
+    script = """
+        import sys, tempfile, numpy
+        from scaletier.summaries import Summaries
+        summaries = Summaries(tempfile.mkdtemp())
+        summaries.scalars(1, {"a": 1})
+        summaries.images(1, {"b": numpy.zeros((1, 28, 28), "uint8")})
+        print([name for name in sys.modules if name.startswith("tensorboard")])
+    """
+    assert start(script, tmp_path).output(limit()) == "[]\n"
