@@ -16,7 +16,7 @@ _METADATA_NAMES = frozenset({"metadata", "metadata.google.internal", "metadata.g
 _METADATA = ipaddress.ip_network("fd20:ce::254/128")
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _ADDRESS = re.compile(r"[\d.]+$|.*:")
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:\S")  # mailto:me@example.com and example.com:80/done too, to refuse them
 
 
 @dataclass(frozen=True)

@@ -30,13 +30,13 @@ from ops.errors import WRONG_CALL, one_line, suggest
 DASHES = "--"
 HELP = ("-h", "--help")
 _HELP_WORD = "help"
-OTHER_NAMES = {"job": ("j",), "follow": ("f",), "lines": ("n",), "host": ("replica",)}
-"""Short forms of flags, which mean the same in every command, and the former name of a flag of fab shell."""
+# Short forms of flags, which mean the same in every command.
+_SHORT = {"job": "j", "follow": "f", "lines": "n"}
 # Useful flags before the command: name and short form.
 _CORE = {"help": "h", "list": "l", "version": "V", "debug": None, "stack": None, "project": None}
 
-# Flags of the version before, and their present names.
-_OLD_FLAGS = {"--wake": "--start-hosts"}
+# Flags of the version before, of all commands or of one, and their present names.
+_OLD_FLAGS = {"--wake": "--start-hosts", "shell --replica": "--host"}
 # Commands of the version before, and their replacements.
 _REPLACED = {
     "render": "fab train --dry-run",
@@ -76,9 +76,9 @@ class CommandTask(fabric.Task):  # type: ignore[misc]  # Fabric has no types
             self.help = texts
 
     def arg_opts(self, name: str, default: Any, taken_names: set[str]) -> dict[str, Any]:
-        """Return invoke's options of a flag, with our own short form or former name."""
+        """Return invoke's options of a flag, with our own short form."""
         options: dict[str, Any] = super().arg_opts(name, default, taken_names)
-        options["names"] = (*options["names"], *OTHER_NAMES.get(name, ()))
+        options["names"] = (*options["names"], *_SHORT.get(name, ()))
         return options
 
 
@@ -116,9 +116,13 @@ def protect_args(tokens: Sequence[str], flag: str = "--args") -> list[str]:
 
 def rename_flags(tokens: Sequence[str]) -> list[str]:
     """Return the command line with old flags by their present names, and print a line for each."""
-    for old in _OLD_FLAGS.keys() & set(tokens):
-        sys.stderr.write(f"{old} is called {_OLD_FLAGS[old]} now\n")
-    return [_OLD_FLAGS.get(token, token) for token in tokens]
+    renamed: list[str] = []
+    for token in tokens:
+        flag, *value = token.split("=", 1)
+        if new := _OLD_FLAGS.get(flag) or _OLD_FLAGS.get(f"{tokens[0]} {flag}"):
+            sys.stderr.write(f"{flag} is called {new} now\n")
+        renamed.append("=".join([new or flag, *value]))
+    return renamed
 
 
 def expand_positionals(tokens: Sequence[str], names: Mapping[str, Sequence[str]], valued: Mapping[str, set[str]]) -> list[str]:

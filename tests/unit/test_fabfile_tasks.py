@@ -262,7 +262,7 @@ def test_a_short_flag_means_the_same_for_all_commands() -> None:
         for arg in context.args.values():
             for name in arg.nicknames:
                 meanings.setdefault(name, set()).add(arg.name)
-    assert meanings == {"j": {"job"}, "f": {"follow"}, "n": {"lines"}, "replica": {"host"}}
+    assert meanings == {"j": {"job"}, "f": {"follow"}, "n": {"lines"}}
 
 
 COLLECTION = Collection.from_module(fabfile)
@@ -395,6 +395,10 @@ def test_the_value_of_args_is_never_parsed_as_a_flag() -> None:
 def test_an_old_flag_name_is_accepted_with_a_note(capsys: pytest.CaptureFixture[str]) -> None:
     assert commandline.rename_flags(["train", "--wake", "--args", " --wake"]) == ["train", "--start-hosts", "--args", " --wake"]
     assert capsys.readouterr().err == "--wake is called --start-hosts now\n"
+    assert commandline.rename_flags(["shell", "--replica=worker-0"]) == ["shell", "--host=worker-0"]
+    assert capsys.readouterr().err == "--replica is called --host now\n"
+    assert commandline.rename_flags(["logs", "--replica", "worker-0"]) == ["logs", "--replica", "worker-0"]
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(

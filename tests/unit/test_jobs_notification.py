@@ -34,6 +34,8 @@ def test_targets_and_their_form_without_secrets(target: str, expected: str) -> N
         ("", "it is empty"),
         ("  ", "it is empty"),
         ("ftp://example.com/x", "its scheme is ftp"),
+        ("mailto:me@example.com", "its scheme is mailto"),
+        ("example.com:8080/done", "its scheme is example.com"),
         ("file:///etc/passwd", "its scheme is file"),
         ("gopher://169.254.169.254/", "its scheme is gopher"),
         ("http://", "it has no host"),
