@@ -270,13 +270,13 @@ class FunctionalModel:
             raise JobError("the job's model is a function of an argument; valid is one of nothing, which makes a Keras model")
         policy = keras.config.dtype_policy()
         for scope in (self._scope, None):
-            keras.utils.clear_session()
+            keras.utils.clear_session(free_memory=False)
             keras.config.set_dtype_policy(policy)
             keras.utils.set_random_seed(self._seed)
             if scope is None:
                 return model()
             try:
-                with scope:
+                with scope, private.optimizers_in_stateless_scope():
                     return model()
             except (ValueError, AttributeError, TypeError):
                 self._scope = keras.StatelessScope(initialize_variables=False)

@@ -270,6 +270,28 @@ def copy_optimizer(optimizer: Any) -> tuple[Any, dict[int, Any]]:
     return copies[id(optimizer)], {id(copies[id(one)]): one for one in optimizer.variables}
 
 
+@contextlib.contextmanager
+def optimizers_in_stateless_scope() -> Iterator[None]:
+    """Let optimizers be created in a StatelessScope, which refuses variables of given values, as their step counts are."""
+    state = importlib.import_module("keras.src.backend.common.global_state")
+    base = importlib.import_module("keras").optimizers.Optimizer
+    create = base.__init__
+
+    def create_outside(self: Any, *args: Any, **kwargs: Any) -> None:
+        scope = state.get_global_attribute("stateless_scope")
+        state.set_global_attribute("stateless_scope", None)
+        try:
+            create(self, *args, **kwargs)
+        finally:
+            state.set_global_attribute("stateless_scope", scope)
+
+    base.__init__ = create_outside
+    try:
+        yield
+    finally:
+        base.__init__ = create
+
+
 def inner_optimizers(optimizer: Any) -> list[Any]:
     """Return the optimizers that update variables: those within this one, or else itself."""
     if inner := getattr(optimizer, "inner_optimizer", None):

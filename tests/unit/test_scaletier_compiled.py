@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scaletier import private
 from scaletier.checkpoint import LocalCopy
 from scaletier.functional_model import Batch, FunctionalModel
 from scaletier.job import Job, JobError
@@ -61,6 +62,18 @@ def evaluate_with_both(make: Callable[[], Any], *batch: Any) -> tuple[dict[str, 
     inputs, targets, *weights = batch
     expected = model.evaluate(inputs, targets, sample_weight=weights[0] if weights else None, return_dict=True, verbose=0)
     return {name: float(value) for name, value in metrics.items()}, expected
+
+
+def test_the_function_of_a_compiled_model_is_called_once_and_makes_no_weights() -> None:
+    models = []
+
+    def make() -> Any:
+        models.append(two_outputs())
+        return models[-1]
+
+    FunctionalModel(Job(make, None), tf.data.Dataset.from_tensors((INPUTS, {"a": NUMBERS, "b": KINDS})).element_spec, 0)
+    (model,) = models
+    assert [private.stored(weight) for weight in model.weights] == [None] * 4
 
 
 def test_losses_are_weighted_and_metrics_named_by_output() -> None:

@@ -249,6 +249,18 @@ def test_an_uninitialized_variable_is_recognized() -> None:
     assert private.stored(keras.Variable([1.0])) is not None
 
 
+def test_an_optimizer_in_a_stateless_scope_has_its_numbers_and_the_scope_goes_on() -> None:
+    with keras.StatelessScope(initialize_variables=False), private.optimizers_in_stateless_scope():
+        optimizer = keras.optimizers.Adam(0.5)
+        with pytest.raises(ValueError, match="not recognized"):
+            keras.optimizers.Adam(unknown=1)
+        later = keras.Variable("zeros", shape=(2,), dtype="float32")
+    assert (float(optimizer.learning_rate), int(optimizer.iterations)) == (0.5, 0)
+    assert private.stored(later) is None
+    with keras.StatelessScope(initialize_variables=False), pytest.raises(ValueError, match="stateless scope"):
+        keras.optimizers.Adam()
+
+
 def test_the_state_of_a_random_generator_is_recognized_by_name() -> None:
     assert private.is_seed(keras.layers.Dropout(0.5).seed_generator.state)
     assert not private.is_seed(keras.Variable([1.0]))
