@@ -63,7 +63,7 @@ stack: venv pulumi ## Pulumi's stack $(STACK), with a passphrase of its own; wit
 browser: ## Chromium and its driver for the tests of TensorBoard: yours if they are on PATH, else Debian's
 	@setup/browser.sh
 
-gcs: ## a fake of Google's storage for the tests
+gcs: ## the emulator of Google's storage for the tests
 	@setup/fake-gcs.sh
 
 demo: STACK = demo

@@ -23,7 +23,7 @@ from jobs.times import now, seconds_between
 from jobs.variables import JAX_COORDINATOR, MASTER_ADDR
 
 EVENTS_KEPT = 50
-STOP_FILE = "SCALETIER_STOP_FILE"
+STOP_FILE_VARIABLE = "SCALETIER_STOP_FILE"
 """Environment variable with the path of a file; once the file exists, the program must end in the seconds that it holds."""
 RESTART_CODE = 42
 """TensorFlow's own exit code that requests a restart."""

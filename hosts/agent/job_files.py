@@ -30,7 +30,7 @@ from jobs.background import BackgroundTask
 from jobs.bucket import Bucket, BucketError, Conflict
 from jobs.ledger import Ledger
 from jobs.notification import Notification, is_url
-from jobs.records import STOP_FILE, HostFile, JobRecord, Plan, ReplicaRecord, Task, UnsavedFiles
+from jobs.records import STOP_FILE_VARIABLE, HostFile, JobRecord, Plan, ReplicaRecord, Task, UnsavedFiles
 
 # Set by systemd for the agent alone.
 _PRIVATE = ("INVOCATION_ID", "JOURNAL_STREAM", "NOTIFY_SOCKET", "SYSTEMD_EXEC_PID", "WATCHDOG_PID", "WATCHDOG_USEC")
@@ -254,7 +254,7 @@ class JobFiles:
                 "TF_CONFIG": task.tfConfig,
                 "PYTHONPATH": os.pathsep.join(filter(None, (str(package), env.get("PYTHONPATH")))),
                 "PATH": os.pathsep.join((str(Path(python).parent), env.get("PATH", os.defpath))),
-                STOP_FILE: stop_file,
+                STOP_FILE_VARIABLE: stop_file,
             }
             | self._broker_variables(plan, task)
             | self._read_secrets(plan)

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from hosts.agent import cgroup
 from hosts.agent.replica_rules import Exit
-from jobs.records import STOP_FILE, Plan
+from jobs.records import STOP_FILE_VARIABLE, Plan
 
 FIRST_PROCESS_SHARE = 0.8
 """The share of a program's time to end after which the rest of its processes gets the signal, too."""
@@ -45,7 +45,7 @@ class TrainerProcess(Protocol):
     pid: int
 
     def stop(self, seconds: float) -> None:
-        """Send SIGTERM by its `stop_signal`, and write the seconds until SIGKILL to its STOP_FILE."""
+        """Send SIGTERM by its `stop_signal`, and write the seconds until SIGKILL to its stop file."""
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to all its processes; do nothing if there is none."""
@@ -69,7 +69,7 @@ class Child:
 
     def __init__(self, run: ProcessRun, output: int) -> None:
         self._oom_kills = cgroup.oom_kills()
-        self._stop_signal, self._stop_file = run.stop_signal, run.env.get(STOP_FILE)
+        self._stop_signal, self._stop_file = run.stop_signal, run.env.get(STOP_FILE_VARIABLE)
         if self._stop_file:
             Path(self._stop_file).unlink(missing_ok=True)
         stdin = os.memfd_create("stdin") if run.stdin else os.open(os.devnull, os.O_RDONLY)

@@ -12,7 +12,7 @@ from pathlib import Path
 _MAKING = ".making-"
 
 
-def key(parts: Iterable[bytes]) -> str:
+def digest_of(parts: Iterable[bytes]) -> str:
     """Return a name for the result of these parts, 32 hexadecimal digits."""
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:32]
 

@@ -21,10 +21,12 @@ def hosts(_: Any, json: bool = False) -> int:
 
 @task(help={"json": JSON})
 def connect(_: Any, json: bool = False) -> int:
-    """Fetch inventory and SSH files from the stack's state, after another user's pulumi up; the first fab command here does so.
+    """Fetch inventory and SSH files from the stack's state again.
 
     fab connect
     fab connect --json
+
+    Needed after another user's `pulumi up`; the first fab command in a checkout does it by itself.
     """
     from ops.cluster.inventory import connect as run
 
@@ -39,8 +41,9 @@ def doctor(_: Any, fix: bool = False, json: bool = False) -> int:
     fab doctor --fix
     fab doctor --json
 
-    A line each, ok, warning or error, with the command that fixes it; exit code 1 if there is an error. It works with half of
-    the cluster down, and without a stack. Nothing is ever deleted: for leftover resources it prints the command.
+    Prints one line for each check: ok, warning or error, with the command that fixes it; exit code 1 if there is an error. It
+    works with half of the cluster down, and without a stack. It never deletes anything: for leftover resources it prints the
+    command.
     """
     from ops.show.doctor import doctor as run
 
@@ -54,7 +57,7 @@ def top(_: Any, once: bool = False, json: bool = False) -> int:
     fab top
     fab top --once
 
-    Without a terminal, one table. The numbers are from the last heartbeats of the replicas: no host is queried.
+    Without a terminal it prints once. The numbers are from the last heartbeats of the replicas: no host is queried.
     """
     from ops.show.top import top as run
 
@@ -63,7 +66,7 @@ def top(_: Any, once: bool = False, json: bool = False) -> int:
 
 @task(help={"json": JSON})
 def cost(_: Any, json: bool = False) -> int:
-    """Show the cost so far by list price: of running hosts by role, and of each job.
+    """Show the cost so far by list price: of existing hosts by role, also stopped ones, and of each job.
 
     fab cost
     fab cost --json

@@ -28,7 +28,8 @@ from ops.cli.task import JOB, JSON, NEW_JOB, TRAINER, load_cluster, task
         "strategy": "name of a strategy in the package's scaletier.yaml; the trainer gets it as --strategy NAME, before --args",
         "labels": "labels of the job, key=value,key=value; may be repeated",
         "job-dir": "where the output goes, in the bucket (default: jobs/ID/output there)",
-        "resume": "id of an ended job: continue from its checkpoints in its output folder, with current package and arguments",
+        "resume": "id of an ended job: the new job continues from its checkpoints and writes to its output folder; package and "
+        "arguments are those given now",
         "env": "NAME=VALUE for the trainer's environment; may be repeated, and is recorded",
         "env-file": "file with a NAME=VALUE on each line; --env wins",
         "secret": "NAME of a variable of this shell for the trainer's environment; its value is recorded nowhere",
@@ -101,7 +102,7 @@ def train(
 
 @task(
     help={
-        "filter": "only those with state=FAILED, by=ann or label=value, several with commas; or a part of the id",
+        "filter": "only jobs that match all of these, separated by commas: state=FAILED, by=ann, LABEL=VALUE, a part of the id",
         "limit": "only the newest N",
         "json": JSON,
     },
@@ -177,7 +178,7 @@ def logs(
     return show_logs(load_cluster(), replica, job, filters, follow, json, plain)
 
 
-@task(positionals=["job"], help={"job": JOB, "json": f"{JSON}: its record"})
+@task(positionals=["job"], help={"job": JOB, "json": f"{JSON}: the job's record"})
 def wait(_: Any, job: str | None = None, json: bool = False) -> int:
     """Wait until a job has ended; exit code 0 only if it SUCCEEDED.
 
@@ -190,7 +191,7 @@ def wait(_: Any, job: str | None = None, json: bool = False) -> int:
 
 @task(
     positionals=["job"],
-    help={"job": "id of the job (default: the only one that has not ended)", "json": f"{JSON}: its record"},
+    help={"job": "id of the job (default: the only one that has not ended)", "json": f"{JSON}: the job's record"},
 )
 def cancel(_: Any, job: str | None = None, json: bool = False) -> int:
     """Cancel a job and wait until it has stopped. Works also when some hosts do not answer.
@@ -232,10 +233,10 @@ def reproduce(_: Any, original: str | None = None, job: str | None = None, follo
         "args": "as for fab train",
         "seconds": "seconds of training here, from the first Train line on (default: 60)",
         "parameters-mb": "MB of the model's float32 parameters, for a trainer that leaves no checkpoint to count them in",
-        "until": "also predict the time to a target, METRIC=VALUE of the Eval lines, such as accuracy=0.97 or loss=0.2",
-        "replicas": "with --until: the numbers of replicas with which the job runs here to the target (default: 1,2,5)",
+        "until": "also predict when a metric of the Eval lines reaches a value: METRIC=VALUE, such as accuracy=0.97, loss=0.2",
+        "replicas": "with --until: run the job here to that value with each of these numbers of replicas (default: 1,2,5)",
         "until-seconds": "with --until: the time limit of each of these runs (default: 300)",
-        "job": "id of a job that ran: compare it with its plan, and run nothing",
+        "job": "id of a job that ran: compare its measured speed with the prediction, and run nothing",
         "json": JSON,
     },
 )
@@ -260,9 +261,9 @@ def plan(
     fab plan --job job01
     """
     if job is not None:
-        from ops.plan.planned import check
+        from ops.plan.planned import compare_with_plan
 
-        return check(load_cluster(), job, json)
+        return compare_with_plan(load_cluster(), job, json)
     from ops.plan.plan import PlanRequest, number, parse_target_flags
     from ops.plan.plan import plan as run
 
@@ -274,17 +275,19 @@ def plan(
 
 @task(positionals=["job"], help={"job": "id of a job that has ended", "yes": "do not ask", "json": JSON})
 def delete(_: Any, job: str | None = None, yes: bool = False, json: bool = False) -> int:
-    """Delete an ended job with its package, logs and output; output in --job-dir is kept. Asks first.
+    """Delete an ended job with its package, logs and output. Asks first.
 
     fab delete job01
     fab delete job01 --yes
+
+    If fab train had --job-dir, the output there is kept.
     """
     from ops.submit.end import delete as run
 
     return run(load_cluster(), job, yes, json)
 
 
-@task(help={"keep": "number of the newest ended jobs to keep", "yes": "do not ask", "json": JSON})
+@task(help={"keep": "number of the newest ended jobs to keep (required)", "yes": "do not ask", "json": JSON})
 def prune(_: Any, keep: str | None = None, yes: bool = False, json: bool = False) -> int:
     """Delete all ended jobs except the newest ones. Asks first.
 

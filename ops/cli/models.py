@@ -11,8 +11,8 @@ _NAMED = {"model": MODEL, "version": "one of its versions"}
 @task(
     help={
         "model": "name of the model: a letter, then letters, digits and _",
-        "version": "name of the version; never used again",
-        "job": "id of the job whose newest exported model it is",
+        "version": "a new name, or that of an undeployed or failed version, to load it again",
+        "job": "id of the job whose newest exported model is deployed",
         "origin": "folder of a SavedModel on this machine, instead of a job's",
         "json": JSON,
     }

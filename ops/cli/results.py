@@ -20,6 +20,8 @@ def get(_: Any, job: str | None = None, path: str | None = None, dest: str | Non
     fab get job01
     fab get job01 export/Servo model
     fab get job01 --dest /tmp/job01
+
+    SavedModels are below export/Servo, the folder's name in the samples of Cloud ML.
     """
     from ops.show.fetch import get as run
 
@@ -53,7 +55,8 @@ def report(_: Any, job: Any = None, output: str | None = None, json: bool = Fals
     fab report job01
     fab report job01 job02 --output compared.html
 
-    The page is one file that needs no network and suits phones and paper. For a running job it shows the state so far.
+    The page is one file that needs no network, and is readable on a phone and in print. For a running job it shows the state
+    so far.
     """
     from ops.report.command import report as run
 
@@ -91,7 +94,7 @@ def bundle(_: Any, job: str | None = None, dest: str | None = None, force: bool 
     },
 )
 def tensorboard(_: Any, job: str | None = None, all: bool = False, port: str | None = None) -> int:  # noqa: A002
-    """Show a job in TensorBoard, also while it runs, on the host with the data. Ctrl-C ends it.
+    """Show a job in TensorBoard, also while it runs; TensorBoard runs on the master's host. Ctrl-C ends it.
 
     fab tensorboard job01
     fab tensorboard --all

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from infra.inventory import SCHEMA, Host, Inventory
 from infra.scale_tiers import JOB_ROLES, Role, SpecError, parse_replica
-from infra.templates import ROOT as HERE
+from infra.templates import ROOT as CHECKOUT
 from jobs.serialization import RecordError
 from ops import terminal
 from ops.cluster import state
 from ops.errors import DONE, UsageError, suggest
 
-ROOT = Path(os.environ.get("SCALETIER_PROJECT") or HERE).resolve()
+ROOT = Path(os.environ.get("SCALETIER_PROJECT") or CHECKOUT).resolve()
 """The project: the state of its stacks, and what set-up keeps."""
 EVERY = "all"
 

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 _PYTHON = "python3"
 _LONG_SECONDS = 600.0  # of a call that goes through a whole folder
-_SLOWEST = 1_000_000  # bytes a second that the host's disk takes at least
+_MIN_BYTES_PER_SECOND = 1_000_000  # that the host's disk writes
 # Reads the modules from the first line of stdin, and then serves.
 _BOOT = """
 import json, sys, types
@@ -61,7 +61,7 @@ def command(root: str) -> str:
 
 
 def sources() -> bytes:
-    """Return the source of the modules that the command runs, in order; it reads them first."""
+    """Return the source of the modules that the command loads first, in the order of their imports."""
     import inspect
 
     modules = (background, bucket, folder_bucket, sys.modules[__name__])
@@ -69,10 +69,11 @@ def sources() -> bytes:
 
 
 class SshBucket:
-    """A bucket whose calls go through channels: one is opened if none is idle, and used again afterwards.
+    """A bucket whose calls go through channels, which are reused; one is opened if none is idle.
 
-    A call is a line of JSON, [method, arguments, size], and so many bytes of content; so is its answer. A call over a channel
-    that breaks is repeated once over another one: a write that had taken effect is recognised.
+    A call is a line of JSON, [method, arguments, size], followed by `size` bytes of content. An answer is a line of JSON and
+    the content whose sizes that line gives. If the channel of a call breaks, the call is repeated once on a new one: the bucket
+    recognises a write that had taken effect.
     """
 
     def __init__(self, open_channel: Callable[[], Channel], seconds: float = 30.0) -> None:
@@ -145,13 +146,13 @@ class SshBucket:
         Args:
             take: is given the result, and reads the content that follows it.
             content: what is sent with the call.
-            progress: is called with the bytes of each piece of that.
+            progress: is called with the number of bytes of each piece sent.
             seconds: the time limit of the answer, by default the bucket's.
         """
         with file_errors(content):
             size = len(content) if isinstance(content, bytes) else content.stat().st_size
         request = json.dumps([method, arguments, size]).encode() + b"\n"
-        limit = (seconds or self._seconds) + size / _SLOWEST
+        limit = (seconds or self._seconds) + size / _MIN_BYTES_PER_SECOND
         for last in (False, True):
             channel: Channel | None = None
             with suppress(IndexError):
@@ -177,7 +178,7 @@ class SshBucket:
                     reason = str(error) or type(error).__name__
                     raise BucketError(f"the connection to the bucket broke off: {reason}") from error
             except BaseException:
-                _close(channel)  # the answer to a call that was interrupted must not be taken for that to the next
+                _close(channel)  # the next call must not read the answer to an interrupted one
                 raise
             else:
                 self._idle.append(channel)
@@ -202,7 +203,7 @@ class _Reader:
             except TimeoutError:
                 raise BucketError(f"the bucket does not answer within {self._seconds:g} s") from None
             except OSError as error:
-                raise EOFError(str(error)) from error  # and is not taken for one of a file that is written
+                raise EOFError(str(error)) from error  # an OSError would be read as one of the file being written
             size -= len(piece)
             yield piece
 
@@ -233,7 +234,7 @@ def _close(*channels: Channel | None) -> None:
 
 def serve(root: str, requests: BinaryIO, answers: BinaryIO) -> None:
     """Answer calls until there are no more."""
-    os.umask(0o002)  # the bucket is the group's
+    os.umask(0o002)  # other members of the bucket's group may write too
     bucket_here = folder_bucket.FolderBucket(Path(root))
     for line in requests:
         method, arguments, size = json.loads(line)

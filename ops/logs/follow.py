@@ -208,8 +208,8 @@ class Follower:
         """Follow these replicas.
 
         Args:
-            ticks: for a screen, also yield a TICK each quarter of a second without an event, and Replicas each time the job's
-                record was read.
+            ticks: for a screen, also yield a TICK each quarter of a second without an event and, unless the job is QUEUED,
+                Replicas each time its record was read.
         """
         self._ticks = ticks
         self._fleet, self._ledger, self._job_id, self._log_filter = fleet, ledger, record.jobId, log_filter
@@ -261,7 +261,7 @@ class Follower:
             self._end()
 
     def _waits(self) -> list[Event]:
-        """Return once for each change what a job waits for that has printed nothing for a while."""
+        """Return notes on what a job that has printed nothing for a while waits for, one at each change."""
         quiet = time.monotonic() - self._active_at
         notes: list[Event] = []
         reading = self._reading if self._ending.is_set() else ()
@@ -280,7 +280,7 @@ class Follower:
         return notes
 
     def _end(self) -> None:
-        """End the channels: hosts print what is written by now. Called once the job or the iteration ends."""
+        """End the streams once the job or the iteration ends; each host first sends what its log has by now."""
         self._ending.set()
         self._placed.set()
         self._poll_now.set()
@@ -387,12 +387,12 @@ class Follower:
             self._poll_now.wait(_LAST_POLL_SECONDS if final_since else _POLL_SECONDS)
 
     def _wants_replicas(self, record: JobRecord) -> bool:
-        """Return True if the replicas' records should be read: at the end, for a screen, else now and then."""
+        """Return True if the replicas' records should be read: at the end, for a screen, or when the job is quiet."""
         quiet = time.monotonic() - max(self._records_read_at, self._active_at) >= waits.END_QUIET_SECONDS
         return record.final or self._ticks or quiet
 
     def _check_queue(self) -> None:
-        """Report a change of the jobs ahead, and run the queue, as no other process may do it."""
+        """Report a change of the jobs ahead, and run the queue, because there may be no other process that does."""
         self._queue_monitor.run_if_due()
         ahead = [entry.jobId for entry in self._ledger.queue().ahead_of(self._job_id)]
         if ahead and ahead != self._ahead:

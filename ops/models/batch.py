@@ -13,7 +13,7 @@ from hosts.serving.records import Model, Version, VersionState, folder_of
 from hosts.serving.signatures import read_signatures
 from infra.inventory import Inventory
 from infra.scale_tiers import Role
-from infra.templates import ROOT as HERE
+from infra.templates import ROOT as CHECKOUT
 from jobs.bucket import Bucket
 from jobs.folder_bucket import open_bucket
 from ops import terminal
@@ -89,8 +89,8 @@ def prepare(cluster: ClusterClient, options: BatchOptions) -> Submission:
 
 def program(request: Request) -> JobProgram:
     """Return the shipped package, with the model server's modules and the request."""
-    own = sorted(path.relative_to(HERE).as_posix() for path in (HERE / "hosts/batch").glob("*.py"))
-    files = {path: (HERE / path).read_bytes() for path in (*own, *_SHARED_MODULES)}
+    own = sorted(path.relative_to(CHECKOUT).as_posix() for path in (CHECKOUT / "hosts/batch").glob("*.py"))
+    files = {path: (CHECKOUT / path).read_bytes() for path in (*own, *_SHARED_MODULES)}
     return JobProgram(package.PackageSource("hosts", {**files, FILE: request.to_json()}))
 
 

@@ -43,7 +43,7 @@ class ServingClient:
 
     def __init__(self, cluster: ClusterClient) -> None:
         """Connect to nothing yet."""
-        self.names = server.names_of(cluster.inventory)
+        self.names = server.serving_host_names(cluster.inventory)
         self._cluster = cluster
         self._first = self.names[0]
         self._started: Future[Outcome[bool]] | None = None
@@ -113,7 +113,7 @@ class ServingClient:
             for error in start.failures.values():
                 terminal.note(str(error))
             if any(start.results.values()):
-                server.hand_over(self._cluster)
+                server.end_master_server(self._cluster)
 
     def _request_any(self, method: str, path: str, body: bytes | None) -> Answer:
         answers: list[Answer] = []

@@ -26,7 +26,7 @@ from ops.cluster.output import find
 from ops.errors import DONE, OpsError, UsageError, one_line
 from ops.models import server, server_status
 from ops.models.export import newest_model
-from ops.models.lookup import all_models, catalog_of, change_model, find_model, one_line_errors
+from ops.models.lookup import catalog_of, change_model, find_model, models_with_versions, one_line_errors
 from ops.models.versions import version_to_dict
 from ops.submit.trials import best_trial, note_best_trial
 
@@ -95,7 +95,7 @@ def deploy(
                 started = starting.join(server.START_SECONDS)
             server_status.wait_loaded(cluster, name, Version(version, token=token), started)
             record = change_model(catalog, name, lambda record: record.mark_ready(version, token))
-        server.hand_over(cluster)
+        server.end_master_server(cluster)
     if as_json:
         terminal.as_json(version_to_dict(record, record.version(version)))
     else:
@@ -185,9 +185,9 @@ def _check_servable(cluster: ClusterClient, catalog: Catalog, source: _Origin) -
         raise UsageError(f"{source.path}/{MODEL_FILE}: {error}") from None
     if not available:
         raise UsageError(f"the model in {source.path} {NO_SIGNATURE}")
-    others = sum(version.size for model in all_models(catalog)[0] for version in model.existing if version.loadable)
-    host = min(server.servers_of(cluster.inventory), key=server.memory_of)
-    free_bytes = server.memory_of(host) - _TENSORFLOW_BYTES - others
+    others = sum(version.size for model in models_with_versions(catalog)[0] for version in model.existing if version.loadable)
+    host = min(server.serving_hosts(cluster.inventory), key=server.memory_limit)
+    free_bytes = server.memory_limit(host) - _TENSORFLOW_BYTES - others
     if source.size > free_bytes:
         has, can = terminal.size(source.size), terminal.size(max(free_bytes, 0))
         raise UsageError(

@@ -10,7 +10,7 @@ from pathlib import Path
 from hosts.serving.download import MODEL_FILE
 from hosts.serving.signatures import Tensor, read_signatures, shape_text
 from infra.inventory import Host, Inventory
-from infra.templates import ROOT as HERE
+from infra.templates import ROOT as CHECKOUT
 from jobs import paths
 from jobs.paths import PYTHON
 from jobs.study import words
@@ -99,7 +99,7 @@ def _make(cluster: ClusterClient, output: JobOutput, extra_args: list[str]) -> s
 
 def _install_token_broker(cluster: ClusterClient, host: Host) -> None:
     """Install the credential lender, which comes with jobs, on a host that may lack this version's."""
-    code, version = host_stream.code(HERE)
+    code, version = host_stream.code(CHECKOUT)
     stream = host_stream.shared_stream(code) + host_stream.files_stream(host_files(cluster.inventory, host))
     cluster.fleet.must(host.name, host_stream.install_command(version), "could not take the replica's code, it ended", stream)
 

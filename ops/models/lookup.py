@@ -22,7 +22,7 @@ def catalog_of(cluster: ClusterClient) -> Catalog:
 
 def existing_model(catalog: Catalog, name: str | None) -> Model:
     """Return a model, or the only one if none is named; UsageError lists those there are."""
-    present, _ = all_models(catalog)
+    present, _ = models_with_versions(catalog)
     names = [model.name for model in present]
     if name is None:
         if len(present) == 1:
@@ -55,8 +55,11 @@ def existing_version(record: Model, name: str) -> Version:
         raise UsageError(f"{error}{suggest(name, [version.name for version in record.existing])}") from None
 
 
-def all_models(catalog: Catalog) -> tuple[list[Model], list[str]]:
-    """Return the models with a version; records of others only keep their used names."""
+def models_with_versions(catalog: Catalog) -> tuple[list[Model], list[str]]:
+    """Return the models that have a version, and a line about each unreadable record.
+
+    The record of a model without versions only keeps the names that were used.
+    """
     try:
         records, bad = catalog.models()
         return [model for model in records if model.existing], bad

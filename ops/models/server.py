@@ -11,7 +11,7 @@ from infra import templates
 from infra.inventory import SERVING_UNIT, Host, Inventory
 from infra.ports import SERVING_PORT
 from infra.scale_tiers import Role
-from infra.templates import ROOT as HERE
+from infra.templates import ROOT as CHECKOUT
 from ops.cluster import root_helper
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.fanout import Outcome
@@ -21,38 +21,38 @@ from ops.package.host_stream import files_stream
 
 LOOPBACK = "127.0.0.1"
 START_SECONDS = 120.0
-"""The limit of sending a server its code and starting it: it may have to connect first."""
+"""The time limit to connect to a host, send it the code and start the server."""
 _NEW = "/opt/scaletier/.server"
 _CONF = f"{UNITS}/{SERVING_UNIT}.d/host.conf"
 _CODE = ("jobs", "hosts", "hosts/serving")
-# A server's share of its host's memory beside jobs, which may take most of it and come first, and without jobs.
+# The share of a host's memory that the server may use: less on a host that runs jobs, which need most of it.
 MEMORY_SHARE_BESIDE_JOBS, MEMORY_SHARE = 0.4, 0.9
 
 
-def servers_of(inventory: Inventory) -> tuple[Host, ...]:
-    """Return the hosts of the model servers: those for nothing else, or the master if there are none."""
+def serving_hosts(inventory: Inventory) -> tuple[Host, ...]:
+    """Return the hosts of the model servers: the serving hosts, or the master if there are none."""
     return inventory.of_role(Role.SERVING) or (inventory.chief,)
 
 
-def names_of(inventory: Inventory) -> list[str]:
+def serving_host_names(inventory: Inventory) -> list[str]:
     """Return the names of the hosts of the model servers."""
-    return [host.name for host in servers_of(inventory)]
+    return [host.name for host in serving_hosts(inventory)]
 
 
-def memory_of(host: Host) -> int:
+def memory_limit(host: Host) -> int:
     """Return the bytes of a host that the server may use."""
     return int(host.memory_bytes * (MEMORY_SHARE_BESIDE_JOBS if host.role.runs_jobs else MEMORY_SHARE))
 
 
 def conf(inventory: Inventory, host: Host) -> str:
-    """Return a host's server configuration. If jobs run on the cluster, only the host itself may query it."""
+    """Return a host's server configuration: on a host that runs jobs, the server listens on loopback alone."""
     return templates.render(
         "scaletier-serving.conf.j2",
         bucket=inventory.bucket,
         addresses=[LOOPBACK] if host.role.runs_jobs else [LOOPBACK, host.address],
         port=SERVING_PORT,
         poll_seconds=inventory.poll_seconds,
-        memory_max=memory_of(host),
+        memory_max=memory_limit(host),
         accelerator=host.accelerator,
     )
 
@@ -62,19 +62,19 @@ def start(cluster: ClusterClient, names: Iterable[str] | None = None) -> Outcome
     inventory, fleet = cluster.inventory, cluster.fleet
 
     def on(name: str) -> str:
-        files = _files(HERE, conf(inventory, inventory.host(name)))
+        files = _files(CHECKOUT, conf(inventory, inventory.host(name)))
         version = hashlib.sha256("".join(file.path + "\0" + file.content for file in files).encode()).hexdigest()
         return fleet.must(
             name, root_helper.command("serve", version), "could not start its model server, it ended", files_stream(files)
         )
 
-    return fleet.each(names_of(inventory) if names is None else names, on, START_SECONDS)
+    return fleet.each(serving_host_names(inventory) if names is None else names, on, START_SECONDS)
 
 
-def hand_over(cluster: ClusterClient) -> None:
+def end_master_server(cluster: ClusterClient) -> None:
     """End the master's server once others answer; a failure is left to the next caller."""
     chief = cluster.inventory.chief.name
-    if chief not in names_of(cluster.inventory):
+    if chief not in serving_host_names(cluster.inventory):
         with contextlib.suppress(OpsError):
             cluster.fleet.must(chief, root_helper.command("end-serving"), "could not end its model server, it ended")
 

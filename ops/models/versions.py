@@ -14,12 +14,12 @@ from ops.errors import DONE, OpsError, UsageError
 from ops.models import server_status
 from ops.models.lookup import (
     NO_MODEL,
-    all_models,
     catalog_of,
     change_model,
     existing_model,
     existing_version,
     find_model,
+    models_with_versions,
     one_line_errors,
 )
 
@@ -27,7 +27,7 @@ from ops.models.lookup import (
 def models(cluster: ClusterClient, as_json: bool) -> int:
     """List the models."""
     with terminal.Step("reading the models"):
-        present, bad = all_models(catalog_of(cluster))
+        present, bad = models_with_versions(catalog_of(cluster))
     for line in bad:
         terminal.note(line)
     states = server_status.query(cluster, present)

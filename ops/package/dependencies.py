@@ -1,6 +1,6 @@
 """A trainer's dependencies: built or fetched by uv here, since hosts have no route, and unpacked.
 
-All that uv installs is kept below .cache/dependencies by the content that asked for it: a second submission needs no network.
+uv's result is kept in `.cache/dependencies/<hash of the inputs>`, so a second submission needs no network.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from types import MappingProxyType
 
 from packaging.utils import canonicalize_name
 
-from infra.runtime.atomic_dir import key, making
+from infra.runtime.atomic_dir import digest_of, making
 from infra.scale_tiers import PYTHON
 from ops import terminal
 from ops.cluster.inventory import ROOT
 from ops.errors import OpsError, UsageError
 from ops.package import git, hostpython
-from ops.package.install import Sizes, describe_unfit_wheel, install, wheels_alone
+from ops.package.install import Sizes, describe_unfit_wheel, install, wheels_only_options
 
 CACHE = ROOT / ".cache" / "dependencies"
 # How much smaller packages are when they are compressed, about.
@@ -33,12 +33,12 @@ _SITE, _REQUIREMENTS = "site", "requirements.txt"
 _UV_FILES = ("INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json")
 
 
-def project(root: Path, files: Mapping[str, bytes]) -> Path:
+def build_project(root: Path, files: Mapping[str, bytes]) -> Path:
     """Return a folder with what a project installs, and its dependencies as requirements.txt.
 
     Args:
         root: the project's folder.
-        files: its files by their paths from beside that folder.
+        files: its files by their paths, which begin with that folder's name.
     """
     history = git.find(root)
     parts = _contents(files)
@@ -75,8 +75,9 @@ def fetch(
         requirements: the file.
         installed: what the job's own Python has, name to version, if it is not the hosts'.
         python: the hosts' version.
-        check: is called with the sizes of what is about to be fetched, and at last of all; what it raises ends that.
-        own: the files of its folder, which the folder's own build is made of.
+        check: is called with the sizes of the packages before each download, and of all of them at the end; an exception of it
+            ends the fetch.
+        own: the files of the folder of `requirements`, for a line that installs that folder.
     """
     lines = hostpython.flat_lines(requirements)
     present = hostpython.host_packages() if installed is None else hostpython.add_aliases(installed)
@@ -95,7 +96,7 @@ def fetch(
             # What the hosts have takes part in the resolution as wheels without content, each with a hash if one is needed.
             hashed = any(" --hash" in line for line in lacking)
             stubs = [_stub_line(name, stub, hashed) for name, stub in hostpython.stubs(Path(folder), remaining).items()]
-            install(site, python, [*lacking, *stubs], requirements.parent, step, wheels_alone(python), check)
+            install(site, python, [*lacking, *stubs], requirements.parent, step, wheels_only_options(python), check)
         for info in site.glob("*.dist-info"):
             distribution = Distribution.at(info)
             name = canonicalize_name(distribution.name)
@@ -120,7 +121,7 @@ def fetch(
 
 
 def read(folder: Path) -> dict[str, bytes]:
-    """Return what was installed, as it lies in site-packages: path to content; without scripts, never imported."""
+    """Return the installed files without scripts, which no import needs: path in site-packages to content."""
     files = {path: file.read_bytes() for path, file in _paths(folder).items()}
     for path in files:
         if path.endswith(".dist-info/RECORD"):
@@ -146,7 +147,7 @@ def _stub_line(name: str, stub: Path, hashed: bool) -> str:
 
 
 def _tag(distribution: Distribution) -> str:
-    """Return the tag of the wheel from which a distribution was installed, the widest of several."""
+    """Return the tag of a distribution's wheel; of several, the one that fits the most platforms."""
     lines = (distribution.read_text("WHEEL") or "").splitlines()
     tags = [line.removeprefix("Tag: ") for line in lines if line.startswith("Tag: ")]
     return max(tags, key=lambda tag: [each in tag for each in ("-manylinux", "-any")], default="py3-none-any")
@@ -154,7 +155,7 @@ def _tag(distribution: Distribution) -> str:
 
 def _cached(parts: Iterable[bytes], what: str, make: Callable[[Path, terminal.Step], None]) -> Path:
     """Return the folder that `make` filled for the same parts before, or does now, atomically."""
-    if not (folder := CACHE / key(parts)).is_dir():
+    if not (folder := CACHE / digest_of(parts)).is_dir():
         with terminal.Step(what) as step, making(folder, OpsError) as target:
             target.mkdir()
             make(target, step)

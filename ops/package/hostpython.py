@@ -14,11 +14,11 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from infra.scale_tiers import PYTHON
-from infra.templates import ROOT as HERE
+from infra.templates import ROOT as CHECKOUT
 from ops.errors import UsageError
 
-REQUIREMENTS = HERE / "trainer" / "requirements.txt"
-CONSTRAINTS = HERE / "constraints.txt"
+REQUIREMENTS = CHECKOUT / "trainer" / "requirements.txt"
+CONSTRAINTS = CHECKOUT / "constraints.txt"
 NAMES = Path(__file__).with_name("host_packages.txt")
 # The hosts' values of environment markers, besides the versions of Python.
 _ENVIRONMENT = {

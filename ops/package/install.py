@@ -59,7 +59,7 @@ def install(
         raise UsageError(explain(result.stdout, python))
 
 
-def wheels_alone(python: str) -> list[str]:
+def wheels_only_options(python: str) -> list[str]:
     """Return the options that forbid builds, unless those of this machine may fit hosts with this Python."""
     here = (platform.python_version_tuple()[:2], sys.platform, platform.machine())
     return [] if here == (tuple(python.split(".")), "linux", "x86_64") else ["--only-binary=:all:"]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from infra.scale_tiers import PYTHON
-from infra.templates import ROOT as HERE
+from infra.templates import ROOT as CHECKOUT
 from ops import terminal
 from ops.errors import UsageError
 from ops.package import trainer_config
@@ -25,12 +25,12 @@ LIMIT = 250 * MEGABYTE
 _PROJECT = ("setup.py", "pyproject.toml")
 _METADATA = (*_PROJECT, "setup.cfg")
 # The hosts' packages; importing the modules that inspect dependencies takes time.
-_HOST_REQUIREMENTS = HERE / "trainer" / "requirements.txt"
+_HOST_REQUIREMENTS = CHECKOUT / "trainer" / "requirements.txt"
 _CACHES = (".cache", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".ipynb_checkpoints")
 _SKIPPED_DIRS = frozenset({*_CACHES, ".git", ".hg", ".svn", ".venv"})
 _SKIPPED_FILES = (".pyc", ".pyo", ".swp")
 # The library for trainers goes with a package that imports it, as it is here.
-_LIBRARY = HERE / trainer_config.LIBRARY
+_LIBRARY = CHECKOUT / trainer_config.LIBRARY
 _EXECUTABLE = 0o100
 # Leftovers of earlier builds in a project, which a new one would include.
 _BUILT = re.compile(r"[^/]+/(build|dist)/|.*\.egg-info/")
@@ -41,7 +41,7 @@ class PackageSource:
     """A trainer package as it was found: `name` is its own, or that of a project with several packages.
 
     Its `files` have the library beside it where it imports that. `requirements` lists what it depends on, in the format of
-    pip; `executables` are those of the files that are programs, `left_out` what ignore files leave out. `folder` is what has
+    pip; `executables` are those of the files that are programs, `ignored` what ignore files leave out. `folder` is what has
     the files here. A file `alone` is in a folder of its name on hosts only. With `own_paths` the job sets PYTHONPATH.
     """
 
@@ -50,7 +50,7 @@ class PackageSource:
     requirements: Path | None = None
     folder: str = ""
     executables: frozenset[str] = frozenset()
-    left_out: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
     alone: bool = False
     own_paths: bool = False
 
@@ -67,7 +67,7 @@ class Package:
 
     `imports` are the modules that the hosts must have, each with the `file:line` that wants it. `wheels` are the files of
     the dependencies that they lack, which lie beside the package. `installed` is what the job's own Python has, name to
-    version; empty where it has none of its own. `left_out` is what ignore files leave out.
+    version; empty where it has none of its own. `ignored` is what ignore files leave out.
     """
 
     name: str
@@ -77,14 +77,14 @@ class Package:
     wheels: Mapping[str, bytes] = field(default_factory=dict)
     executables: frozenset[str] = frozenset()
     installed: Mapping[str, str] = field(default_factory=dict)
-    left_out: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
 
     @property
     def sha256(self) -> str:
         return hashlib.sha256(self.archive).hexdigest()
 
     @property
-    def pushed(self) -> dict[str, bytes]:
+    def host_files(self) -> dict[str, bytes]:
         """All files that go to the hosts, by their paths there."""
         return {**self.wheels, **self.files}
 
@@ -115,7 +115,7 @@ def build(
         archive = pack(files, source.executables)
     if len(archive) > LIMIT:
         raise _size_error(source.name, len(archive), {path: len(content) for path, content in files.items()})
-    return Package(name, source.files, imports, archive, wheels, source.executables, installed or {}, source.left_out)
+    return Package(name, source.files, imports, archive, wheels, source.executables, installed or {}, source.ignored)
 
 
 def unpack(
@@ -188,7 +188,9 @@ def _from_folder(root: Path, beside: str = "") -> PackageSource:
     files = _read(tree, root.name)
     executables = frozenset(f"{root.name}/{path}" for path, file in tree.files.items() if file.stat().st_mode & _EXECUTABLE)
     requirements_file = requirements if requirements.is_file() else None
-    return PackageSource(root.name, add_library(files, beside), requirements_file, str(root.parent), executables, tree.left_out)
+    return PackageSource(
+        root.name, add_library(files, beside), requirements_file, str(root.parent), executables, tree.ignored_paths
+    )
 
 
 def _from_project(root: Path) -> PackageSource:
@@ -197,8 +199,10 @@ def _from_project(root: Path) -> PackageSource:
     _note_requirements(root)
     tree = _walk(root)
     files = {path: content for path, content in _read(tree, root.name).items() if not _BUILT.match(path)}
-    built = dependencies.project(root, files)
-    source = PackageSource(root.name, add_library(dependencies.read(built)), built / "requirements.txt", left_out=tree.left_out)
+    built = dependencies.build_project(root, files)
+    source = PackageSource(
+        root.name, add_library(dependencies.read(built)), built / "requirements.txt", ignored=tree.ignored_paths
+    )
     if not source.names:
         raise UsageError(
             f"project {root} builds a wheel without a Python package: name its packages in setup.py or pyproject.toml"

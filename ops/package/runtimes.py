@@ -1,7 +1,7 @@
 """A job's own Python runtime, for a program that needs another TensorFlow than the hosts', or none.
 
-It is built here once, in a folder that every host mounts read-only, so that no host has to fetch or unpack it. Its folder is
-named by a hash of the request, and a job that asks for the same uses it as long as it is kept.
+It is built here once, in a folder that every host mounts read-only, so that no host has to fetch or unpack it. The folder is
+named by the request's name and a hash of the request: later jobs with the same request reuse it.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from infra.inventory import Inventory
-from infra.runtime.atomic_dir import key, making
+from infra.runtime.atomic_dir import digest_of, making
 from infra.runtime.uv import make_venv, open_to_all
 from infra.scale_tiers import PYTHON
 from ops import terminal
 from ops.cluster.inventory import Runtimes, require_runtimes
 from ops.errors import OpsError, UsageError
 from ops.package import hostpython
-from ops.package.install import install, wheels_alone
+from ops.package.install import install, wheels_only_options
 
 _REQUESTED = "requested.txt"
 _SITE = f"lib/python{PYTHON}/site-packages"
 _TENSORFLOW_2 = re.compile(r"2\.\d{1,2}(\.\d{1,2})?")
-# The valid content of a manifest.
+# Valid values of a manifest.
 _PINNED = re.compile(r"[A-Za-z0-9._-]+==[A-Za-z0-9.!+_-]+")
-_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 # The name of the requirements file becomes part of the folder's.
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9.]+")
 
 TORCH_INDEX = "--extra-index-url https://download.pytorch.org/whl/cpu"
 # Names of distributions, with those of their CPU builds, which have the same versions and modules.
-_BY_NAME = {"tensorflow": "tensorflow-cpu", "xgboost": "xgboost-cpu"}
+_CPU_BUILDS = {"tensorflow": "tensorflow-cpu", "xgboost": "xgboost-cpu"}
 _TORCH = ("torch", "torchvision", "torchaudio")
 _CUDA = "and-cuda"
 # uv takes the packages of PyTorch's own project, and no others, from the index of these builds.
@@ -48,28 +48,28 @@ _INDEX_OPTIONS = ("--extra-index-url", "--index-url", "-i ")
 
 
 @dataclass(frozen=True)
-class Runtime:
+class RuntimeRequest:
     """A request to uv.
 
     Attributes:
-        name: for people.
+        name: shown to people.
         lines: as in a requirements.txt.
-        key: the name of its folder.
-        file: a user's own requirements.txt, which has the lines.
-        original: what that file says, if the lines have builds for processors instead.
-        cpu_torch: it has PyTorch's build for processors, as no host has a GPU.
+        folder_name: the name of its folder.
+        file: the user's requirements.txt, from which the lines come.
+        original: the lines of that file, if `lines` names CPU builds instead; else empty.
+        cpu_torch: install PyTorch's CPU build, as no host has a GPU.
     """
 
     name: str
     lines: tuple[str, ...]
-    key: str
+    folder_name: str
     file: Path | None = None
     original: tuple[str, ...] = ()
     cpu_torch: bool = False
 
 
-def from_version(text: str, where: str, inventory: Inventory) -> Runtime | None:
-    """Return a runtime with TensorFlow 2.19, the newest 2.19.x, or 2.19.1; None if the hosts have it."""
+def from_version(text: str, where: str, inventory: Inventory) -> RuntimeRequest | None:
+    """Return a runtime with a version of TensorFlow, such as 2.19.1 or 2.19 for its newest patch; None if the hosts have it."""
     ours = inventory.tensorflow or hostpython.host_packages()[hostpython.TENSORFLOW]
     if not _TENSORFLOW_2.fullmatch(text):
         raise UsageError(f"{where} {text!r} is no version of TensorFlow 2: write 2.20 or 2.20.0, or leave it out for {ours}")
@@ -80,7 +80,7 @@ def from_version(text: str, where: str, inventory: Inventory) -> Runtime | None:
     return _make_runtime(f"tensorflow-{text}", [requirement, *(name for name in others if name != hostpython.TENSORFLOW)])
 
 
-def from_file(path: str, where: str, gpus: bool = False) -> Runtime:
+def from_file(path: str, where: str, gpus: bool = False) -> RuntimeRequest:
     """Return the runtime of a requirements.txt alone; without `gpus`, with CPU builds if there are any."""
     file = Path(path)
     if not file.is_file():
@@ -94,82 +94,88 @@ def from_file(path: str, where: str, gpus: bool = False) -> Runtime:
     return replace(request, original=() if builds == lines else tuple(lines))
 
 
-def from_manifest(inventory: Inventory, request: Mapping[str, Any]) -> Runtime:
-    """Return a manifest's runtime: that of its key if it has the same versions today, else a new one.
+def from_manifest(inventory: Inventory, request: Mapping[str, Any]) -> RuntimeRequest:
+    """Return a manifest's runtime: the existing one if its folder still has the same versions, else a new one.
 
-    OpsError if the content is unsafe: any job can write to the bucket, and uv runs what it is given.
+    Raises:
+        OpsError: if the manifest is not one of `fab train`. Any job can write to the bucket, and uv runs what it installs.
     """
-    name, key_text, requirements = request.get("name"), request.get("key"), request.get("requirements")
+    name, folder_name, requirements = request.get("name"), request.get("key"), request.get("requirements")
     lines = (
         [line for line in requirements if isinstance(line, str) and _PINNED.fullmatch(line)]
         if isinstance(requirements, list)
         else []
     )
-    is_valid = isinstance(name, str) and isinstance(key_text, str) and _KEY.fullmatch(name) and _KEY.fullmatch(key_text)
+    is_valid = (
+        isinstance(name, str)
+        and isinstance(folder_name, str)
+        and _FOLDER_NAME.fullmatch(name)
+        and _FOLDER_NAME.fullmatch(folder_name)
+    )
     if not is_valid or lines != requirements:
         raise OpsError("the manifest has a runtime that fab train would not have made: start the job with fab train")
-    folder = require_runtimes(inventory, f"runtime {name}").here / str(key_text)
+    folder = require_runtimes(inventory, f"runtime {name}").here / str(folder_name)
     return (
-        Runtime(str(name), tuple(lines), str(key_text))
+        RuntimeRequest(str(name), tuple(lines), str(folder_name))
         if format_requirements(installed(folder)) == lines
         else _make_runtime(str(name), lines, cpu_torch=any(line.endswith("+cpu") for line in lines))
     )
 
 
-def _make_runtime(name: str, lines: Sequence[str], file: Path | None = None, cpu_torch: bool = False) -> Runtime:
+def _make_runtime(name: str, lines: Sequence[str], file: Path | None = None, cpu_torch: bool = False) -> RuntimeRequest:
     contents = hostpython.named_files(file.parent, lines) if file else ()
     options = [_CPU_TORCH] if cpu_torch else []
-    digest = key([PYTHON.encode(), *(line.encode() for line in (*lines, *options)), *contents])
+    digest = digest_of([PYTHON.encode(), *(line.encode() for line in (*lines, *options)), *contents])
     folder = f"{_NOT_IN_NAMES.sub('-', name).strip('-.')[:40]}-{digest[:12]}"
-    return Runtime(name, tuple(lines), folder, file, cpu_torch=cpu_torch)
+    return RuntimeRequest(name, tuple(lines), folder, file, cpu_torch=cpu_torch)
 
 
-def python(inventory: Inventory, runtime: Runtime) -> str:
+def python(inventory: Inventory, runtime: RuntimeRequest) -> str:
     """Return its Python, as the hosts see it."""
-    return _host_python(require_runtimes(inventory, f"runtime {runtime.name}"), runtime.key)
+    return _host_python(require_runtimes(inventory, f"runtime {runtime.name}"), runtime.folder_name)
 
 
-def _host_python(folders: Runtimes, key: str) -> str:
-    return f"{folders.on_hosts}/{key}/bin/python"
+def _host_python(folders: Runtimes, folder_name: str) -> str:
+    return f"{folders.on_hosts}/{folder_name}/bin/python"
 
 
 def python_of(inventory: Inventory, manifest: Mapping[str, Any]) -> str | None:
     """Return the path on the hosts of a job's own Python, by its manifest; None if there is none."""
-    runtime_key = manifest.get("runtime", {}).get("key")
-    is_known = inventory.runtimes is not None and isinstance(runtime_key, str) and _KEY.fullmatch(runtime_key)
-    return f"{inventory.runtimes}/{runtime_key}/bin/python" if is_known else None
+    folder_name = manifest.get("runtime", {}).get("key")
+    is_known = inventory.runtimes is not None and isinstance(folder_name, str) and _FOLDER_NAME.fullmatch(folder_name)
+    return f"{inventory.runtimes}/{folder_name}/bin/python" if is_known else None
 
 
-def build(inventory: Inventory, runtime: Runtime) -> dict[str, str]:
+def build(inventory: Inventory, runtime: RuntimeRequest) -> dict[str, str]:
     """Return its packages, name to version; build it first if it is missing."""
     folders = require_runtimes(inventory, f"runtime {runtime.name}")
-    folder = folders.here / runtime.key
+    folder = folders.here / runtime.folder_name
     if not folder.is_dir():
         if runtime.original:
             replacements = ", ".join(line for line in runtime.lines if line not in runtime.original)
-            terminal.note(f"no host has a GPU: {replacements} is taken, its build for processors")
+            terminal.note(f"no host has a GPU, so CPU builds are installed: {replacements}")
         with (
             terminal.Step(f"building the runtime {runtime.name} (a minute or three, once)", always=True) as step,
             making(folder, OpsError) as folder_in_progress,
         ):
             try:
-                _install(folder_in_progress, runtime, _host_python(folders, runtime.key), step)
+                _install(folder_in_progress, runtime, _host_python(folders, runtime.folder_name), step)
             except UsageError as error:
                 without_torch = runtime.cpu_torch and "torch" in str(error)
                 if not runtime.original and not without_torch:
                     raise
                 if without_torch:
-                    terminal.note(f"PyTorch comes with CUDA, some 5 GB, as there is no build for processors: {error}")
-                # Not every version has such a build.
+                    terminal.note(f"PyTorch comes with CUDA, some 5 GB, as there is no CPU build: {error}")
+                # Not every version has a CPU build.
                 lines, cpu_torch = runtime.original or runtime.lines, runtime.cpu_torch and not without_torch
                 request = replace(runtime, lines=lines, cpu_torch=cpu_torch)
-                _install(folder_in_progress, request, _host_python(folders, runtime.key), step)
+                _install(folder_in_progress, request, _host_python(folders, runtime.folder_name), step)
     return installed(folder)
 
 
-def read_existing(inventory: Inventory, runtime: Runtime) -> dict[str, str]:
+def read_existing(inventory: Inventory, runtime: RuntimeRequest) -> dict[str, str]:
     """Return its packages if it was built before, else an empty mapping."""
-    return installed(require_runtimes(inventory, f"runtime {runtime.name}").here / runtime.key)
+    return installed(require_runtimes(inventory, f"runtime {runtime.name}").here / runtime.folder_name)
 
 
 def installed(folder: Path) -> dict[str, str]:
@@ -179,7 +185,7 @@ def installed(folder: Path) -> dict[str, str]:
 
 
 def format_requirements(versions: Mapping[str, str]) -> list[str]:
-    """Return the same as requirements."""
+    """Return packages, name to version, as lines of a requirements.txt."""
     return [f"{name}=={version}" for name, version in sorted(versions.items())]
 
 
@@ -187,20 +193,20 @@ def requested(folder: Path) -> list[str]:
     """Return the requested packages of a runtime, without their dependencies, as requirements."""
     if (lines := folder / _REQUESTED).exists():
         return lines.read_text().splitlines()
-    # One that pip built marks them.
+    # In a runtime that pip built, a file REQUESTED marks them.
     distributions = metadata.distributions(path=[str(folder / _SITE)])
     return sorted(
         f"{canonicalize_name(each.name)}=={each.version}" for each in distributions if each.read_text("REQUESTED") is not None
     )
 
 
-def _install(folder: Path, runtime: Runtime, host_python: str, step: terminal.Step) -> None:
+def _install(folder: Path, runtime: RuntimeRequest, host_python: str, step: terminal.Step) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     site = make_venv(folder, PYTHON)
     start = runtime.file.parent if runtime.file else folder
-    options = [*wheels_alone(PYTHON), *([_CPU_TORCH] if runtime.cpu_torch else [])]
+    options = [*wheels_only_options(PYTHON), *([_CPU_TORCH] if runtime.cpu_torch else [])]
     install(site, PYTHON, runtime.lines, start, step, options)
-    for script in (site / "bin").glob("*"):  # they name the Python that installed them
+    for script in (site / "bin").glob("*"):  # its first line names this machine's Python
         script.write_bytes(script.read_bytes().replace(sys.executable.encode(), host_python.encode()))
         script.rename(folder / "bin" / script.name)
     shutil.rmtree(site / "bin", ignore_errors=True)
@@ -214,25 +220,25 @@ def cpu_builds(lines: Sequence[str]) -> list[str]:
 
 
 def names_torch(lines: Collection[str]) -> bool:
-    """Return True for lines that ask for PyTorch without an index or a hash: its CPU build is in an index of its own."""
+    """Return True if the lines name PyTorch without an index or a hash: its CPU build, from another index, may replace it."""
     elsewhere = any(line.startswith(_INDEX_OPTIONS) for line in lines)
     return not elsewhere and any(_name(line) in _TORCH and " --hash" not in line for line in lines)
 
 
 def cpu_remedy(packages: Iterable[str]) -> str:
-    """Return what to ask for instead of these packages, as a part of a sentence; empty if there is nothing."""
+    """Return the CPU builds to request instead of these packages, as a clause of an error; empty if none has one."""
     names = {canonicalize_name(package) for package in packages}
     if names & {*_TORCH} or any(name.startswith("nvidia-") for name in names if "torch" in names):
-        return f"a line {TORCH_INDEX} above torch fetches its build for processors; "
-    return "".join(f"{other} is {name} for processors; " for name, other in _BY_NAME.items() if name in names)
+        return f"a line {TORCH_INDEX} above torch fetches its CPU build; "
+    return "".join(f"{other} is the CPU build of {name}; " for name, other in _CPU_BUILDS.items() if name in names)
 
 
 def _cpu_build(line: str) -> str:
     name = _name(line)
-    if name not in _BY_NAME or " --" in line:
+    if name not in _CPU_BUILDS or " --" in line:
         return line
     requirement = Requirement(line)
-    requirement.name, requirement.extras = _BY_NAME[name], requirement.extras - {_CUDA}
+    requirement.name, requirement.extras = _CPU_BUILDS[name], requirement.extras - {_CUDA}
     return line if requirement.url else str(requirement)
 
 

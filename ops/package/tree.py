@@ -51,7 +51,7 @@ class Tree:
     notes: tuple[str, ...] = ()
 
     @property
-    def left_out(self) -> tuple[str, ...]:
+    def ignored_paths(self) -> tuple[str, ...]:
         """The paths that ignore files leave out."""
         return tuple(sorted(path for paths in self.ignored.values() for path in paths))
 
@@ -138,8 +138,8 @@ class _Walker:
                 continue
             if entry.name == IGNORE_FILE:
                 continue
-            if left_out_by := self._ignores(f"{path}/" if is_folder else path):
-                self.ignored.setdefault(left_out_by, []).append(f"{path}/" if is_folder else path)
+            if ignore_file := self._ignores(f"{path}/" if is_folder else path):
+                self.ignored.setdefault(ignore_file, []).append(f"{path}/" if is_folder else path)
             elif not self._follows(entry, path, chain):
                 continue
             elif is_folder:

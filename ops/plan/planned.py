@@ -50,7 +50,7 @@ class PlanCheck:
         return 100 * (self.prediction.rate / self.measured - 1)
 
 
-def check(cluster: ClusterClient, job_id: str, as_json: bool) -> int:
+def compare_with_plan(cluster: ClusterClient, job_id: str, as_json: bool) -> int:
     """Compare the job's measured steps/s with the prediction of its plan for this cluster."""
     record = existing_job(cluster.ledger, job_id)
     chief = cluster.inventory.chief.name

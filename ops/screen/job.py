@@ -21,8 +21,8 @@ from ops.cluster.cluster import ClusterClient
 from ops.logs.follow import Event, Note, Replicas, Waiting
 from ops.logs.heuristics import Reading, UnitOfProgress, read_line
 from ops.logs.lines import LogLine, clock
-from ops.screen.render import SEVERITIES, Picture, Screen, format_cell, layout_columns, print_picture, sanitize, state
-from ops.screen.series import Series, StepRate, progress, sparkline
+from ops.screen.render import SEVERITIES, Picture, Screen, format_cell, layout_columns, print_picture, sanitize, state_text
+from ops.screen.series import CountRate, Series, progress, sparkline
 from ops.screen.trials import TrialScreen
 
 REFRESH_SECONDS = 0.25
@@ -66,7 +66,7 @@ class _Replica:
 
     name: str
     record: ReplicaRecord | None = None
-    step_rate: StepRate = field(default_factory=StepRate)
+    step_rate: CountRate = field(default_factory=CountRate)
     local_rate: float | None = None
     last_line_at: float | None = None
 
@@ -77,13 +77,13 @@ class _Replica:
 
 
 class JobScreen:
-    """The known state of a followed job. `now` is in seconds of the epoch everywhere."""
+    """The known state of a followed job. `now` is a Unix time in seconds everywhere."""
 
     def __init__(self, record: JobRecord, replicas: Iterable[str]) -> None:
         self._record = record
         self._replicas = {name: _Replica(name) for name in replicas}
         self._name_width = max((len(name) for name in self._replicas), default=0)
-        self._step_rate, self._unit = StepRate(), UnitOfProgress.STEP
+        self._step_rate, self._unit = CountRate(), UnitOfProgress.STEP
         self._maximum = record.steps
         hyperparameters = record.trainingInput.get("hyperparameters")
         self._trials = TrialScreen(hyperparameters) if isinstance(hyperparameters, dict) else None
@@ -136,7 +136,7 @@ class JobScreen:
             replica.last_line_at = max(moment, replica.last_line_at or moment)
         if self._trials:
             self._trials.add_line(safe_line.message, line.replica, moment, now)
-        elif reading := read_line(safe_line.message):  # of several trials at once no step is the job's
+        elif reading := read_line(safe_line.message):  # not with trials, each of which counts its own steps
             self._apply(reading, replica, moment, now)
 
     def _set_record(self, record: JobRecord) -> None:
@@ -172,10 +172,10 @@ class JobScreen:
     def _advance(self, reading: Reading, count: int, replica: _Replica | None, moment: float, now: float) -> None:
         went_back = replica is not None and replica.step_rate.count is not None and count < replica.step_rate.count
         if went_back or reading.unit is not self._unit:
-            # It resumes from a checkpoint, and so do all, or it reports steps after all.
-            self._step_rate, self._unit = StepRate(), reading.unit
+            # All replicas resume from a checkpoint, or the trainer now reports steps instead of epochs.
+            self._step_rate, self._unit = CountRate(), reading.unit
             for each in self._replicas.values():
-                each.step_rate = StepRate()
+                each.step_rate = CountRate()
         self._maximum = reading.maximum or self._maximum
         self._step_rate.mark(moment, count, now)
         if replica:
@@ -186,7 +186,7 @@ class JobScreen:
         record = self._record
         began = record.startTime or record.createTime
         took = terminal.duration(max(seconds_between(began, record.endTime or _to_rfc3339(now)), 0))
-        title = Text.assemble((record.jobId, "bold"), "  ", state(record.state), "  ", took)
+        title = Text.assemble((record.jobId, "bold"), "  ", state_text(record.state), "  ", took)
         why = sanitize(record.errorMessage.partition("\n")[0])
         trials = self._trials.rows(record.final, now) if self._trials else []
         return [title, *([Text(why, "red")] if why else []), *trials, *self._progress(now), *self._metrics()]
@@ -261,11 +261,11 @@ def _replica_state(job: JobRecord, record: ReplicaRecord | None) -> Text:
     if record is None:
         return format_cell(None)
     if record.name in job.lostReplicas and not job.final:
-        return state(ReplicaState.LOST)
+        return state_text(ReplicaState.LOST)
     if record.state is ReplicaState.EXITED and record.exitCode:
         stopped = job.final and record.exitCode == _STOPPED
         return Text(f"EXITED {record.exitCode}", "dim" if stopped else "red")
-    return state(record.state)
+    return state_text(record.state)
 
 
 def _rate(value: float | None) -> str:

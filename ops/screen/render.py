@@ -42,7 +42,7 @@ def format_cell(value: object, style: str = "") -> Text:
     return Text("-", "dim") if value is None or value == "" else Text(sanitize(str(value)), style)
 
 
-def state(text: str) -> Text:
+def state_text(text: str) -> Text:
     """Return a state in its colour."""
     return Text(sanitize(text), terminal.STATES.get(text, ""))
 

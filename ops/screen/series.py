@@ -42,11 +42,11 @@ class Series:
 
     @property
     def values(self) -> list[float]:
-        """The means, the newest last, with what is not yet a whole one."""
+        """The means, the newest last; the last one may be of fewer values than the others."""
         return [*self._means, _mean(self._open)] if self._open else list(self._means)
 
 
-class StepRate:
+class CountRate:
     """The speed at which a count grows, by its marks; all times are seconds of one clock."""
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ def bar(share: float, width: int = _WIDTH) -> str:
     return "━" * full + "╌" * (width - full)
 
 
-def progress(unit: str, rate: StepRate, maximum: int | None, final: bool, now: float) -> Text:
+def progress(unit: str, rate: CountRate, maximum: int | None, final: bool, now: float) -> Text:
     """Return a line with a count, and with a maximum its share and, unless `final`, the time that is left."""
     line = f"{unit:<8} {rate.count}"
     if maximum and rate.count is not None:

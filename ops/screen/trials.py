@@ -11,7 +11,7 @@ from rich.text import Text
 
 from jobs.study import Goal
 from ops.screen.render import Picture
-from ops.screen.series import Series, StepRate, progress, sparkline
+from ops.screen.series import CountRate, Series, progress, sparkline
 
 _STARTED = re.compile(r"Trial (\d{1,4}) of ([1-9]\d{0,3})(?:, again \(.*?\))?: (.*)")
 _SUCCEEDED = re.compile(r"Trial (\d{1,4}) SUCCEEDED: (\S.*) (\S+) at step (\d+)")
@@ -29,7 +29,7 @@ class TrialScreen:
         self._running: dict[str, int] = {}
         self._metric = ""
         self._best: int | None = None
-        self._values, self._trial_rate = Series(), StepRate()
+        self._values, self._trial_rate = Series(), CountRate()
 
     def add_line(self, message: str, replica: str, moment: float, now: float) -> None:
         """Apply a line of a replica's log, which may belong to its trial."""

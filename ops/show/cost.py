@@ -1,4 +1,4 @@
-"""`fab cost`: the cost of the hosts that are up so far, and of each job.
+"""`fab cost`: the cost so far of existing hosts, and of each job.
 
 By list price since each host's creation. Not counted: deleted hosts, the network, traffic, and the bucket. A stopped host
 counts as if it ran.
@@ -31,7 +31,7 @@ class CostShare:
     accruedCost: float | None
 
 
-def share(hosts: Sequence[Host], moment: str) -> CostShare:
+def cost_of(hosts: Sequence[Host], moment: str) -> CostShare:
     """Return the cost of these hosts per hour, and until a moment."""
     hours = [max(seconds_between(host.create_time, moment), 0) / 3600 if host.create_time else None for host in hosts]
     costs = [
@@ -54,8 +54,8 @@ def cost(cluster: ClusterClient, as_json: bool) -> int:
     of_role: dict[str, list[Host]] = {}
     for host in inventory.hosts:
         of_role.setdefault(str(host.role), []).append(host)
-    roles = {role: share(hosts, moment) for role, hosts in of_role.items()}
-    stack = share(inventory.hosts, moment)
+    roles = {role: cost_of(hosts, moment) for role, hosts in of_role.items()}
+    stack = cost_of(inventory.hosts, moment)
     records = cluster.ledger.jobs()[0] if priced else None
     if as_json:
         terminal.as_json(_json(inventory, stack, roles, records))
@@ -87,7 +87,7 @@ def _show(roles: dict[str, CostShare], records: list[JobRecord]) -> None:
         rows.append((role, part.hosts, terminal.dollars(part.hourlyCost), up, terminal.dollars(part.accruedCost)))
     terminal.table(("ROLE", "HOSTS", "USD AN HOUR", "HOURS UP", "USD"), rows)
     if roles["all"].accruedCost is None:
-        terminal.note("inventory.json does not say when every host was made: run pulumi up")
+        terminal.note("inventory.json lacks the creation time of some hosts: run pulumi up")
     terminal.note(_NOT_COUNTED)
     if records:
         terminal.out()

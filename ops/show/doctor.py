@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from infra.findings import Check, Finding, Severity, fail, ok, run_checks, warning
-from infra.templates import ROOT as HERE
+from infra.templates import ROOT as CHECKOUT
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.inventory import ROOT, load
@@ -157,7 +157,7 @@ def infra_findings(stack: str | None, fix: bool) -> Iterator[Finding]:
     env = {**os.environ, **({"PULUMI_STACK": stack} if stack else {})}
     env["PATH"] = f"{Path(sys.prefix, 'bin')}{os.pathsep}{env.get('PATH', os.defpath)}"
     with subprocess.Popen(
-        argv, cwd=HERE, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        argv, cwd=CHECKOUT, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout
         assert process.stderr

@@ -43,7 +43,7 @@ def hosts(cluster: ClusterClient, as_json: bool) -> int:
 
 
 def _host_json(host: Host, status: Mapping[str, str], job: str | None, replica: str | None) -> dict[str, Any]:
-    """Return a host with the keys of inventory.json, but those of ssh, with its status and its job."""
+    """Return a host with its status and job, and the keys of inventory.json except those for ssh."""
     plain = {key: value for key, value in to_plain(host).items() if key not in ("sshHost", "hostKey")}
     return {**plain, "answers": host.name in status, "unit": status.get(host.name), "job": job, "replica": replica}
 

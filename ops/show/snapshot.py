@@ -1,4 +1,4 @@
-"""The whole cluster at one moment, by one read of the bucket: for JSON and `fab top`."""
+"""The whole cluster at one moment, by one or two reads of the bucket: for `fab top` and its JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jobs.records import JobRecord, ReplicaRecord, Usage
 from jobs.serialization import RecordError
 from jobs.states import JobState, ReplicaState
 from jobs.times import seconds_between
-from ops.show.cost import share
+from ops.show.cost import cost_of
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,9 @@ class HostSnapshot:
 class JobSnapshot:
     """A job that has hosts or waits for them.
 
-    `seconds` since it started, or else since it was made; cost is that of its hosts so far in US dollars, None if they have no
-    price or it has none of them yet.
+    Attributes:
+        seconds: since its start, or since its submission if it has not started.
+        cost: of its hosts so far, in US dollars; None if they have no price, or the job has no hosts yet.
     """
 
     jobId: str
@@ -118,7 +119,12 @@ class JobSnapshot:
 
 @dataclass(frozen=True)
 class Overview:
-    """The cluster at one moment; costs are US dollars by list price since the hosts were made, or None."""
+    """The cluster at one moment.
+
+    Attributes:
+        hourlyCost: the list price of all hosts, in US dollars per hour; None if unknown.
+        cost: the cost of all hosts since their creation, in US dollars; None if unknown.
+    """
 
     time: str
     stack: str
@@ -129,9 +135,9 @@ class Overview:
     jobs: list[JobSnapshot]
 
 
-def overview(inventory: Inventory, snapshot: ClusterSnapshot, moment: str) -> Overview:
+def build_overview(inventory: Inventory, snapshot: ClusterSnapshot, moment: str) -> Overview:
     """Return the state of the cluster; `moment` is RFC 3339."""
-    totals, queue = share(inventory.hosts, moment), snapshot.queue
+    totals, queue = cost_of(inventory.hosts, moment), snapshot.queue
     assigned = {host: (e.jobId, replica) for e in queue.entries if e.held for replica, host in e.placement.items()}
     reserved = queue.reserved_hosts()
     hosts = [_host(host, assigned.get(host.name), reserved.get(host.name), snapshot, moment) for host in inventory.hosts]

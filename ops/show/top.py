@@ -16,8 +16,8 @@ from jobs.times import now
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
 from ops.errors import DONE, OpsError, one_line
-from ops.screen.render import Picture, Screen, cut, format_cell, layout_columns, print_picture, sanitize, state
-from ops.show.snapshot import HostSnapshot, JobSnapshot, Overview, SnapshotReader, overview
+from ops.screen.render import Picture, Screen, cut, format_cell, layout_columns, print_picture, sanitize, state_text
+from ops.show.snapshot import HostSnapshot, JobSnapshot, Overview, SnapshotReader, build_overview
 
 REFRESH_SECONDS = 0.4
 # The share of the time that is spent on polls: a slow bucket is polled less often.
@@ -42,7 +42,7 @@ def top(cluster: ClusterClient, once: bool, as_json: bool) -> int:
 
 
 def _read(cluster: ClusterClient, reader: SnapshotReader) -> Overview:
-    return overview(cluster.inventory, reader.read(), now())
+    return build_overview(cluster.inventory, reader.read(), now())
 
 
 def _refresh(cluster: ClusterClient, reader: SnapshotReader, current: Overview) -> None:
@@ -69,12 +69,12 @@ def pause(took: float) -> float:
     return max(REFRESH_SECONDS - took, took * (1 / _POLL_SHARE - 1))
 
 
-def picture(cluster: Overview, problem: str = "", lines: int | None = None) -> Picture:
+def picture(overview: Overview, problem: str = "", lines: int | None = None) -> Picture:
     """Return `fab top`'s picture with at most `lines` lines, or whole if None; `problem` is an error to show."""
-    head = [_title(cluster), *([Text(sanitize(problem), "yellow")] if problem else [])]
-    hosts = layout_columns(_HOST_HEADS, map(_host_row, cluster.hosts), _RIGHT)
-    jobs = layout_columns(_JOB_HEADS, map(_job_row, cluster.jobs), _RIGHT)
-    if not cluster.jobs:
+    head = [_title(overview), *([Text(sanitize(problem), "yellow")] if problem else [])]
+    hosts = layout_columns(_HOST_HEADS, map(_host_row, overview.hosts), _RIGHT)
+    jobs = layout_columns(_JOB_HEADS, map(_job_row, overview.jobs), _RIGHT)
+    if not overview.jobs:
         jobs = [Text("no job runs, and none waits", "dim")]
     if lines is not None:
         jobs = cut(jobs, max(lines // 3, lines - len(head) - 2 - len(hosts)), "jobs")
@@ -82,13 +82,13 @@ def picture(cluster: Overview, problem: str = "", lines: int | None = None) -> P
     return [*head, Text(), *hosts, Text(), *jobs]
 
 
-def _title(cluster: Overview) -> Text:
-    training = [host for host in cluster.hosts if Role(host.role).runs_jobs]
+def _title(overview: Overview) -> Text:
+    training = [host for host in overview.hosts if Role(host.role).runs_jobs]
     busy = sum(host.job is not None for host in training)
-    text = f"  {terminal.local_time(cluster.time)}  {busy} of {terminal.plural(len(training), 'host')} busy"
-    if cluster.cost is not None:
-        text += f"  {terminal.dollars(cluster.cost)} USD so far, {terminal.dollars(cluster.hourlyCost)} an hour"
-    return Text.assemble((f"{cluster.stack}, {cluster.scaleTier}", "bold"), text)
+    text = f"  {terminal.local_time(overview.time)}  {busy} of {terminal.plural(len(training), 'host')} busy"
+    if overview.cost is not None:
+        text += f"  {terminal.dollars(overview.cost)} USD so far, {terminal.dollars(overview.hourlyCost)} an hour"
+    return Text.assemble((f"{overview.stack}, {overview.scaleTier}", "bold"), text)
 
 
 def _host_row(host: HostSnapshot) -> tuple[Text, ...]:
@@ -106,7 +106,7 @@ def _host_row(host: HostSnapshot) -> tuple[Text, ...]:
         format_cell(terminal.size(host.memoryBytes)),
         job,
         format_cell(host.replica),
-        state(host.state) if host.state else format_cell(None),
+        state_text(host.state) if host.state else format_cell(None),
         format_cell(host.restarts, "yellow" if host.restarts else ""),
         format_cell(None if host.reportSeconds is None else f"{terminal.duration(host.reportSeconds)} ago"),
     )
@@ -115,7 +115,7 @@ def _host_row(host: HostSnapshot) -> tuple[Text, ...]:
 def _job_row(job: JobSnapshot) -> tuple[Text, ...]:
     return (
         format_cell(job.jobId, "bold"),
-        state(job.state),
+        state_text(job.state),
         format_cell(len(job.hosts) or None),
         format_cell(job.priority or None),
         format_cell(terminal.duration(job.seconds)),

@@ -24,7 +24,7 @@ from ops.cluster.inventory import require_runtimes
 from ops.config_values import check_notify, read_yaml, validate
 from ops.errors import UsageError, suggest
 from ops.package import runtimes, trainer_config
-from ops.package.runtimes import Runtime
+from ops.package.runtimes import RuntimeRequest
 from ops.package.trainer_config import Strategy, TrainerConfig, merge_end_keys
 from ops.submit import arguments, environment, resources, tuning
 from ops.submit.program import flag_sources
@@ -34,22 +34,23 @@ from ops.terminal import list_some
 
 IGNORED_KEYS = ("region", "pythonVersion")
 RUNTIME_KEYS = ("runtime", "runtimeVersion")
-# The values of ROLE_KEYS that a trial may have.
+# The values of scaleTier and ROLE_KEYS that fit a trial, which has one host.
 _SINGLE_HOST_VALUES = ("BASIC", "BASIC_GPU", "CUSTOM", 0)
 _RESERVED_FOLDERS = ("data", "cluster", "models")
-# Calls that read a rank from the environment, on a line that is no comment and defines nothing; a Trainer is Lightning's.
+# Calls that read a rank from the environment. Comments and definitions do not match. Trainer is Lightning's class.
 _JOINS_RANKS = re.compile(
     rb"^(?![ \t]*(?:class|def)\b)[^#\n]*?\b(init_process_group|jax\.distributed\.initialize|Accelerator|Trainer)\(",
     re.MULTILINE,
 )
 _LIGHTNING = re.compile(rb"^[ \t]*(?:from|import)[ \t]+(?:pytorch_)?lightning\b", re.MULTILINE)
-# Programs that give their children a rank, by which each host would be the only one, and their options for several hosts.
-_LAUNCHERS = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate"})
-_LAUNCHED_HOSTS = ("nnode", "pet-nnodes", "num-machine", "config-file")
+# Programs that set the ranks of the processes that they start: on several hosts they need one of the options below.
+_RANK_LAUNCHERS = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate"})
+_HOST_COUNT_OPTIONS = ("nnode", "pet-nnodes", "num-machine", "config-file")
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 GRACE_SECONDS = 30.0
 """The default grace period of replicas that still work when their job is done."""
-_USUAL_END: Mapping[str, Any] = {
+# The defaults of the keys that say how a job restarts and ends.
+_DEFAULT_END_KEYS: Mapping[str, Any] = {
     "restartPolicy": "replica",
     "optionalRoles": [Role.EVALUATOR.value],
     "restartCodes": [RESTART_CODE],
@@ -95,14 +96,23 @@ class JobFlags:
 
 @dataclass(frozen=True)
 class JobSpec:
-    """A job ready to be rendered; `job_dir` is its output as the hosts see it, `reproduces` a job's id.
+    """A checked job, from which its plan and records are made.
 
-    `policy` are fields of `jobs.records.Plan`, in its names, as `policy` below decides them. `declared` is the package's
-    declaration. With a `job_dir_flag` the trainer is passed its output folder, behind `args`. `environment` is the user's
-    addition; of `secrets` only the names are ever written down. `counts` are how many replicas of each role it asks for, all
-    that the cluster has if it is empty. With a `command` there is no module: it runs in that `folder` of the package. Without a
-    `runtime` it has the hosts' Python. With a `study` each of its replicas is a trial's, one after another. With
-    `start_hosts` its stopped hosts are started first. Its end is reported to `notify` (`jobs.notification`).
+    Attributes:
+        job_dir: the path of its output on the hosts.
+        policy: fields of `jobs.records.Plan` by name, from `policy` below.
+        declared: the package's scaletier.yaml.
+        job_dir_flag: the flag that passes the output folder to the trainer, after `args`; None to pass none.
+        environment: the variables that the user adds.
+        secrets: variables of which only the names are recorded.
+        reproduces: the id of the job that it repeats.
+        counts: the number of replicas of each role; if empty, all that the cluster has.
+        command: a program to run instead of the module.
+        folder: the folder of the package in which the command runs.
+        runtime: its own Python; None for the hosts' Python.
+        study: hyperparameter tuning: each replica runs one trial after another.
+        start_hosts: start its stopped hosts first.
+        notify: the URL or command that is told of its end (`jobs.notification`).
     """
 
     id: str
@@ -123,7 +133,7 @@ class JobSpec:
     counts: resources.Counts = field(default_factory=dict)
     command: tuple[str, ...] = ()
     folder: str = ""
-    runtime: Runtime | None = None
+    runtime: RuntimeRequest | None = None
     study: Study | None = None
     start_hosts: bool = False
     notify: str = ""
@@ -169,9 +179,9 @@ def split_labels(texts: Sequence[str]) -> dict[str, str]:
 
 
 def detect_job_dir_flag(args: Sequence[str], declared: TrainerConfig, files: Mapping[str, bytes] | None) -> str | None:
-    """Return the flag by which a trainer gets its output folder, as every one in Cloud ML, or None.
+    """Return the flag that passes the output folder to a trainer, as Cloud ML does, or None for none.
 
-    `files` are as of `program.readers`.
+    `files` are what `program.flag_sources` returns.
     """
     detect = declared.passJobDir and not arguments.has_output_flag(args)
     return arguments.job_dir_flag(files) if detect and files is not None else None
@@ -186,13 +196,13 @@ def chosen_strategy(args: Sequence[str]) -> str | None:
 def policy(
     scheduling: Mapping[str, Any], strategy: Strategy, study: Study | None = None, where: str = "scheduling"
 ) -> dict[str, Any]:
-    """Return the optional fields of a plan: by config.yaml, else by the trainer's declaration.
+    """Return the optional fields of a plan, from config.yaml, else from the trainer's declaration.
 
-    Trials are independent: if one host is lost, the others continue. With successPolicy `all` no role that has
-    an end may be in optionalRoles, and by default none is.
+    Trials are independent: if one host is lost, the others continue. With successPolicy `all`, optionalRoles is empty by
+    default, and must not include worker or evaluator, as these end by themselves.
 
     Args:
-        where: config.yaml's scheduling, for messages.
+        where: the name of config.yaml's scheduling in messages.
 
     Raises:
         UsageError: if the success condition can never be met.
@@ -201,7 +211,7 @@ def policy(
         codes = strategy.model_dump(include={"restartCodes", "permanentCodes", "stopSignal"})
         strategy = Strategy(optionalRoles=["worker"], successPolicy="chief", **codes)
     chosen = {key: value for key, value in scheduling.items() if key != "priority"}
-    decided = merge_end_keys(merge_end_keys(_USUAL_END, strategy.end_keys), chosen)
+    decided = merge_end_keys(merge_end_keys(_DEFAULT_END_KEYS, strategy.end_keys), chosen)
     if decided.get("successPolicy") != "all":
         return decided
     wrong = f"{f'{where}.' if 'successPolicy' in chosen else f'{trainer_config.FILE}: '}successPolicy 'all' is invalid"
@@ -234,7 +244,7 @@ def split_arguments(config: Mapping[str, Any], text: str | None, more: Sequence[
     return [*split_args(text), *more], config.get("args", [])
 
 
-def _runtime(flags: JobFlags, config: Mapping[str, Any], inventory: Inventory, where: str) -> Runtime | None:
+def _runtime(flags: JobFlags, config: Mapping[str, Any], inventory: Inventory, where: str) -> RuntimeRequest | None:
     """Return the job's own Python, or None if it has none or config.yaml's version is not available."""
     path, version, names = flags.runtime, flags.runtime_version, ("--runtime", "--runtime-version")
     if path is None and version is None:
@@ -265,7 +275,7 @@ def _ignored_notes(config: Mapping[str, Any], inventory: Inventory, where: str, 
     if why := _version_ignored(config, inventory):
         yield f"runtimeVersion in {where}: ignored, {why}"
     if tuned := config.get("hyperparameters"):
-        if shape := [key for key in ROLE_KEYS if key in config and config[key] not in _SINGLE_HOST_VALUES]:
+        if shape := [key for key in ("scaleTier", *ROLE_KEYS) if key in config and config[key] not in _SINGLE_HOST_VALUES]:
             yield f"{', '.join(shape)} in {where}: ignored, a trial has one host, and maxParallelTrials sets their number"
         if few := tuning.limit_note(tuned, inventory):
             yield few
@@ -301,10 +311,10 @@ def check_job_dir(job_dir: str, bucket: str, default: str, what: str = "jobDir")
 
 
 def _trial_counts(flags: JobFlags, tuned: Mapping[str, Any], inventory: Inventory, where: str) -> resources.Counts:
-    """Return the hosts of a job that tunes hyperparameters.
+    """Return the number of hosts of each role for a job that tunes hyperparameters.
 
     Raises:
-        UsageError: for a flag that only goes with other jobs.
+        UsageError: for a flag that is invalid for such a job.
     """
     for flag, value in {"--scale-tier": flags.scale_tier, "--replicas": flags.replicas}.items():
         if value is not None:
@@ -333,12 +343,12 @@ def _lone_training_notes(
     texts: Sequence[str],
     job_hosts: Sequence[Host],
 ) -> Iterator[str]:
-    """Yield the notes that hosts would each train alone, without an error: for want of a rank, or of the number of hosts.
+    """Yield a note if each host would train alone, without an error, for lack of a rank or of the number of hosts.
 
     Args:
         sources: the files that show what the program calls.
         files: all files of the package, which may configure it.
-        command: as of a Job.
+        command: as of a JobSpec.
         texts: arguments and the environment, which may have a rank or the number of hosts.
     """
     without = [host.name for host in job_hosts if host.role not in environment.RANKED_ROLES]
@@ -352,12 +362,12 @@ def _lone_training_notes(
         yield f"{reason} needs a rank, which {list_some(without)} would run without: {how}"
     ranked = len(job_hosts) - len(without)
     programs_run = (word for before, word in pairwise(("-m", *command)) if before == "-m")
-    launcher = next((word for word in programs_run if posixpath.basename(word) in _LAUNCHERS), None)
+    rank_launcher = next((word for word in programs_run if posixpath.basename(word) in _RANK_LAUNCHERS), None)
     options = (text.lstrip("-").replace("_", "-").lower() for text in texts)
-    has_number = argument or any(option.startswith(_LAUNCHED_HOSTS) for option in options)
-    if launcher and ranked > 1 and not has_number:
+    has_number = argument or any(option.startswith(_HOST_COUNT_OPTIONS) for option in options)
+    if rank_launcher and ranked > 1 and not has_number:
         how = "a program that reads RANK needs none, as RANK and WORLD_SIZE are set"
-        yield f"{launcher} on each of {ranked} hosts begins a training of its own, as it is given no number of hosts: {how}"
+        yield f"{rank_launcher} on each of {ranked} hosts starts its own training, as it is given no number of hosts: {how}"
     lightning = next((name for call, name in calls if call == "Trainer"), None)
     has_nodes = any("num_nodes" in text for text in texts) or any(b"num_nodes" in content for content in files.values())
     if lightning and ranked > 1 and not has_nodes:
@@ -430,8 +440,8 @@ def build_job(
 
     Args:
         files: the trainer package's, which may declare what it needs.
-        command: as of a Job.
-        folder: as of a Job.
+        command: as of a JobSpec.
+        folder: as of a JobSpec.
 
     Raises:
         UsageError: if any of them is invalid.
@@ -477,7 +487,7 @@ def build_job(
     _check_variables([*command, *args], added_environment, notify, tuned)
     secrets = environment.read_secrets(flags.secret, flags.secret_file, os.environ)
     if both := added_environment.keys() & secrets.keys():
-        raise UsageError(f"{min(both)} is a secret and a variable that is written down: leave one of them out")
+        raise UsageError(f"{min(both)} is both a secret and a recorded variable: leave one of them out")
     runtime = _runtime(flags, training_input, inventory, where)
     study = tuning.build_study(tuned, args, chosen_dir or default_dir, job_dir_flag) if tuned else None
     texts = [*command, *args, *map("=".join, added_environment.items())]

@@ -71,7 +71,7 @@ def _put(cluster: ClusterClient, source: Path, name: str | None, as_json: bool) 
     uploaded = upload_missing(cluster.bucket, target, files, existing, str(source))
     if not as_json:
         same = f", {len(files) - len(uploaded)} already there with this size" if len(uploaded) < len(files) else ""
-        ignored = f", {len(tree.left_out)} ignored" if tree.left_out else ""
+        ignored = f", {len(tree.ignored_paths)} ignored" if tree.ignored_paths else ""
         terminal.out(f"{terminal.plural(len(files), 'file')}{same}{ignored}: {_host_path(cluster, target)}")
     return {"folder": _host_path(cluster, target), "uploaded": uploaded}
 

@@ -10,22 +10,22 @@ from infra.inventory import Host, Inventory
 from infra.ports import TENSORFLOW_PORT
 from infra.scale_tiers import Role
 from jobs import variables
-from jobs.records import STOP_FILE
+from jobs.records import STOP_FILE_VARIABLE
 from jobs.variables import JAX_COORDINATOR, MASTER_ADDR
 from ops.errors import UsageError
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # The roles that train together, in PyTorch's order: the master is rank 0, and the workers follow.
 RANKED_ROLES = (Role.MASTER, Role.WORKER)
-# A port of jobs that neither TensorFlow nor PyTorch's rank 0 uses, outside the range of outgoing connections.
+# A port of jobs that neither TensorFlow nor PyTorch's rank 0 uses, outside the ephemeral port range.
 _JAX_PORT = TENSORFLOW_PORT + 1
 # The GPUs of the host, as `1 nvidia-tesla-t4`; absent if it has none.
 ACCELERATOR = "SCALETIER_ACCELERATOR"
-# The variables that the cluster sets: another value would be wrong.
+# The variables that the cluster sets, and that a user must not.
 _RESERVED = (
     "TF_CONFIG",
     *variables.NAMES,
-    STOP_FILE,
+    STOP_FILE_VARIABLE,
     ACCELERATOR,
 )
 
@@ -37,9 +37,10 @@ DEFAULTS = {
     "TF_ENABLE_ONEDNN_OPTS": "1",
     "GRPC_VERBOSITY": "ERROR",
 }
-"""Defaults for most trainers, which may be changed: TensorFlow logs errors and nothing of the processor, and uses oneDNN also
-on processors without AVX-512, where a convolution takes half of the time by it; a crash in native code shows its stack. What
-depends on the host is set there (`hosts.agent.job_files`): its threads, the HOME of the job.
+"""Defaults, which a user may change.
+
+TensorFlow logs errors only, and uses oneDNN on every CPU: without AVX-512 a convolution then takes half of the time. A crash in
+native code prints its stack. The host sets what depends on it (`hosts.agent.job_files`): threads and HOME.
 """
 
 
@@ -52,10 +53,10 @@ def task_variables(inventory: Inventory, host: Host, job_id: str, job_dir: str, 
 
 
 def _ranks(inventory: Inventory, host: Host) -> dict[str, str]:
-    """Return the rendezvous variables of PyTorch, JAX and others, a process a host; none without training.
+    """Return the rendezvous variables of PyTorch, JAX and others, for one process per host; none for other roles.
 
-    Source: the environment variables of torch.distributed's `env://`, of torchrun, and the names that programs
-    of JAX read: by itself it knows the coordinator's alone.
+    They are the variables of torch.distributed's `env://` and of torchrun, and those that JAX programs read: JAX itself reads
+    only the coordinator's address.
     """
     peers = [inventory.chief, *(other for other in inventory.hosts if other.role is Role.WORKER)]
     if host.role not in RANKED_ROLES:
@@ -79,7 +80,7 @@ def merge_environment(config_values: Mapping[str, str], file: str | None, pairs:
     """Merge `environment:` of config.yaml, `--env-file` and `--env`; the later wins.
 
     Raises:
-        UsageError: if one is invalid.
+        UsageError: if a name is invalid or reserved, a value has a NUL character, or the file is unreadable.
     """
     variables_by_name = dict(config_values)
     for name in variables_by_name:
@@ -102,7 +103,7 @@ def read_secrets(names: Sequence[str], file: str | None, environ: Mapping[str, s
     """Return the secrets of `--secret NAME`, from the operator's environment, and of `--secret-file`.
 
     Raises:
-        UsageError: if one is not set.
+        UsageError: if a name is invalid or reserved, a value is unset, empty or has a NUL character, or the file is unreadable.
     """
     values = _read(file, "--secret-file", hidden=True) if file is not None else {}
     for name in names:

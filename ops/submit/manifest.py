@@ -10,13 +10,13 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from infra.inventory import Inventory
-from infra.runtime.atomic_dir import key
+from infra.runtime.atomic_dir import digest_of
 from ops import terminal
 from ops.submit.resources import ROLE_KEYS
 
 if TYPE_CHECKING:  # readers of a manifest need none of these
     from ops.package.package import Package
-    from ops.package.runtimes import Runtime
+    from ops.package.runtimes import RuntimeRequest
     from ops.submit.config import JobSpec
 
 _DIST = ".dist-info/"
@@ -56,12 +56,17 @@ def dependencies(package: Package) -> list[str]:
     return sorted({path.partition(_DIST)[0] for path in package.wheels if _DIST in path})
 
 
-def _runtime(runtime: Runtime, package: Package) -> dict[str, Any]:
+def _runtime(runtime: RuntimeRequest, package: Package) -> dict[str, Any]:
     """Return the request for a runtime, its key, and a hash of its content."""
     from ops.package.runtimes import format_requirements
 
     lines = format_requirements(package.installed)
-    return {"name": runtime.name, "key": runtime.key, "sha256": key(map(str.encode, lines)), "requirements": lines}
+    return {
+        "name": runtime.name,
+        "key": runtime.folder_name,
+        "sha256": digest_of(map(str.encode, lines)),
+        "requirements": lines,
+    }
 
 
 def cluster(inventory: Inventory) -> dict[str, Any]:

@@ -16,16 +16,16 @@ from ops.errors import OpsError
 _HINT = "what a program saves below $JOB_DIR is kept; in arguments ${JOB_DIR} stands for it"
 
 
-def read(cluster: ClusterClient, record: JobRecord) -> list[str]:
+def describe_output(cluster: ClusterClient, record: JobRecord) -> list[str]:
     """Return the lines on an ended job's output, to follow its state; empty if the bucket is unreachable."""
     try:
         files = find(cluster, record).files
     except (OpsError, OSError):
         return []
-    return [_describe_output(record.jobId, files), *read_unsaved(cluster, record)]
+    return [_describe_files(record.jobId, files), *describe_unsaved_of(cluster, record)]
 
 
-def read_unsaved(cluster: ClusterClient, record: JobRecord) -> list[str]:
+def describe_unsaved_of(cluster: ClusterClient, record: JobRecord) -> list[str]:
     """Describe what an ended job wrote outside JOB_DIR; empty if the bucket does not answer."""
     try:
         return describe_unsaved(list(cluster.ledger.replicas(record.jobId, replica_names(record)).values()))
@@ -33,7 +33,7 @@ def read_unsaved(cluster: ClusterClient, record: JobRecord) -> list[str]:
         return []
 
 
-def _describe_output(job_id: str, files: Mapping[str, int]) -> str:
+def _describe_files(job_id: str, files: Mapping[str, int]) -> str:
     own = {name: size for name, size in files.items() if not name.startswith(f"{paths.LEFT}/")}
     chosen = own or files
     fetches = f"fab get {job_id} fetches its {terminal.plural(len(chosen), 'file')}, {terminal.size(sum(chosen.values()))}"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from infra.inventory import Inventory
-from infra.templates import ROOT as HERE
+from infra.templates import ROOT as CHECKOUT
 from jobs import paths
 from jobs.queue import place
 from jobs.records import Plan
@@ -36,7 +36,7 @@ def show(submission: Submission, as_json: bool) -> int:
     if as_json:
         result = {
             "files": [{"path": path, "bytes": size} for path, size in files.items()],
-            "ignored": list(built.left_out),
+            "ignored": list(built.ignored),
             "dependencies": wheels,
             "sent": sent,
             "hosts": hosts,
@@ -46,7 +46,7 @@ def show(submission: Submission, as_json: bool) -> int:
         terminal.as_json(result)
         return DONE
     terminal.table(("FILE", "SIZE"), [(path, terminal.size(size)) for path, size in files.items()])
-    for what, names in (("left out", built.left_out), ("dependencies", wheels)):
+    for what, names in (("ignored", built.ignored), ("dependencies", wheels)):
         if names:
             terminal.out(f"{what}: {', '.join(names)}")
     _show_sent(sent, len(hosts))
@@ -66,10 +66,13 @@ def _rules(plan: Plan) -> Iterator[str]:
 
 
 def _transfer_sizes(submission: Submission, plan: Plan, hosts: int) -> dict[str, int]:
-    """Return the bytes that would be sent; some data may be in the bucket already."""
+    """Return the bytes that would be sent.
+
+    `eachHost` counts only what all hosts get, not a host's own files. Some data may be in the bucket already.
+    """
     built = submission.package
-    code, _ = host_stream.code(HERE)
-    each = len(host_stream.shared_stream(code, built.pushed or None, plan.packageSha256, built.executables))
+    code, _ = host_stream.code(CHECKOUT)
+    each = len(host_stream.shared_stream(code, built.host_files or None, plan.packageSha256, built.executables))
     data = sum(path.stat().st_size for path in submission.data.values())
     return {"eachHost": each, "hosts": each * hosts, "bucket": len(built.archive), "data": data}
 

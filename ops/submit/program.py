@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from itertools import pairwise, takewhile
 from pathlib import Path
 
-from infra.templates import ROOT as HERE
+from infra.templates import ROOT as CHECKOUT
 from jobs import paths, variables
 from ops import commands, terminal
 from ops.errors import UsageError
 from ops.package import package
 
-SHIPPED = HERE / "trainer"
+SHIPPED = CHECKOUT / "trainer"
 # The Python that is first on the hosts' PATH.
 PYTHON = "python"
 _LONGEST_LINE = 1000

@@ -28,7 +28,7 @@ from ops.config_values import validate
 from ops.errors import DETACHED, OpsError, UsageError
 from ops.package import runtimes, trainer_config
 from ops.package.package import Package, unpack
-from ops.package.runtimes import Runtime
+from ops.package.runtimes import RuntimeRequest
 from ops.submit import compare, manifest, resources, runner, tuning
 from ops.submit.arguments import redirect_output
 from ops.submit.config import JobSpec, chosen_strategy, detect_job_dir_flag, policy
@@ -120,7 +120,7 @@ def _is_complete(content: Any) -> bool:
     )
 
 
-def _runtime(inventory: Inventory, content: Mapping[str, Any]) -> Runtime | None:
+def _runtime(inventory: Inventory, content: Mapping[str, Any]) -> RuntimeRequest | None:
     """Return the job's own Python, of the same versions."""
     if not isinstance(request := content.get("runtime"), dict):
         return None
@@ -155,7 +155,7 @@ def build_job(
     content: Mapping[str, Any],
     new_id: str,
     package: Package,
-    runtime: Runtime | None = None,
+    runtime: RuntimeRequest | None = None,
     original_study: Study | None = None,
 ) -> JobSpec:
     """Build the job of a manifest under another id, with an output folder of its own.

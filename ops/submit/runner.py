@@ -79,7 +79,7 @@ def _report_end(cluster: ClusterClient, record: JobRecord) -> int:
     job_id, state = record.jobId, record.state
     took = f" after {elapsed}" if (elapsed := format_elapsed(record)) else ""
     if state == JobState.SUCCEEDED:
-        first, *others = outcome.read(cluster, record) or [""]
+        first, *others = outcome.describe_output(cluster, record) or [""]
         terminal.note(f"{job_id} {state}{took}" + (f": {first}" if first else ""))
         for line in others:
             terminal.note(line)
@@ -87,6 +87,6 @@ def _report_end(cluster: ClusterClient, record: JobRecord) -> int:
     why = record.errorMessage.partition("\n")[0].rstrip(".")
     more = "; ".join(filter(None, (f"fab describe {job_id}", failure_hint(record))))
     terminal.error(f"{job_id} {state}{took}{f': {why}' if why else ''} ({more})")
-    for line in outcome.read_unsaved(cluster, record):
+    for line in outcome.describe_unsaved_of(cluster, record):
         terminal.note(line)
     return FAILED

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.inventory import Inventory
-from infra.templates import ROOT as HERE
+from infra.templates import ROOT as CHECKOUT
 from jobs import lease as leases
 from jobs import paths
 from jobs.background import Background
@@ -52,7 +52,7 @@ _SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}\..+")
 class Submission:
     """A job with all that goes to the hosts, checked as far as it can be without them.
 
-    `data` are the files of its data set to upload, by name. `dead` are hosts that are not to be used.
+    `data` are the files of its data set to upload, by name. `excluded` are hosts that it must not use.
     """
 
     inventory: Inventory
@@ -219,9 +219,9 @@ def _push(
 ) -> None:
     """Send every host its units and the agent's code, and wake it; with the package if it starts now."""
     inventory, job_id = submission.inventory, submission.job.id
-    code, version = host_stream.code(HERE)
+    code, version = host_stream.code(CHECKOUT)
     # A package without files, of a command that the hosts have, is no folder in the stream: they fetch it from the bucket.
-    package = (submission.package.pushed if with_package else None) or None
+    package = (submission.package.host_files if with_package else None) or None
     shared = host_stream.shared_stream(code, package, plan.packageSha256, submission.package.executables)
     files, secrets = host_files.render(inventory), job_plan.secret_files(submission.job)
     command = host_stream.install_command(version, job_id if package else "")

@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> int:
     inventory = load()
     submission = prepare(inventory, JobFlags(JOB), None)
     code, version = host_stream.code(ROOT)
-    shared = host_stream.shared_stream(code, submission.package.pushed, "bench")
+    shared = host_stream.shared_stream(code, submission.package.host_files, "bench")
     files = render(inventory)
 
     def stream(name: str) -> bytes:

@@ -203,12 +203,10 @@ def skip_if_torch_has_cuda(folder: Path) -> None:
     packages = {each["metadata"]["name"]: each["metadata"] for each in json.loads(report.read_text())["install"]}
     cuda = [need for need in packages["torch"].get("requires_dist", []) if need.startswith(("nvidia-", "cuda-"))]
     if cuda:
-        pytest.skip(
-            f"no registry in reach has PyTorch's build for processors, and {packages['torch']['version']} has 5 GB of CUDA"
-        )
+        pytest.skip(f"no registry in reach has PyTorch's CPU build, and {packages['torch']['version']} has 5 GB of CUDA")
 
 
-@pytest.mark.registry("torch, for processors")
+@pytest.mark.registry("torch, CPU build")
 def test_pytorch_trains_on_three_hosts_by_its_readme_commands(cluster: Stack, tmp_path: Path) -> None:
     skip_if_torch_has_cuda(tmp_path)
     train, get = (command for command in commands("README.md") if "ddp01" in command)

@@ -131,8 +131,8 @@ CALLS: list[tuple[str, str, tuple[object, ...]]] = [
     ("cancel a --json", "submit.end.cancel", ("cluster", "a", True)),
     ("reproduce", "submit.reproduce.reproduce", ("cluster", None, None, True, False)),
     ("reproduce a --job b --no-follow --json", "submit.reproduce.reproduce", ("cluster", "a", "b", False, True)),
-    ("plan --job a", "plan.planned.check", ("cluster", "a", False)),
-    ("plan --job a --json", "plan.planned.check", ("cluster", "a", True)),
+    ("plan --job a", "plan.planned.compare_with_plan", ("cluster", "a", False)),
+    ("plan --job a --json", "plan.planned.compare_with_plan", ("cluster", "a", True)),
     ("plan", "plan.plan.plan", (PlanRequest(None, None, None, None, [], 60.0, None, None), False)),
     (
         "plan --package a --module b --config c --args d --seconds 7 --parameters-mb 2.5 --json -- e",

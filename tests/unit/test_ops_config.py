@@ -310,7 +310,7 @@ def test_the_environment_merges_config_file_and_flags(inventory: Inventory, tmp_
         ({"secret": ["TOKEN=hunter2"]}, "--secret takes the NAME of a variable of this shell, and no value: --secret TOKEN"),
         ({"secret": ["RANK"]}, "--secret: RANK is set by the cluster"),
         ({"secret_file": "nowhere"}, "--secret-file nowhere cannot be read"),
-        ({"secret": ["HOME"], "env": ["HOME=/x"]}, "HOME is a secret and a variable that is written down"),
+        ({"secret": ["HOME"], "env": ["HOME=/x"]}, "HOME is both a secret and a recorded variable"),
     ],
 )
 def test_an_invalid_environment_is_refused(inventory: Inventory, changes: dict[str, list[str]], message: str) -> None:
@@ -774,7 +774,7 @@ def test_a_launcher_that_gives_each_host_a_training_is_noted(inventory: Inventor
         return build_job(JobFlags("job01", replicas=replicas, env=env), inventory, "t", {}, command.split(), "t").notes
 
     how = "a program that reads RANK needs none, as RANK and WORLD_SIZE are set"
-    note = f"{launcher} on each of 3 hosts begins a training of its own, as it is given no number of hosts: {how}"
+    note = f"{launcher} on each of 3 hosts starts its own training, as it is given no number of hosts: {how}"
     assert notes("worker=2") == ((note,) if launcher else ())
     assert notes("master") == notes("worker=2", "PET_NNODES=3") == ()
 

@@ -45,16 +45,16 @@ def ledger(priced: Inventory) -> Ledger:
 
 
 def test_a_share_is_hours_times_price(priced: Inventory) -> None:
-    assert cost.share(priced.hosts[:1], NOW) == cost.CostShare(1, 0.25, 2.5, 0.625)
-    assert cost.share(priced.hosts[2:4], NOW) == cost.CostShare(2, 0.5, 2.0, 1.0)
-    assert cost.share(priced.hosts, NOW) == cost.CostShare(5, 1.25, 2.3, 2.875)
-    assert cost.share(priced.hosts[:1], "2026-01-31T11:00:00Z").accruedCost == 0  # the local clock is slow
+    assert cost.cost_of(priced.hosts[:1], NOW) == cost.CostShare(1, 0.25, 2.5, 0.625)
+    assert cost.cost_of(priced.hosts[2:4], NOW) == cost.CostShare(2, 0.5, 2.0, 1.0)
+    assert cost.cost_of(priced.hosts, NOW) == cost.CostShare(5, 1.25, 2.3, 2.875)
+    assert cost.cost_of(priced.hosts[:1], "2026-01-31T11:00:00Z").accruedCost == 0  # the local clock is slow
 
 
 def test_a_sum_needs_prices_and_times_of_all_hosts(priced: Inventory) -> None:
     ps, master, *_ = priced.hosts
-    assert cost.share([master, replace(ps, create_time=None)], NOW) == cost.CostShare(2, 0.5, None, None)
-    assert cost.share([master, replace(ps, hourly_cost=None)], NOW) == cost.CostShare(2, None, 2.5, None)
+    assert cost.cost_of([master, replace(ps, create_time=None)], NOW) == cost.CostShare(2, 0.5, None, None)
+    assert cost.cost_of([master, replace(ps, hourly_cost=None)], NOW) == cost.CostShare(2, None, 2.5, None)
     assert priced.hourly_cost == 1.25
     assert replace(priced, hosts=(master, replace(ps, hourly_cost=None))).hourly_cost is None
 

@@ -246,7 +246,7 @@ def test_files_of_uv_and_scripts_are_not_sent(tmp_path: Path) -> None:
 
 
 def test_wheels_are_fetched_for_the_hosts_python(index: Path, tmp_path: Path) -> None:
-    assert install.wheels_alone("3.99") == ["--only-binary=:all:"]
+    assert install.wheels_only_options("3.99") == ["--only-binary=:all:"]
     other = "3.12" if sys.version_info[:2] == (3, 11) else "3.11"
     for python in ("3.11", "3.12"):
         tag = f"cp{python.replace('.', '')}"
@@ -306,7 +306,7 @@ def test_builds_need_a_machine_like_a_host(
     monkeypatch.setattr(install.platform, "python_version_tuple", lambda: tuple(version.split(".")))
     monkeypatch.setattr(install.platform, "machine", lambda: machine)
     monkeypatch.setattr(install.sys, "platform", system)
-    assert install.wheels_alone(python) == options
+    assert install.wheels_only_options(python) == options
 
 
 COMPILED = "was compiled here, and may not run on the hosts: ask for a version that has a manylinux wheel"
@@ -343,7 +343,7 @@ def test_dependencies_are_pushed_with_the_package(tmp_path: Path, index: Path, m
     wheel_files = {path for path in built.wheels if ".dist-info/" not in path}
     assert wheel_files == {"far/__init__.py", "near.py", "deep/x.txt"}
     assert built.imports == {"numpy": "mine/task.py:1", "somewhere": "mine/other.py:1"}
-    assert built.pushed.keys() == built.wheels.keys() | built.files.keys()
+    assert built.host_files.keys() == built.wheels.keys() | built.files.keys()
     assert package.unpack(built.archive, "mine", built.files, "mine.task") == built
     monkeypatch.setattr(dependencies, "install", fail_on_uv)
     assert package.build(root, "mine.task") == built

@@ -206,9 +206,9 @@ def test_infra_findings_come_from_a_process_and_other_output_is_ignored(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "infra").mkdir()
-    (tmp_path / "infra" / "findings.py").write_text((doctor.HERE / "infra" / "findings.py").read_text())
+    (tmp_path / "infra" / "findings.py").write_text((doctor.CHECKOUT / "infra" / "findings.py").read_text())
     program = tmp_path / "infra" / "doctor.py"
-    monkeypatch.setattr(doctor, "HERE", tmp_path)
+    monkeypatch.setattr(doctor, "CHECKOUT", tmp_path)
     monkeypatch.delenv("PYTHONPATH", raising=False)
     line = json.dumps(ok("well").to_dict())
     program.write_text(

@@ -75,7 +75,9 @@ def test_too_large_dependencies_are_refused_before_the_download(
     make_large_wheel(index, "xgboost", 30_000_000)
     error = build_error(make_trainer(tmp_path, "xgboost\n"))
     assert error.startswith("mine and its dependencies have 30 MB, 1 MB at most; largest is xgboost with 30 MB: ")
-    assert "xgboost-cpu is xgboost for processors; a Python of the job's own has no limit (--runtime requirements.txt)" in error
+    assert (
+        "xgboost-cpu is the CPU build of xgboost; a Python of the job's own has no limit (--runtime requirements.txt)" in error
+    )
     assert not list((tmp_path / "cache").glob("*"))
 
 
@@ -149,9 +151,9 @@ def test_torch_without_an_index_or_a_hash_is_detected() -> None:
     assert not runtimes.names_torch(["numpy"])
     assert not runtimes.names_torch([runtimes.TORCH_INDEX, "torch"])
     assert not runtimes.names_torch(["torch==2.9.0 --hash=sha256:00"])
-    of_torch = f"a line {runtimes.TORCH_INDEX} above torch fetches its build for processors; "
+    of_torch = f"a line {runtimes.TORCH_INDEX} above torch fetches its CPU build; "
     assert runtimes.cpu_remedy(["far", "Torch"]) == runtimes.cpu_remedy(["torch", "nvidia_cublas_cu12"]) == of_torch
-    both = "tensorflow-cpu is tensorflow for processors; xgboost-cpu is xgboost for processors; "
+    both = "tensorflow-cpu is the CPU build of tensorflow; xgboost-cpu is the CPU build of xgboost; "
     assert runtimes.cpu_remedy(["xgboost", "far", "TensorFlow", "nvidia_cublas_cu12"]) == both
     assert runtimes.cpu_remedy(["far", "nvidia-cublas-cu12"]) == ""
 
@@ -169,7 +171,7 @@ def test_a_runtime_has_cpu_builds_without_gpus(
         make_wheel(index, name)
     requirements_file = write_requirements(tmp_path, "xgboost==1.0\n")
     assert build_runtime(requirements_file, local_inventory) == {"xgboost-cpu": "1.0"}
-    assert "no host has a GPU: xgboost-cpu==1.0 is taken, its build for processors\n" in capsys.readouterr().err
+    assert "no host has a GPU, so CPU builds are installed: xgboost-cpu==1.0\n" in capsys.readouterr().err
     gpus = tuple(replace(host, accelerator={"type": "t4", "count": 1}) for host in local_inventory.hosts)
     assert build_runtime(requirements_file, replace(local_inventory, hosts=gpus)) == {"xgboost": "1.0"}
     requirements_file = write_requirements(tmp_path, "tensorflow==1.0\n")  # which has no CPU build

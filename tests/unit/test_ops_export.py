@@ -204,7 +204,7 @@ def test_a_bucket_of_google_needs_the_lender_of_credentials(
     with pytest.raises(OpsError, match=r"^mine.saved of job job01 left no SavedModel in gs://other/out$"):
         module.export(cluster, "job01", None, as_json=False)
     (host, install, stream), (_, run, archive) = streams
-    assert (host, install) == ("master-0", host_stream.install_command(host_stream.code(module.HERE)[1]))
+    assert (host, install) == ("master-0", host_stream.install_command(host_stream.code(module.CHECKOUT)[1]))
     assert archive == package.pack(DECLARES)
     assert shlex.split(run)[-2:] == ["--job-dir", "gs://other/out"]
     with tarfile.open(fileobj=io.BytesIO(gzip.decompress(stream))) as tar:

@@ -106,7 +106,7 @@ def make_cluster(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(predicting, "_POLL_SECONDS", 0.0)
 
     def make(*answers: tuple[int, Any], target: Inventory = inventory) -> tuple[ClusterClient, FakeServer]:
-        fake = FakeServer(server.names_of(target), *(answers or ((200, AVAILABLE),)))
+        fake = FakeServer(server.serving_host_names(target), *(answers or ((200, AVAILABLE),)))
 
         for module in (server_status, predicting):
             monkeypatch.setattr(module, "ServingClient", lambda _: fake)

@@ -31,7 +31,7 @@ def read_lines(monkeypatch: pytest.MonkeyPatch, files: Mapping[str, int], unsave
     record, unused = JobRecord("job01", hosts=["worker-0"]), Any
     monkeypatch.setattr(outcome, "find", lambda *_: JobOutput(record, "/bucket/x", dict(files), unused, "x"))  # type: ignore[arg-type]
     cluster: Any = Replicas(unsaved)
-    return outcome.read(cluster, record)
+    return outcome.describe_output(cluster, record)
 
 
 @pytest.mark.parametrize("unsaved", [None, UnsavedFiles()])
@@ -76,7 +76,7 @@ def test_a_failing_bucket_is_not_an_empty_output(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(outcome, "find", fail)
     cluster: Any = Replicas(None)
-    assert outcome.read(cluster, JobRecord("job01")) == []
+    assert outcome.describe_output(cluster, JobRecord("job01")) == []
 
 
 def test_files_outside_job_dir_are_no_checkpoints() -> None:

@@ -49,7 +49,7 @@ def test_executables_stay_executable(tmp_path: Path) -> None:
         modes = {entry.name: entry.mode for entry in tar}
     assert modes == {"mine/__init__.py": 0o644, "mine/run.sh": 0o755, "mine/task.py": 0o644, "mine/tool": 0o755}
     assert package.unpack(built.archive, "mine", list(built.files), "mine.task") == built
-    pushed = host_stream.shared_stream({}, built.pushed, "", built.executables) + host_stream.files_stream([])
+    pushed = host_stream.shared_stream({}, built.host_files, "", built.executables) + host_stream.files_stream([])
     with tarfile.open(fileobj=io.BytesIO(pushed)) as tar:
         modes_on_host = {entry.name.partition("/package/")[2]: entry.mode for entry in tar if entry.isfile()}
     assert modes_on_host | modes == modes_on_host
@@ -373,7 +373,7 @@ def test_the_wheels_are_part_of_what_is_pushed() -> None:
     assert built == package.Package(
         "mine", files, {"near": "mine/a.py:1"}, archive, {"far.py": b""}, frozenset({"mine/b.txt"}), {"x": "1"}
     )
-    assert built.pushed == {"far.py": b"", **files}
+    assert built.host_files == {"far.py": b"", **files}
     script = package.unpack(archive, "mine", files, "", "mine/a.py")
     assert (script.imports, script.installed) == ({"near": "mine/a.py:1"}, {})
     assert package.unpack(archive, "mine", files, "").imports == {}, "a program that is no Python"

@@ -430,7 +430,7 @@ def test_a_job_is_compared_with_its_plan(
     write_job(cluster, package_folder, "--stop-at", "9")
     set_log(monkeypatch, "Exchange every 2 steps: x", *(LINE.format(9 * n, n) for n in range(9)))
     capsys.readouterr()
-    assert planned.check(cluster, "job01", True) == DONE
+    assert planned.compare_with_plan(cluster, "job01", True) == DONE
     output = json.loads(capsys.readouterr().out)
     # One process reached 10 steps/s on the two CPUs, and so do three that share them; the job reached 9.
     stored, predicted = json.loads(next(plan.PLANS.iterdir()).read_text()), output.pop("predicted")
@@ -438,7 +438,7 @@ def test_a_job_is_compared_with_its_plan(
     assert output == {"job": "job01", "measured": 9.0, "errorPercent": 11.1, "untilSeconds": None}
     speed = {"stepsPerSecond": 10.0, "alone": 5.0, "speedUp": 2.0, "efficiency": 0.667, "replicas": 3, "bound": "shared cpus"}
     assert predicted == {**speed, "untilSeconds": None, "untilSpeedUp": None}
-    assert planned.check(cluster, "job01", False) == DONE
+    assert planned.compare_with_plan(cluster, "job01", False) == DONE
     assert capsys.readouterr().out.splitlines() == [
         "           STEPS/S  SPEED-UP  EFFICIENCY",
         "predicted     10.0      2.00        0.67",
@@ -460,12 +460,12 @@ def test_the_time_to_a_target_is_compared_too(
     messages[5:5] = [EVAL.format(150, 0.1), EVAL.format(190, 0.7)]
     set_log(monkeypatch, "Exchange every 2 steps: x", *messages)
     capsys.readouterr()
-    planned.check(cluster, "job01", True)
+    planned.compare_with_plan(cluster, "job01", True)
     data = json.loads(capsys.readouterr().out)
     # Three replicas take 500 steps, at 10 steps/s; the job reached the target after 150 + 2/3 * 40 steps at 25 steps/s.
     assert data["predicted"]["untilSeconds"] == pytest.approx(50, rel=0.01)
     assert data["untilSeconds"] == 7.07  # (150 + 40 * 2 / 3) / 25
-    planned.check(cluster, "job01", False)
+    planned.compare_with_plan(cluster, "job01", False)
     output = capsys.readouterr().out
     assert re.search(r"^ +STEPS/S .* TO accuracy=0.5$", output, re.MULTILINE)
     assert re.search(r"^predicted .* 50\.\d s$", output, re.MULTILINE)
@@ -494,20 +494,20 @@ def test_an_impossible_comparison_is_one_line(
 ) -> None:
     set_log(monkeypatch, LINE.format(1, 1))
     with pytest.raises(UsageError, match="there is no job 'job01'"):
-        planned.check(cluster, "job01", False)
+        planned.compare_with_plan(cluster, "job01", False)
     write_job(cluster, package_folder)
     with pytest.raises(UsageError, match=r"no plan was made of mine.task with these arguments: run fab plan"):
-        planned.check(cluster, "job01", False)
+        planned.compare_with_plan(cluster, "job01", False)
     plan.plan(make_request(package_folder), True)
     with pytest.raises(UsageError, match="job01 logged too few Train lines to measure its speed"):
-        planned.check(cluster, "job01", False)
+        planned.compare_with_plan(cluster, "job01", False)
     declared = read({"mine/scaletier.yaml": DECLARES.encode()}, "mine")
     with pytest.raises(UsageError, match="there is no model of --strategy layers; there is one of apart, together"):
         planned.predict(Work(1, 1, 1, 1.0), cluster.inventory, "layers", 1, declared)
     fewer = tuple(host for host in cluster.inventory.hosts if host.name != "worker-1")
     cluster.inventory = replace(cluster.inventory, hosts=fewer)
     with pytest.raises(UsageError, match=r"job01 ran on another cluster: .*2 worker .* - now it is .*1 worker "):
-        planned.check(cluster, "job01", False)
+        planned.compare_with_plan(cluster, "job01", False)
 
 
 def test_a_job_is_predicted_by_its_own_strategy(inventory: Inventory) -> None:
@@ -554,4 +554,4 @@ def test_a_damaged_manifest_is_one_line(cluster: ClusterClient, package_folder: 
     file = tmp_path / "bucket/jobs/job01/manifest.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
     with pytest.raises(UsageError, match="job job01 has a manifest of an older version"):
-        planned.check(cluster, "job01", False)
+        planned.compare_with_plan(cluster, "job01", False)

@@ -367,5 +367,5 @@ def test_serve_prints_the_address_of_a_local_port(
 
 
 def test_the_names_of_servers(inventory: Inventory, served: Inventory) -> None:
-    assert server.names_of(inventory) == ["master-0"]
-    assert server.names_of(served) == ["serving-0", "serving-1"]
+    assert server.serving_host_names(inventory) == ["master-0"]
+    assert server.serving_host_names(served) == ["serving-0", "serving-1"]

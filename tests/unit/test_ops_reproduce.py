@@ -25,7 +25,7 @@ from ops.cluster.cluster import ClusterClient
 from ops.cluster.ledger import existing_job
 from ops.errors import DETACHED, DONE, FAILED, OpsError, UsageError
 from ops.package import package
-from ops.package.runtimes import Runtime
+from ops.package.runtimes import RuntimeRequest
 from ops.submit import compare, manifest, metrics, reproduce, runner
 from ops.submit.config import JobFlags, build_job
 from ops.submit.submit import Submission
@@ -214,7 +214,7 @@ def test_settings_of_the_original_are_kept(
     document["config"]["scheduling"] |= {"expendable": ["worker"]}
     document["runtime"] = {"name": "mine"}
     bucket.upload(name, json.dumps(document).encode())
-    runtime = Runtime("mine", ("far==1.0",), "key")
+    runtime = RuntimeRequest("mine", ("far==1.0",), "key")
     monkeypatch.setattr(reproduce.runtimes, "from_manifest", lambda _, request: {"mine": runtime}[request["name"]])
     monkeypatch.setattr(reproduce.runtimes, "build", lambda _, runtime: {"far": "1.0"})
     monkeypatch.setattr(manifest, "_runtime", lambda *_: {"name": "mine", "key": "key", "sha256": "ab" * 32})

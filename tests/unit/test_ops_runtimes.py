@@ -59,14 +59,14 @@ def test_a_requirements_file_becomes_a_runtime(local_inventory: Inventory, index
     job = build_job(JobFlags("j", runtime=requirements_file), local_inventory, "mine")
     assert job.runtime
     assert runtimes.build(local_inventory, job.runtime) == {"far": "1.0"}
-    folder = tmp_path / "runtimes" / job.runtime.key
+    folder = tmp_path / "runtimes" / job.runtime.folder_name
     if not Path("/usr/bin/python3.11").exists():
         pytest.skip("the hosts' Python is not here to run it")
     code = "import far, sys; print(far.VALUE, sys.prefix)"
     result = subprocess.run([folder / "bin/python", "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.split() == ["7", str(folder)]
-    assert plan(local_inventory, job, "").python == f"{HOSTS_SEE}/{job.runtime.key}/bin/python"
-    assert sorted(path.name for path in (tmp_path / "runtimes").iterdir()) == [job.runtime.key]
+    assert plan(local_inventory, job, "").python == f"{HOSTS_SEE}/{job.runtime.folder_name}/bin/python"
+    assert sorted(path.name for path in (tmp_path / "runtimes").iterdir()) == [job.runtime.folder_name]
 
 
 def test_a_runtime_is_readable_under_any_umask(local_inventory: Inventory, index: Path, tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_runtime_is_readable_under_any_umask(local_inventory: Inventory, index
         runtimes.build(local_inventory, requested)
     finally:
         os.umask(umask)
-    files = [path for path in (tmp_path / "runtimes" / requested.key).rglob("*") if not path.is_symlink()]
+    files = [path for path in (tmp_path / "runtimes" / requested.folder_name).rglob("*") if not path.is_symlink()]
     assert files
     assert all(path.stat().st_mode & 0o004 for path in files), [path for path in files if not path.stat().st_mode & 0o004]
 
@@ -90,7 +90,7 @@ def test_the_same_lines_are_built_once(local_inventory: Inventory, tmp_path: Pat
     assert runtimes.build(
         local_inventory, runtimes.from_file(write_requirements(tmp_path, "far  # the same\n"), "--runtime")
     ) == {"far": "1.0"}
-    assert runtimes.from_file(write_requirements(tmp_path, "far==1.0\n"), "--runtime").key != first.key
+    assert runtimes.from_file(write_requirements(tmp_path, "far==1.0\n"), "--runtime").folder_name != first.folder_name
 
 
 @pytest.mark.parametrize(
@@ -114,9 +114,9 @@ def test_a_file_with_gpus_is_left_as_it_is(tmp_path: Path) -> None:
     assert (with_gpus.lines, with_gpus.original, with_gpus.cpu_torch) == (lines, (), False)
     assert (without.lines, without.original, without.cpu_torch) == (("tensorflow-cpu==2.19.1", "numpy", "torch"), lines, True)
     assert with_gpus.file == without.file == Path(path)
-    assert with_gpus.key != without.key
+    assert with_gpus.folder_name != without.folder_name
     plain = runtimes.from_file(write_requirements(tmp_path, "numpy\n"), "--runtime")
-    assert plain == runtimes.Runtime("requirements", ("numpy",), plain.key, Path(path))
+    assert plain == runtimes.RuntimeRequest("requirements", ("numpy",), plain.folder_name, Path(path))
 
 
 @pytest.mark.parametrize(
@@ -125,12 +125,12 @@ def test_a_file_with_gpus_is_left_as_it_is(tmp_path: Path) -> None:
 )
 def test_a_key_begins_with_the_file_s_name(tmp_path: Path, name: str, start: str) -> None:
     (file := tmp_path / f"{name}.txt").write_text("numpy\n")
-    key = runtimes.from_file(str(file), "--runtime").key
+    key = runtimes.from_file(str(file), "--runtime").folder_name
     assert (key[:-12], len(key)) == (start, len(start) + 12)
 
 
 def test_the_packages_of_a_runtime_are_read(local_inventory: Inventory, tmp_path: Path) -> None:
-    runtime = runtimes.Runtime("mine", (), "mine-1")
+    runtime = runtimes.RuntimeRequest("mine", (), "mine-1")
     assert runtimes.read_existing(local_inventory, runtime) == {}
     folder = tmp_path / "runtimes" / "mine-1"
     site = folder / runtimes._SITE
@@ -174,10 +174,10 @@ def test_a_version_without_a_cpu_build_is_built_from_scratch(
     request = runtimes.from_file(write_requirements(tmp_path, "tensorflow==1.0\nnumpy\n"), "--runtime")
     assert runtimes.build(local_inventory, request) == {}
     assert calls == [("3.11", ("tensorflow-cpu==1.0", "numpy"), tmp_path), ("3.11", ("tensorflow==1.0", "numpy"), tmp_path)]
-    folder = tmp_path / "runtimes" / request.key
+    folder = tmp_path / "runtimes" / request.folder_name
     assert sorted(path.name for path in (folder / runtimes._SITE).iterdir()) == ["call1.py"]
     assert runtimes.requested(folder) == ["tensorflow==1.0", "numpy"]
-    note = "no host has a GPU: tensorflow-cpu==1.0 is taken, its build for processors"
+    note = "no host has a GPU, so CPU builds are installed: tensorflow-cpu==1.0"
     assert capsys.readouterr().err.splitlines()[0] == note
 
 
@@ -214,7 +214,7 @@ def test_torch_is_built_for_processors_if_there_is_such_a_build(
     runtimes.build(local_inventory, request)
     assert seen == calls
     assert ("PyTorch comes with CUDA, some 5 GB" in capsys.readouterr().err) == (calls[-1] == (("torch",), False))
-    assert request.key != runtimes.from_file(write_requirements(tmp_path, text), "--runtime", gpus=True).key
+    assert request.folder_name != runtimes.from_file(write_requirements(tmp_path, text), "--runtime", gpus=True).folder_name
 
 
 def test_a_manifest_s_torch_for_processors_comes_from_their_index(local_inventory: Inventory) -> None:
@@ -330,16 +330,19 @@ def test_a_reproduction_has_the_runtimes_versions(local_inventory: Inventory, tm
     root = make_trainer(tmp_path, "")
     full_manifest = manifest.manifest(local_inventory, job, package.build(root, "mine.task", installed=versions))
     stored = json.loads(manifest.to_json(full_manifest))["runtime"]
-    assert stored == {"name": "requirements", "key": job.runtime.key, "sha256": ANY, "requirements": ["far==1.0"]}
+    assert stored == {"name": "requirements", "key": job.runtime.folder_name, "sha256": ANY, "requirements": ["far==1.0"]}
     assert manifest.summarize(full_manifest)["runtime"] == {key: stored[key] for key in ("name", "key", "sha256")}
     assert manifest.runtime_line(full_manifest) == f"requirements sha256:{stored['sha256'][:16]}"
     assert "runtime" not in full_manifest["config"]
     rebuilt = runtimes.from_manifest(local_inventory, stored)
-    assert rebuilt.key == job.runtime.key
+    assert rebuilt.folder_name == job.runtime.folder_name
     # If the folder is gone or has other versions, the manifest's versions are built.
     assert runtimes.from_manifest(local_inventory, stored | {"requirements": ["far==0.9"]}).lines == ("far==0.9",)
-    assert runtimes.from_manifest(local_inventory, stored | {"key": "gone"}).key not in ("gone", job.runtime.key)
-    assert runtimes.python_of(local_inventory, full_manifest) == f"{HOSTS_SEE}/{job.runtime.key}/bin/python"
+    assert runtimes.from_manifest(local_inventory, stored | {"key": "gone"}).folder_name not in (
+        "gone",
+        job.runtime.folder_name,
+    )
+    assert runtimes.python_of(local_inventory, full_manifest) == f"{HOSTS_SEE}/{job.runtime.folder_name}/bin/python"
     assert runtimes.python_of(local_inventory, {}) is None
 
 
@@ -366,14 +369,14 @@ def test_included_requirements_are_built_and_part_of_the_key(local_inventory: In
     first = runtimes.from_file(requirements_file, "--runtime")
     assert runtimes.build(local_inventory, first) == {"far": "1.0"}
     (tmp_path / "most.txt").write_text("far>=1\n")
-    assert runtimes.from_file(requirements_file, "--runtime").key != first.key
+    assert runtimes.from_file(requirements_file, "--runtime").folder_name != first.folder_name
 
 
 def test_a_folder_named_like_a_distribution_is_ignored(tmp_path: Path) -> None:
     requirements_file = write_requirements(tmp_path, "far\n")
-    key = runtimes.from_file(requirements_file, "--runtime").key
+    key = runtimes.from_file(requirements_file, "--runtime").folder_name
     write_files(tmp_path, {"far/data": "x"})
-    assert runtimes.from_file(requirements_file, "--runtime").key == key
+    assert runtimes.from_file(requirements_file, "--runtime").folder_name == key
 
 
 @pytest.mark.parametrize("line", ["-e .", "--editable ./lib", ".", "./"])
@@ -402,9 +405,9 @@ def test_scripts_start_with_the_path_on_hosts(inventory: Inventory, index: Path,
     make_wheel(index, files={"far/__init__.py": "", "far-1.0.data/scripts/far-tool": script})
     requested = runtimes.from_file(write_requirements(tmp_path, "far\n"), "--runtime")
     runtimes.build(local_inventory, requested)
-    first = (tmp_path / "link" / requested.key / "bin" / "far-tool").read_text().splitlines()[0]
-    assert first == f"#!{HOSTS_SEE}/{requested.key}/bin/python"
-    assert not (tmp_path / "link" / requested.key / runtimes._SITE / "bin").exists()
+    first = (tmp_path / "link" / requested.folder_name / "bin" / "far-tool").read_text().splitlines()[0]
+    assert first == f"#!{HOSTS_SEE}/{requested.folder_name}/bin/python"
+    assert not (tmp_path / "link" / requested.folder_name / runtimes._SITE / "bin").exists()
 
 
 class _Ledger:
@@ -426,7 +429,7 @@ def test_runtimes_are_listed_and_removed(
 ) -> None:
     from ops.submit.runtimes import runtimes as run
 
-    key = runtimes.from_file(requirements_file := write_requirements(tmp_path, "far\n"), "--runtime").key
+    key = runtimes.from_file(requirements_file := write_requirements(tmp_path, "far\n"), "--runtime").folder_name
     runtimes.build(local_inventory, runtimes.from_file(requirements_file, "--runtime"))
     cluster = _Cluster(local_inventory, JobRecord("j", manifest={"runtime": {"key": key}}))
     folder = tmp_path / "runtimes" / key

@@ -29,7 +29,7 @@ from ops.logs.lines import LogLine
 from ops.screen import job as module
 from ops.screen.job import LINES_KEPT, LINES_LEFT, JobScreen
 from ops.screen.render import Picture, Screen, cut, format_cell, joined, layout_columns, print_picture, sanitize
-from ops.screen.series import CAPACITY, Series, StepRate, bar, progress, sparkline
+from ops.screen.series import CAPACITY, CountRate, Series, bar, progress, sparkline
 
 ROOT = Path(__file__).resolve().parents[2]
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC).timestamp()
@@ -409,7 +409,7 @@ def test_a_long_series_keeps_its_shape() -> None:
 
 
 def test_recent_and_mean_step_rates() -> None:
-    step_rate = StepRate()
+    step_rate = CountRate()
     assert (step_rate.rate(0), step_rate.mean, step_rate.seconds_to(10, 0)) == (None, None, None)
     for second in range(101):
         step_rate.mark(float(second), second if second < 50 else 50 + 4 * (second - 50), float(second))
@@ -421,7 +421,7 @@ def test_recent_and_mean_step_rates() -> None:
 
 
 def test_a_recent_rate_is_that_of_the_last_20_seconds() -> None:
-    step_rate = StepRate()
+    step_rate = CountRate()
     for second in range(31):
         step_rate.mark(float(second), 10 * second * second, float(second))
         step_rate.mark(second + 0.1, 10 * second * second + 1, second + 0.1)  # too soon after the last
@@ -442,7 +442,7 @@ def test_a_recent_rate_is_that_of_the_last_20_seconds() -> None:
     ],
 )
 def test_progress_has_a_share_and_the_time_left(final: bool, maximum: int | None, expected: str) -> None:
-    step_rate = StepRate()
+    step_rate = CountRate()
     for second in range(2):
         step_rate.mark(float(second), 10 * second, float(second))
     assert progress("steps", step_rate, maximum, final, 1.0).plain == expected

@@ -978,7 +978,7 @@ def test_the_exit_code_of_a_followed_job(
     plain_lines: list[bool] = []
     monkeypatch.setattr(logs, "follow_job", lambda *args: plain_lines.append(args[-1]) or final_record)
     monkeypatch.setattr(runner.outcome, "read", lambda *_: ["what is there", "what is beside it"])
-    monkeypatch.setattr(runner.outcome, "read_unsaved", lambda *_: ["what is beside it"])
+    monkeypatch.setattr(runner.outcome, "describe_unsaved_of", lambda *_: ["what is beside it"])
     cluster: Any = SimpleNamespace(inventory=submission.inventory)
     assert runner.watch(cluster, submission.record()) == (0 if final_state == "SUCCEEDED" else 1)
     assert plain_lines == [True]

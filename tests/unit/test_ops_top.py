@@ -24,7 +24,7 @@ from ops import terminal
 from ops.cluster.cluster import ClusterClient
 from ops.screen.render import Picture
 from ops.show import top as module
-from ops.show.snapshot import Overview, SnapshotReader, overview
+from ops.show.snapshot import Overview, SnapshotReader, build_overview
 from ops.show.top import picture, top
 
 NOON, LATER = "2026-01-31T12:00:00.000Z", "2026-01-31T12:30:00.000Z"
@@ -73,7 +73,7 @@ def text_rows(shown_picture: Picture) -> list[str]:
 
 
 def test_the_picture_of_a_cluster(inventory: Inventory, ledger: Ledger) -> None:
-    snapshot_overview = overview(inventory, SnapshotReader(ledger).read(), LATER)
+    snapshot_overview = build_overview(inventory, SnapshotReader(ledger).read(), LATER)
     lines = text_rows(picture(snapshot_overview))
     assert lines == [
         f"test, CUSTOM {terminal.local_time(LATER)} 2 of 5 hosts busy",
@@ -93,7 +93,7 @@ def test_the_picture_of_a_cluster(inventory: Inventory, ledger: Ledger) -> None:
 
 def test_the_json_output(inventory: Inventory, ledger: Ledger) -> None:
     priced_hosts = tuple(replace(host, hourly_cost=0.25, create_time=NOON) for host in inventory.hosts)
-    priced_overview = overview(replace(inventory, hosts=priced_hosts), SnapshotReader(ledger).read(), LATER)
+    priced_overview = build_overview(replace(inventory, hosts=priced_hosts), SnapshotReader(ledger).read(), LATER)
     assert text_rows(picture(priced_overview))[0] == (
         f"test, CUSTOM {terminal.local_time(LATER)} 2 of 5 hosts busy 0.6250 USD so far, 1.2500 an hour"
     )
@@ -143,11 +143,11 @@ def test_one_read_per_poll_and_one_more_for_new_jobs(ledger: Ledger, store: Coun
 def test_unreadable_records_are_left_out(inventory: Inventory, ledger: Ledger, store: CountingBucket, tmp_path: Path) -> None:
     (tmp_path / paths.job("job02")).write_bytes(b"{")
     (tmp_path / paths.replica("job01", "worker-0")).write_bytes(b"[]")
-    lines = text_rows(picture(overview(inventory, SnapshotReader(ledger).read(), LATER)))
+    lines = text_rows(picture(build_overview(inventory, SnapshotReader(ledger).read(), LATER)))
     assert [row for row in lines if row.startswith("worker-0")] == ["worker-0 worker - 1 - 2.0 GB job01 worker-0 LOST - -"]
     assert lines[-1].startswith("job02 QUEUED - 2 ")
     (tmp_path / paths.QUEUE).write_bytes(b"nonsense")
-    assert [job.jobId for job in overview(inventory, SnapshotReader(ledger).read(), LATER).jobs] == ["job01"]
+    assert [job.jobId for job in build_overview(inventory, SnapshotReader(ledger).read(), LATER).jobs] == ["job01"]
 
 
 def test_the_ages_of_reports_and_the_costs_of_jobs(inventory: Inventory, ledger: Ledger) -> None:
@@ -159,7 +159,7 @@ def test_the_ages_of_reports_and_the_costs_of_jobs(inventory: Inventory, ledger:
 
     def snapshot(moment: str, **changes: Any) -> Overview:
         put_job(ledger, replace(ended, **changes))
-        return overview(inventory, SnapshotReader(ledger).read(), moment)
+        return build_overview(inventory, SnapshotReader(ledger).read(), moment)
 
     first = snapshot(LATER, hourlyCost=0.5)
     _, master, other, *_ = first.hosts
@@ -177,7 +177,7 @@ def test_rows_have_colours(inventory: Inventory, ledger: Ledger) -> None:
         return {row.plain[span.start : span.end].strip(): str(span.style) for span in row.spans}
 
     title, problem, _, _, reserved, master, lost, *_, _, job, _ = picture(
-        overview(inventory, SnapshotReader(ledger).read(), LATER), "a\x1b[1m problem"
+        build_overview(inventory, SnapshotReader(ledger).read(), LATER), "a\x1b[1m problem"
     )
     assert (colours(title), str(problem.style), problem.plain) == ({"test, CUSTOM": "bold"}, "yellow", "a problem")
     assert colours(reserved)["reserved for job02"] == "dim"
@@ -187,7 +187,7 @@ def test_rows_have_colours(inventory: Inventory, ledger: Ledger) -> None:
 
 
 def test_the_picture_of_an_idle_cluster_with_serving_hosts(served: Inventory, store: CountingBucket) -> None:
-    lines = text_rows(picture(overview(served, SnapshotReader(Ledger(store)).read(), LATER)))
+    lines = text_rows(picture(build_overview(served, SnapshotReader(Ledger(store)).read(), LATER)))
     assert lines[0].endswith("0 of 5 hosts busy")
     assert lines[-1] == "no job runs, and none waits"
     jobs = {row.partition(" ")[0]: row.partition(" GB ")[2] for row in lines}
@@ -197,7 +197,7 @@ def test_the_picture_of_an_idle_cluster_with_serving_hosts(served: Inventory, st
 
 @pytest.mark.parametrize("lines", [6, 8, 10, 12, 40])
 def test_a_picture_fits_the_terminal(inventory: Inventory, ledger: Ledger, lines: int) -> None:
-    cluster_picture = picture(overview(inventory, SnapshotReader(ledger).read(), LATER), "a problem", lines)
+    cluster_picture = picture(build_overview(inventory, SnapshotReader(ledger).read(), LATER), "a problem", lines)
     assert len(cluster_picture) <= lines
     if lines == 10:
         assert text_rows(cluster_picture)[5] == "and 4 more hosts"
@@ -207,7 +207,7 @@ def test_a_picture_fits_the_terminal(inventory: Inventory, ledger: Ledger, lines
 def test_jobs_are_cut_before_hosts_down_to_a_third(
     inventory: Inventory, ledger: Ledger, lines: int, hosts: int, jobs: int
 ) -> None:
-    snapshot_overview = overview(inventory, SnapshotReader(ledger).read(), LATER)
+    snapshot_overview = build_overview(inventory, SnapshotReader(ledger).read(), LATER)
     cluster_picture = picture(replace(snapshot_overview, jobs=snapshot_overview.jobs * 20), "", lines)
     assert len(cluster_picture) <= lines
     names = [line.plain.split()[0] for line in cluster_picture if line.plain]

@@ -181,10 +181,10 @@ def test_the_files_of_a_folder_have_sizes_and_endings(tmp_path: Path) -> None:
     assert walked.sizes() == {"b.py": 3, "none/x/y": 0, "pyc": 0, "sub/d.pyc/e.py": 0, "sub/skipped": 0}
     assert [*tree.walk(root).files] == ["a.pyc", "b.py", "none/x/y", "pyc", "skipped/c.py", "sub/d.pyc/e.py", "sub/skipped"]
     file = tree.walk(root / "b.py")
-    assert (file, file.left_out) == (tree.Tree({"": root / "b.py"}), ())
+    assert (file, file.ignored_paths) == (tree.Tree({"": root / "b.py"}), ())
     (tmp_path / "empty").mkdir()
     assert tree.walk(tmp_path / "empty", _BOTH) == tree.Tree({})
-    assert tree.Tree({}, {".b": ["y", "a/"], ".a": ["x"]}).left_out == ("a/", "x", "y")
+    assert tree.Tree({}, {".b": ["y", "a/"], ".a": ["x"]}).ignored_paths == ("a/", "x", "y")
 
 
 def test_at_most_five_reasons_are_named(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_the_deepest_and_last_line_of_an_ignore_file_counts(tmp_path: Path) -> N
     (root / "sub/.gitignore").write_text("!b.log\nb.log\n!/deep/b.log\n")
     walked = tree.walk(root, [tree.GIT_IGNORE_FILE])
     assert [*walked.files] == [".gitignore", "a.log", "sub/.gitignore", "sub/deep/b.log"]
-    assert walked.left_out == ("sub/b.log", "sub/x.txt", "subb/b.log", "x.txt")
+    assert walked.ignored_paths == ("sub/b.log", "sub/x.txt", "subb/b.log", "x.txt")
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_tracked_files_are_included_despite_gitignore(tmp_path: Path) -> None:
 def test_ignored_files_are_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = fill(tmp_path / "mine", "__init__.py", "task.py", "model.h5")
     (root / ".gitignore").write_text("*.h5\n")
-    assert list(package.find(root).left_out) == ["model.h5"]
+    assert list(package.find(root).ignored) == ["model.h5"]
     message = "mine: .gitignore leaves out model.h5; a line such as !model.h5 in .scaletierignore brings it along\n"
     assert capsys.readouterr().err == message
 

@@ -158,6 +158,8 @@ def test_a_scale_tier_of_several_hosts_is_ignored_with_a_note(standard: Inventor
         return build_job(JobFlags("j", config=write_config(tmp_path, {"params": PARAMS}, **training_input)), standard).notes
 
     assert notes(scaleTier="BASIC") == ()
+    (message,) = notes(scaleTier="STANDARD_1")
+    assert message.startswith("scaleTier in ")
     (message,) = notes(scaleTier="CUSTOM", masterType="n1-standard-8", workerCount=9, parameterServerCount=0)
     assert message.startswith("masterType, workerCount in ")
     assert message.endswith(": ignored, a trial has one host, and maxParallelTrials sets their number")
