@@ -62,7 +62,7 @@ def test_dry_run_shows_all_and_sends_nothing(
         "mine/__init__.py       0 B",
         "mine/requirements.txt  4 B",
         "mine/task.py           11 B",
-        "left out: model.h5",
+        "ignored: model.h5",
     ]
     size = r"\d+\.\d MB"
     sent = rf"to be sent: {size} to each of 2 hosts \({size}\), 0\.0 MB into the bucket; nothing was sent"

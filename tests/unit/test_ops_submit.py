@@ -977,7 +977,7 @@ def test_the_exit_code_of_a_followed_job(
     final_record = JobRecord("job01", JobState(final_state), errorMessage="worker-1 ran out of memory.\nmore")
     plain_lines: list[bool] = []
     monkeypatch.setattr(logs, "follow_job", lambda *args: plain_lines.append(args[-1]) or final_record)
-    monkeypatch.setattr(runner.outcome, "read", lambda *_: ["what is there", "what is beside it"])
+    monkeypatch.setattr(runner.outcome, "describe_output", lambda *_: ["what is there", "what is beside it"])
     monkeypatch.setattr(runner.outcome, "describe_unsaved_of", lambda *_: ["what is beside it"])
     cluster: Any = SimpleNamespace(inventory=submission.inventory)
     assert runner.watch(cluster, submission.record()) == (0 if final_state == "SUCCEEDED" else 1)
@@ -990,7 +990,7 @@ def test_the_exit_code_of_a_followed_job(
     else:
         hint = "; fab bundle job01 collects the evidence in one file" if final_state == "FAILED" else ""
         assert first_line == f"error: job01 {final_state}: worker-1 ran out of memory (fab describe job01{hint})\n"
-    monkeypatch.setattr(runner.outcome, "read", lambda *_: [])
+    monkeypatch.setattr(runner.outcome, "describe_output", lambda *_: [])
     timed = {"startTime": "2026-01-31T12:00:00.000Z", "endTime": "2026-01-31T12:00:02.500Z"}
     runner._report_end(cluster, replace(final_record, errorMessage="", **timed))  # type: ignore[arg-type]
     err = capsys.readouterr().err.splitlines()[0]
