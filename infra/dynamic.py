@@ -30,7 +30,7 @@ _importing = threading.Lock()
 
 
 def configuration(key: str) -> str | None:
-    """Return a value of the stack's configuration, in the process of the dynamic provider.
+    """Return a value of the stack's configuration; None outside the process of the dynamic provider.
 
     A resource reads secrets, such as credentials, with this function, so that they are not in its state.
     """
@@ -49,7 +49,7 @@ class ModuleProvider(ResourceProvider):
     - `DELETE_FIRST`: False to create a replacement before the old resource is deleted. Default: True.
 
     `create` must succeed if an interrupted run left parts, and `delete` if the resource is incomplete or gone. Outputs contain
-    the inputs that were applied. Existing states store these names: do not rename this class or its modules.
+    the inputs that were applied. States store these names: do not rename this class; add a renamed module to `_MOVED`.
     """
 
     def __init__(self, module: str) -> None:

@@ -1,4 +1,4 @@
-"""The record of a cluster, `inventory.json`: `pulumi up` writes it, everything else reads it."""
+"""The record of a cluster, `inventory.json`: `pulumi up`, `fab connect` and the first `fab` in a checkout write it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def camel_case(name: str) -> str:
 
 
 def to_plain(value: Any) -> Any:
-    """Return a record as JSON has it."""
+    """Return a dataclass as a dictionary with the keys of its JSON; a tuple as a list."""
     if is_dataclass(value):
         stored = (each.name for each in fields(value) if each.metadata.get("stored", True))
         return {camel_case(name): to_plain(getattr(value, name)) for name in stored}
@@ -34,7 +34,7 @@ def to_plain(value: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """A host, and the replica of that name.
+    """A host, named after its role; a replica of that name may run on another host.
 
     Attributes:
         ssh_host: what ssh connects to, which has the public `host_key`.
@@ -66,7 +66,7 @@ class Host:
 
     @property
     def make(self) -> tuple[object, ...]:
-        """The common properties of interchangeable hosts; a spot host costs less."""
+        """What is equal for interchangeable hosts; a spot host differs in its cost."""
         gpu = self.accelerator and tuple(sorted(self.accelerator.items()))
         return self.machine_type, self.cpus, self.memory_bytes, gpu, self.hourly_cost
 
@@ -103,10 +103,10 @@ class Inventory(Record):
         shared_cpus: number of processors that the hosts share, None if each has its own.
         runtimes, operator_runtimes: the folder of the jobs' own Pythons as hosts and as the operator name it; None if the
             hosts can have none.
-        tensorflow: version on the hosts, None for the one of trainer/requirements.txt.
+        tensorflow: version on the hosts; None for the version in trainer/requirements.txt.
         python: minor version of the hosts' Python.
         power: None if only `pulumi up` starts hosts.
-        folder: of the operator's files, where it was read from.
+        folder: the folder of the operator's files, from which it was read; not in the JSON.
     """
 
     kind: ClassVar[str] = "inventory"
@@ -154,7 +154,7 @@ class Inventory(Record):
         return whole_sum(host.hourly_cost for host in self.hosts)
 
     def start_requests(self, operator: bool = False) -> records.Power | None:
-        """Return how hosts, or the operator, start each host; None if neither can."""
+        """Return how hosts, or the operator, start each host that has a start path; None if only `pulumi up` can."""
         if (power := self.power) is None:
             return None
         url = power.operator_url if operator else power.url

@@ -1,4 +1,4 @@
-"""Names of all objects of a job in the bucket, and of the folders on a host: the only place that defines them."""
+"""Names of objects in the bucket: those of a job, the queue and the data; and of folders on a host."""
 
 from __future__ import annotations
 

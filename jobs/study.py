@@ -142,7 +142,7 @@ class Study:
         return min(self.maxTrials, points - len(tried))
 
     def has(self, hyperparameters: Mapping[str, str]) -> bool:
-        """Return True for values that a trial of this study can have: a record may be anybody's."""
+        """Return True if a trial of this study can have these values; records of trials are not trusted."""
         return all(each.can_be(hyperparameters.get(each.parameterName)) for each in self.params)
 
     def folder(self, trial: int) -> str:

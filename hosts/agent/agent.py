@@ -1,4 +1,4 @@
-"""The work of one host: its job, or the queue if it has none. It acts in cycles; no other component waits for one."""
+"""The work of one host, in cycles: run the job that has the host; without one, watch the queue."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jobs.records import JobRecord, Plan
 from jobs.serialization import RecordError
 from jobs.states import JobState, ReplicaState
 
-# While a job begins or ends here, a person waits for it: poll this many times as often, for these seconds.
+# When a job begins or ends here, poll this many times as often, for these seconds, as a person waits for it.
 _QUICK = 4
 _QUICK_SECONDS = 10.0
 
@@ -26,7 +26,7 @@ _QUICK_SECONDS = 10.0
 class Agent:
     """One incarnation of the process that a host's unit runs.
 
-    `run_cycle` is for one thread, which may wait for the bucket. The supervisor is for another, which may not.
+    One thread calls `run_cycle`, and may wait for the bucket. Another polls the supervisor, and must not wait.
     """
 
     def __init__(
@@ -62,7 +62,11 @@ class Agent:
         self._end_seen = ""
         self._terminated = self._preemption_checked = False
         self.finished = False
-        """True once no job has this host or waits for it, or the unit is stopped and the replica's record is in the bucket."""
+        """True once the process may end.
+
+        That is: no job has this host or waits for it; or no job has it and a newer version of this program is installed; or the
+        unit is being stopped and the replica's record is in the bucket.
+        """
 
     @property
     def status(self) -> str:
@@ -81,7 +85,7 @@ class Agent:
             self.supervisor.terminate()
 
     def run_cycle(self) -> float:
-        """Do what is due with the bucket; return the seconds until the next cycle. It logs itself if the bucket fails."""
+        """Read and write the bucket as is due; log a failure; return the seconds until the next cycle."""
         try:
             self._run_cycle()
         except (OSError, RecordError, Conflict) as error:
@@ -119,7 +123,7 @@ class Agent:
             raise unreadable
 
     def _find(self) -> None:
-        """Claim the job that has this host; finish if no job has it or waits for it."""
+        """Claim the job that has this host; finish if none has it or waits for it, or if a newer version is installed."""
         if not self._current():
             self.finished = True  # the next job is for the newer version that fab has installed
             return
@@ -132,10 +136,10 @@ class Agent:
             return
         stored = self._ledger.job(entry.jobId)
         if stored is None or stored.record.final:
-            return  # its submitter is about to make it, or its end is about to be noticed
+            return  # the job's record is not there yet, or the job has ended and is not yet out of the queue
         job = stored.record
         if job.lease.submitter:
-            return  # it may still fail
+            return  # the submission may still fail
         try:
             plan = self._ledger.plan(entry.jobId)
             replica = entry.replica_on(self._name)
@@ -174,6 +178,7 @@ class Agent:
 
     def _report(self, reporter: Reporter) -> None:
         assert self.supervisor is not None
+        # Of the job's manifest, what only the chief's host knows.
         if (facts := self._site.facts()) is not None:
             self.supervisor.set_facts(facts)
         if self._terminated:
@@ -207,7 +212,7 @@ class Agent:
             self._site.diagnose(job, supervisor.record, self._end_seen)
 
     def _record_unsaved(self, job: JobRecord | None, supervisor: Supervisor) -> bool:
-        """Return True once the record lists the unsaved files of an ended job. Then its folders here are removed."""
+        """Record the unsaved files of an ended job; return True once it is done, so that its folders may be removed."""
         if job is None or not job.final or not supervisor.idle:
             return False
         record = supervisor.record
@@ -234,5 +239,5 @@ class Agent:
         if not self._failing and self.supervisor:
             self.supervisor.assignment.log.write_message(f"the bucket fails, trying again: {error}", "WARNING")
         elif not self._failing:
-            sys.stderr.write(f"<4>replica: {error}; trying again\n")  # to the journal, as no job's log is open
+            sys.stderr.write(f"<4>agent: {error}; trying again\n")  # to the journal, as no job's log is open
         self._failing = True

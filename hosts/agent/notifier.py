@@ -1,6 +1,7 @@
-"""Send the notification of a job's end, once, by its leader: in its own thread and within seconds.
+"""Send the notification of a job's end, by the job's leader and in a thread of its own.
 
-Hosts wait for it. If it fails, the job's result stays; the error goes into the job's record.
+A URL gets up to three tries, so it may get the record twice if an answer is lost. The hosts wait at most NOTIFY_TIMEOUT. If it
+fails, the job's result stays; the error goes into the job's record.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from jobs.notification import SCHEMES, Notification, check_address, is_url, show
 from jobs.times import now
 
 NOTIFY_TIMEOUT = 60.0
-"""A host's next job waits for a notification no longer than this."""
+"""The most seconds that a host's next job waits for a notification."""
 TRY_SECONDS = 5.0
 PAUSES = (1.0, 2.0)
 """Between tries to reach a URL, so there is one more try than pauses."""
@@ -91,8 +92,8 @@ class Notifier:
 def on_stdin(words: list[str], content: bytes) -> tuple[list[str], dict[str, str]]:
     """Return a command line that gives a command this content on stdin, and the variables for it.
 
-    The launcher starts programs without stdin, so the record is in environment variables. They are in base32, as the launcher
-    mounts each path of the bucket that it finds in the environment.
+    The launcher starts programs without stdin, so the record is in environment variables. The launcher mounts every bucket path
+    that it finds in the environment, so the record is in base32, which has no slash.
     """
     text = base64.b32encode(content).decode()
     variables = {f"{_VARIABLE}_{start // _CHUNK}": text[start : start + _CHUNK] for start in range(0, len(text), _CHUNK)}

@@ -31,7 +31,13 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class JobFolders:
-    """The folders of a job on this host: its package, `marker`, the file that says it is complete, and `others` by prefix."""
+    """The folders of a job on this host.
+
+    Attributes:
+        package: the folder of the job's package.
+        marker: the file that shows that the package is complete; files that are older came with the job.
+        others: further folders that a trainer may write to, by the prefix of their files' names.
+    """
 
     package: Path
     marker: Path
@@ -61,7 +67,7 @@ def start_search(
 
 
 def _search(assignment: Assignment, folders: JobFolders, host: HostFile, files: Bucket, start: TrainerStart) -> UnsavedFiles:
-    """Search the files, and keep them, as the trainer's user."""
+    """Run keep_unsaved.py as the trainer's user, and return its report."""
     env, deadline = assignment.environment, time.monotonic() + _START_SECONDS + SEARCH_TIMEOUT
     options = {
         "jobDir": env["JOB_DIR"],
@@ -86,7 +92,10 @@ def _search(assignment: Assignment, folders: JobFolders, host: HostFile, files: 
 
 
 def _has_google_output(job_dir: str, bucket: str, files: Bucket) -> bool:
-    """Return True if JOB_DIR is in Google's bucket and has objects: the program would need seconds to import a client."""
+    """Return True if JOB_DIR is in the bucket at Google and has objects.
+
+    The program gets the result, because it would need seconds to import a client.
+    """
     below = job_dir.removeprefix(f"{bucket.rstrip('/')}/").rstrip("/")
     return "://" in job_dir and below != job_dir.rstrip("/") and bool(files.sizes(below))
 
@@ -128,7 +137,7 @@ def _parse(printed: bytes) -> UnsavedFiles:
 
 
 def _bounded(names: Sequence[str]) -> list[str]:
-    """Return a limited number of short names: they may be the job's own words, and a record stays small."""
+    """Return the first names, shortened: the job may have chosen them, and a record must stay small."""
     return [name[: 2 * keep_unsaved.LONGEST] for name in names[: keep_unsaved.NAMED]]
 
 

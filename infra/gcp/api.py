@@ -1,7 +1,8 @@
-"""Call Google's REST APIs for what Pulumi's provider cannot read: quotas before an update, host keys after it.
+"""Call Google's REST APIs for what Pulumi's provider cannot do: quotas, host keys, objects in the bucket, leftovers.
 
-Credentials and endpoints come from the same places as the provider's, in this order: `gcp:` configuration, its environment
-variables, Application Default Credentials.
+Credentials and endpoints come from the same places as the provider's. Credentials are the first of: the token in `gcp:`
+configuration or in the environment, the key in either, Application Default Credentials. An endpoint is that of `gcp:`
+configuration, of the environment, or Google's.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ LOGIN = "`gcloud auth application-default login`, or set GOOGLE_APPLICATION_CRED
 
 
 class GcpError(TargetError):
-    """A request that Google refused or that cannot be sent; the message is one line with a remedy."""
+    """A request that Google refused, or that cannot be sent; the message is one line."""
 
 
 class UnreachableError(GcpError):
@@ -155,7 +156,7 @@ def guest_attributes(
         props: has the endpoint, the project, the zone, and the names of the instances by host.
 
     Raises:
-        GcpError: the operator lacks the permission; the message names `what` was to be read.
+        GcpError: the operator lacks the permission; the message begins with `what`, such as "host key".
     """
 
     def ask(host: str) -> dict[str, str]:

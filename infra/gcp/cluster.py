@@ -28,7 +28,7 @@ from infra.runtime.recipe import Recipe, recipe
 from infra.scale_tiers import Replica, Role
 from infra.target import ClusterResources
 
-# Requests cost money here: 31 hosts that poll the bucket each second and send heartbeats each 5 s cost 20 cents an hour.
+# Google charges for requests: 31 hosts that polled each second, with a heartbeat each 5 s, would cost 20 cents an hour.
 POLL_SECONDS = 4.0
 # Source: Compute Engine documentation, "Predefined metadata keys" and "Preemptible VM instances".
 _METADATA = "http://metadata.google.internal/computeMetadata/v1/instance"

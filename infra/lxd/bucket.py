@@ -74,7 +74,7 @@ def _limit(props: Props) -> str | None:
 
 
 def used(props: Props) -> int | None:
-    """Return the bytes used in the bucket, or None if it is missing or its pool does not count them."""
+    """Return the bytes used in the bucket, or None if it is missing, its pool does not count them, or LXD reports 0."""
     with errors(f"volume {props['name']}"):
         if not get_volume(props):
             return None

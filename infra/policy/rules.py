@@ -98,7 +98,7 @@ def no_default_account(kind: str, props: Props, config: Props) -> Iterator[str]:
 
 
 def no_primitive_role(kind: str, props: Props, config: Props) -> Iterator[str]:
-    """Refuse roles that grant nearly everything."""
+    """Refuse roles that are too broad."""
     if kind.startswith("gcp:") and "IAM" in kind and props.get("role") in _PRIMITIVE:
         yield f"it grants {props['role']}"
 
@@ -118,7 +118,7 @@ def bucket_is_private(kind: str, props: Props, config: Props) -> Iterator[str]:
 
 
 def labelled(kind: str, props: Props, config: Props) -> Iterator[str]:
-    """Require an owner's label on what costs money."""
+    """Require the label scaletier-stack on instances and buckets, and scaletier-role on instances."""
     required = {INSTANCE: ("scaletier-stack", "scaletier-role"), "gcp:storage/bucket:Bucket": ("scaletier-stack",)}
     labels = props.get("labels") or {}
     yield from (f"it has no label {label}" for label in required.get(kind, ()) if not labels.get(label))
@@ -144,7 +144,7 @@ def terminates(kind: str, props: Props, config: Props) -> Iterator[str]:
 
 
 def known_machine_type(kind: str, props: Props, config: Props) -> Iterator[str]:
-    """Require a machine type of the list: the pack's `allowed`, else every type with a price."""
+    """Require a machine type of the list: the pack's `allowed`, else every type that MACHINES has."""
     if kind == INSTANCE:
         allowed = config.get("allowed") or MACHINES
         name = str(props.get("machineType")).rpartition("/")[2]
@@ -196,9 +196,9 @@ RULES = (
         {"allowed": {"type": "boolean", "default": False}},
     ),
     Rule("no-default-account", "Hosts run as service accounts of their own", no_default_account),
-    Rule("no-primitive-role", "No role that means nearly everything", no_primitive_role),
+    Rule("no-primitive-role", "No role is too broad", no_primitive_role),
     Rule("bucket-is-private", "The bucket is never public", bucket_is_private),
-    Rule("labelled", "What costs money says whose it is", labelled),
+    Rule("labelled", "Instances and buckets have the labels of their stack", labelled),
     Rule("shielded", "Hosts are shielded VMs", shielded),
     Rule("terminates", "Hosts with GPUs and spot hosts terminate on maintenance", terminates),
     Rule(

@@ -266,7 +266,7 @@ def test_a_job_with_a_corrupt_plan_is_ended_and_frees_its_host(
     why = "plan.json is no JSON" if content else "jobs/job01/plan.json is not there, or knows no master-0"
     assert host.agent.status.startswith(f"no job is here: {why}")
     (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith(f"<4>replica: {why}")
+    assert line.startswith(f"<4>agent: {why}")
     assert line.endswith("; trying again")
     host.cycles(int(3 * LEASE))
     assert host.job().state == "FAILED"

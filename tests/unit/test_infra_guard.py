@@ -90,7 +90,7 @@ def test_a_preview_warns_an_update_refuses_and_disrupt_jobs_cancels(warnings: li
     assert warnings.pop() == warning
     assert files.written.keys() == {paths.cancel("peers")}
     request = files.written[paths.cancel("peers")]
-    assert (request["requestedBy"], request["reason"]) == ("pulumi up", "hosts removed: worker-1")
+    assert (request["requestedBy"], request["reason"]) == ("pulumi up", "hosts removed or replaced: worker-1")
 
 
 def test_a_replaced_host_affects_its_job_but_no_waiting_job(warnings: list[str]) -> None:
@@ -105,7 +105,7 @@ def test_a_replaced_host_affects_its_job_but_no_waiting_job(warnings: list[str])
     with pytest.raises(TargetError, match=r"^this replaces worker-0, and job peers has worker-0: nothing was changed\."):
         guard.check(Change(replaced=["worker-0"]), files.contents.get, files.create, preview=False, allowed=False)
     guard.check(change, files.contents.get, files.create, preview=False, allowed=True)
-    assert files.written[paths.cancel("peers")]["reason"] == "hosts removed: evaluator-0, worker-0, ps-0"
+    assert files.written[paths.cancel("peers")]["reason"] == "hosts removed or replaced: evaluator-0, worker-0, ps-0"
 
 
 def test_a_job_continues_without_an_optional_host(warnings: list[str]) -> None:
