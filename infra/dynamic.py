@@ -108,12 +108,12 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> set[str]:
 class ModuleResource(Resource):
     """A dynamic resource whose code is the functions of a module.
 
-    A subclass sets `lifecycle = __name__`: the functions `create`, `update` and so on of its own module then implement it. It
+    A subclass sets `module_name = __name__`: the functions `create`, `update` and so on of its own module then implement it. It
     lists in `outputs` the properties that are not inputs.
     """
 
-    lifecycle: str
+    module_name: str
     outputs: tuple[str, ...] = ()
 
     def __init__(self, name: str, props: Mapping[str, Input[Any]], opts: ResourceOptions | None = None) -> None:
-        super().__init__(ModuleProvider(self.lifecycle), name, {**dict.fromkeys(self.outputs), **props}, opts)
+        super().__init__(ModuleProvider(self.module_name), name, {**dict.fromkeys(self.outputs), **props}, opts)

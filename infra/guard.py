@@ -81,7 +81,7 @@ def _can_continue(content: bytes | None, replicas: list[str]) -> bool:
         return True
 
 
-def check(change: Change, read: Read, create: Create, preview: bool, allowed: bool) -> None:
+def protect_jobs(change: Change, read: Read, create: Create, preview: bool, allowed: bool) -> None:
     """Warn at a preview and raise TargetError at an update if jobs would lose hosts.
 
     If `allowed` (disruptJobs), the update ends the jobs that cannot continue, as `fab cancel` would.

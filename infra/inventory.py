@@ -43,7 +43,7 @@ class Host:
         start: path of the request that starts the host, below the URL of `PowerAccess`; None if only `pulumi up` starts it.
     """
 
-    spelling: ClassVar = staticmethod(camel_case)
+    json_key: ClassVar = staticmethod(camel_case)
 
     name: str
     role: Role
@@ -65,7 +65,7 @@ class Host:
         return JOBS_UNIT if self.role.runs_jobs else SERVING_UNIT
 
     @property
-    def make(self) -> tuple[object, ...]:
+    def hardware(self) -> tuple[object, ...]:
         """What is equal for interchangeable hosts; a spot host differs in its cost."""
         gpu = self.accelerator and tuple(sorted(self.accelerator.items()))
         return self.machine_type, self.cpus, self.memory_bytes, gpu, self.hourly_cost
@@ -83,7 +83,7 @@ class PowerAccess:
         headers: of requests to `token` and `preempted`.
     """
 
-    spelling: ClassVar = staticmethod(camel_case)
+    json_key: ClassVar = staticmethod(camel_case)
 
     url: str
     operator_url: str
@@ -110,7 +110,7 @@ class Inventory(Record):
     """
 
     kind: ClassVar[str] = "inventory"
-    spelling: ClassVar = staticmethod(camel_case)
+    json_key: ClassVar = staticmethod(camel_case)
 
     schema: int = SCHEMA
     stack: str
@@ -151,7 +151,7 @@ class Inventory(Record):
     @property
     def hourly_cost(self) -> float | None:
         """US dollars an hour of all hosts; None if one of them has no price."""
-        return whole_sum(host.hourly_cost for host in self.hosts)
+        return sum_if_known(host.hourly_cost for host in self.hosts)
 
     def start_requests(self, operator: bool = False) -> records.Power | None:
         """Return how hosts, or the operator, start each host that has a start path; None if only `pulumi up` can."""
@@ -185,7 +185,7 @@ class Inventory(Record):
         return of_role
 
 
-def whole_sum(numbers: Iterable[float | None]) -> float | None:
+def sum_if_known(numbers: Iterable[float | None]) -> float | None:
     """Return the sum to 4 places, as prices have; None if one of the numbers is unknown."""
     items = list(numbers)
     return None if None in items else round(sum(filter(None, items)), 4)

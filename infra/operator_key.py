@@ -12,7 +12,7 @@ from infra.dynamic import ModuleResource, Props
 class OperatorKey(ModuleResource, module="operator", name="OperatorKey"):
     """The operator's key pair. Input: comment. Outputs: publicKey (for authorized_keys), privateKey (OpenSSH's, secret)."""
 
-    lifecycle = __name__
+    module_name = __name__
     outputs = ("publicKey", "privateKey")
     publicKey: Output[str]
     privateKey: Output[str]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hosts.agent import keep_unsaved
-from hosts.agent.keep_unsaved import LEFT
+from hosts.agent.keep_unsaved import UNSAVED_FOLDER
 from hosts.agent.process import ProcessRun, TrainerProcess, TrainerStart
 from hosts.agent.supervisor import Assignment
 from jobs.background import BackgroundTask
@@ -146,7 +146,7 @@ def describe(unsaved: UnsavedFiles, replica: str) -> str:
     parts = []
     if unsaved.keptFiles:
         parts.append(
-            f"the files that it wrote elsewhere are kept in JOB_DIR/{LEFT}/{replica}: {few(unsaved.kept, unsaved.keptFiles)}"
+            f"the files that it wrote elsewhere are kept in JOB_DIR/{UNSAVED_FOLDER}/{replica}: {few(unsaved.kept, unsaved.keptFiles)}"
         )
     if unsaved.leftOutFiles:
         parts.append(f"not kept: {few(unsaved.leftOut, unsaved.leftOutFiles)}")

@@ -68,7 +68,7 @@ def credentials(get: Get) -> Any:
     try:
         return _credentials(get)
     except (google.auth.exceptions.GoogleAuthError, OSError, ValueError) as error:
-        raise GcpError(f"no Google credentials ({_line(error)}): run {LOGIN}") from None
+        raise GcpError(f"no Google credentials ({_first_sentence(error)}): run {LOGIN}") from None
 
 
 def _credentials(get: Get) -> Any:
@@ -97,7 +97,7 @@ def get_json(client: requests.Session, url: str, **params: str) -> dict[str, Any
     try:
         answer = client.get(url, params=params, timeout=TIMEOUT)
     except google.auth.exceptions.RefreshError as error:
-        raise GcpError(f"Google refused the credentials ({_line(error)}): run {LOGIN}") from None
+        raise GcpError(f"Google refused the credentials ({_first_sentence(error)}): run {LOGIN}") from None
     except (google.auth.exceptions.GoogleAuthError, requests.exceptions.RequestException) as error:
         raise UnreachableError(f"{url.split('/')[2]} does not answer ({type(error).__name__})") from None
     if answer.ok:
@@ -135,7 +135,7 @@ def _refusal(answer: requests.Response) -> ApiError:
     return ApiError(" ".join(message.split()), answer.status_code, reason)
 
 
-def _line(error: BaseException) -> str:
+def _first_sentence(error: BaseException) -> str:
     """Return the first sentence of an error."""
     return " ".join(str(error.args[0] if error.args else error).split()).partition(". ")[0].rstrip(".")
 

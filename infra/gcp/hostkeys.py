@@ -29,7 +29,7 @@ class HostKeys(ModuleResource, module="gcp", name="HostKeys"):
     Outputs: hostKeys (host to key), late (hosts without a key; the next `pulumi up` reads them again).
     """
 
-    lifecycle = __name__
+    module_name = __name__
     outputs = ("hostKeys", "late")
     hostKeys: Output[dict[str, str]]
     late: Output[list[str]]

@@ -50,12 +50,12 @@ class HostArgs:
 class InstanceHost(ComponentResource):
     """A host: its instance and its address, which is reserved if the stack does not own the subnet.
 
-    Outputs: `instance` (its name), `made` (the same, once the instance exists), `address` (internal),
+    Outputs: `instance` (its name), `created_name` (the same, once the instance exists), `address` (internal),
     `public_address` (empty if it has none), `instance_id`, `create_time` (RFC 3339).
     """
 
     instance: str
-    made: Output[str]
+    created_name: Output[str]
     address: Output[str]
     public_address: Output[str]
     instance_id: Output[str]
@@ -119,7 +119,7 @@ class InstanceHost(ComponentResource):
                 ignore_changes=["scratchDisks"],
             ),
         )
-        self.made = instance.name
+        self.created_name = instance.name
         self.instance_id, self.create_time = instance.instance_id, instance.creation_timestamp
         self.public_address = instance.network_interfaces.apply(
             lambda interfaces: (interfaces[0].access_configs[0].nat_ip or "") if interfaces[0].access_configs else ""
