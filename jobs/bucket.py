@@ -43,7 +43,7 @@ class Item(NamedTuple):
     version: str
 
 
-def ignore(_: int) -> None:
+def no_progress(_: int) -> None:
     """Count no bytes."""
 
 
@@ -77,10 +77,10 @@ class Bucket(RecordStore, Protocol):
     def read_part(self, name: str, start: int, end: int) -> bytes:
         """Return these bytes of an object, or as many as there are; empty if there is no such object."""
 
-    def upload(self, name: str, content: bytes | Path, progress: Progress = ignore) -> None:
+    def upload(self, name: str, content: bytes | Path, progress: Progress = no_progress) -> None:
         """Write an object, or a file's content, whether it exists or not; Conflict if its job is known to be deleted."""
 
-    def download(self, name: str, target: Path, progress: Progress = ignore) -> bool:
+    def download(self, name: str, target: Path, progress: Progress = no_progress) -> bool:
         """Write an object to a file, which is complete or unchanged; False if there is no such object."""
 
     def sizes(self, folder: str) -> dict[str, int]:

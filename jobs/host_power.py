@@ -107,7 +107,7 @@ class HostStarter:
         self._start, self._clock, self._run_in_background = start, clock, run_in_background
         self._requests: dict[str, _HostRequest] = {}
 
-    def request_hosts(self, hosts: Iterable[str]) -> list[str]:
+    def request_starts(self, hosts: Iterable[str]) -> list[str]:
         """Request the start of each of these hosts whose request is due; return new lines about the answers, for a log."""
         targets, now = self.hosts & set(hosts), self._clock()
         back = [(host, request) for host, request in self._requests.items() if host not in targets]

@@ -37,8 +37,8 @@ def is_url(target: str) -> bool:
     return _URL.match(target) is not None
 
 
-def split_url(url: str) -> SplitResult:
-    """Split a URL that may be asked; ValueError, in one line, for any other."""
+def check_url(url: str) -> SplitResult:
+    """Return the parts of a URL; ValueError, in one line, if it is invalid or may not get a notification."""
     parts = urlsplit(url)
     if parts.scheme not in SCHEMES:
         raise ValueError(f"its scheme is {parts.scheme}")

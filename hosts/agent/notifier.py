@@ -15,7 +15,7 @@ from http.client import HTTPConnection, HTTPException
 from urllib.parse import SplitResult
 
 from jobs.background import BackgroundTask, reason_of
-from jobs.notification import SCHEMES, Notification, check_address, is_url, shown, split_url
+from jobs.notification import SCHEMES, Notification, check_address, check_url, is_url, shown
 from jobs.times import now
 
 NOTIFY_TIMEOUT = 60.0
@@ -30,7 +30,7 @@ _AGAIN = frozenset({408, 425, 429})
 _VARIABLE = "SCALETIER_RECORD"
 _CHUNK = 100_000  # of a variable, of which the kernel takes 128 KiB
 
-Command = Callable[[list[str], Mapping[str, str]], int]
+RunCommand = Callable[[list[str], Mapping[str, str]], int]
 """Runs a command line with further variables and returns its exit code; TimeoutError if it takes too long."""
 
 
@@ -42,11 +42,11 @@ class NotifyError(Exception):
         self.again = again
 
 
-class Notifier:
+class NotificationTask:
     """A notification that is being sent."""
 
     def __init__(
-        self, target: str, words: list[str], record: bytes, run: Command, sleep: Callable[[float], None] = time.sleep
+        self, target: str, words: list[str], record: bytes, run: RunCommand, sleep: Callable[[float], None] = time.sleep
     ) -> None:
         """Begin to send it; `words` are a command's, with its variables filled in, `record` is its content."""
         self._target, self._words, self._record, self._run_command, self._sleep = target, words, record, run, sleep
@@ -66,7 +66,7 @@ class Notifier:
         if not is_url(self._target):
             self._attempts = 1
             return self._command()
-        parts = split_url(self._target)
+        parts = check_url(self._target)
         for pause in (*PAUSES, None):
             self._attempts += 1
             try:
@@ -81,7 +81,7 @@ class Notifier:
     def _command(self) -> str:
         if len(self._record) > LIMIT:
             return f"the record has {len(self._record)} bytes, and a command is given {LIMIT} at most"
-        argv, variables = on_stdin(self._words, self._record)
+        argv, variables = command_with_stdin(self._words, self._record)
         try:
             code = self._run_command(argv, variables)
         except TimeoutError:
@@ -89,7 +89,7 @@ class Notifier:
         return f"it exited with status {code}" if code else ""
 
 
-def on_stdin(words: list[str], content: bytes) -> tuple[list[str], dict[str, str]]:
+def command_with_stdin(words: list[str], content: bytes) -> tuple[list[str], dict[str, str]]:
     """Return a command line that gives a command this content on stdin, and the variables for it.
 
     The launcher starts programs without stdin, so the record is in environment variables. The launcher mounts every bucket path

@@ -47,7 +47,7 @@ def of_record(record: bytes, signature: Signature, key: int) -> Any:
         if name in features:
             instance[name] = _shaped(features[name], tensor)
         elif name + _RAW in features and tensor.dtype is not None:
-            instance[name] = _shaped(_bytes(features[name + _RAW], np.dtype(tensor.dtype)), tensor)
+            instance[name] = _shaped(_numbers_from_bytes(features[name + _RAW], np.dtype(tensor.dtype)), tensor)
         elif name == KEY and tensor.dtype is not None and np.dtype(tensor.dtype).kind in "iu":
             instance[name] = key
     return instance
@@ -58,7 +58,7 @@ def _values(feature: Any) -> list[Any]:
     return list(getattr(feature, kind).value) if kind else []
 
 
-def _bytes(values: list[Any], kind: np.dtype[Any]) -> Any:
+def _numbers_from_bytes(values: list[Any], kind: np.dtype[Any]) -> Any:
     """Return the bytes of a single bytes value as numbers: uint8, or floats from 0 to 1; other values unchanged."""
     if len(values) != 1 or not isinstance(values[0], bytes):
         return values

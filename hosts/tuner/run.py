@@ -21,7 +21,7 @@ from pathlib import Path
 from hosts.agent import config
 from hosts.agent.launcher_client import launcher, scratch_folder
 from hosts.agent.process import delete
-from hosts.agent.replica_rules import describe_end, is_restart
+from hosts.agent.replica_rules import describe_end, should_restart
 from hosts.tuner.measure import TrialMetrics, should_stop
 from hosts.tuner.process import METRIC_FILE, TrialChild, TrialUnit, trial_launcher
 from jobs import variables
@@ -31,7 +31,7 @@ from jobs.folder_bucket import open_bucket
 from jobs.ledger import Ledger, Stored, Trials
 from jobs.records import HostFile, Plan
 from jobs.serialization import RecordError
-from jobs.study import Measurement, Study, Trial, TrialState, best, thin, words
+from jobs.study import Measurement, Study, Trial, TrialState, best, flags, thin
 from jobs.times import now
 
 FAILED, TERMINATED = 1, 128 + signal.SIGTERM
@@ -148,9 +148,9 @@ class Tuner:
             last = failed[-1]
             return _fail(
                 f"{len(failed)} of {len(trials)} trials FAILED, and maxFailedTrials is {study.maxFailedTrials}; "
-                f"trial {last.trialId} ({' '.join(words(last.hyperparameters))}): {last.errorMessage}"
+                f"trial {last.trialId} ({' '.join(flags(last.hyperparameters))}): {last.errorMessage}"
             )
-        if len(trials) < study.trials or any(not trial.final for trial in trials):
+        if len(trials) < study.trial_count or any(not trial.final for trial in trials):
             return None
         first = best(study, trials)
         if first is None or first.finalMetric is None:
@@ -160,7 +160,7 @@ class Tuner:
             early = sum(trial.isTrialStoppedEarly for trial in trials)
             counts = f"{len(failed)} FAILED{f', {early} stopped early' if early else ''}"
             _print(
-                f"Trials: {len(trials)} done, {counts}; best is trial {first.trialId}: {' '.join(words(first.hyperparameters))}"
+                f"Trials: {len(trials)} done, {counts}; best is trial {first.trialId}: {' '.join(flags(first.hyperparameters))}"
             )
             _print(f"Final metrics after {final.trainingStep} steps, {tag}: {final.objectiveValue:.6g}")
         return 0
@@ -171,10 +171,10 @@ class Tuner:
         # A dropped replica is an optional one that the job continues without.
         missing = {*(job.record.lostReplicas if job else ()), *(job.record.droppedReplicas if job else ())}
         for trial in trials:
-            strange = trial.replica not in self._plan.replicas
-            if not trial.final and (trial.replica == self._name or trial.replica in missing or strange):
+            unknown_replica = trial.replica not in self._plan.replicas
+            if not trial.final and (trial.replica == self._name or trial.replica in missing or unknown_replica):
                 return self._claim_again(trial)
-        if len(trials) >= self._study.trials:
+        if len(trials) >= self._study.trial_count:
             return None
         number = self._trials.next_number
         trial = Trial(number, self._suggest(self._study, trials, number), self._name, self._host.name)
@@ -209,7 +209,7 @@ class Tuner:
             file = scratch / "output.metrics"
             metrics = TrialMetrics(study.hyperparameterMetricTag, file, study.folder(trial.trialId))
             again = f", again ({trial.restarts} of {self._plan.maxRestarts})" if trial.restarts else ""
-            _print(f"Trial {trial.trialId} of {study.trials}{again}: {' '.join(words(trial.hyperparameters))}")
+            _print(f"Trial {trial.trialId} of {study.trial_count}{again}: {' '.join(flags(trial.hyperparameters))}")
             try:
                 environment = self._environment(trial, file)
                 child = self._spawn(variables.expand_command(self._argv(trial), environment), environment)
@@ -290,7 +290,7 @@ class Tuner:
         """
         if status:
             # A signal that killed the process counts as no fault of the trainer, and the trial runs again.
-            restarts = is_restart(self._plan, status) and trial.restarts < self._plan.maxRestarts
+            restarts = should_restart(self._plan, status) and trial.restarts < self._plan.maxRestarts
             if restarts and not out_of_memory:
                 return trial
             words = self._last_words()
@@ -342,7 +342,7 @@ class Tuner:
     def _argv(self, trial: Trial) -> list[str]:
         flag, folder = self._study.jobDirFlag, self._study.folder(trial.trialId)
         python = self._plan.python or self._host.python
-        return [*self._plan.program(python), *((flag, folder) if flag else ()), *words(trial.hyperparameters)]
+        return [*self._plan.program(python), *((flag, folder) if flag else ()), *flags(trial.hyperparameters)]
 
     def _environment(self, trial: Trial, file: Path) -> dict[str, str]:
         """Return a trial's environment: the job's, and as in Cloud ML its number, its folder, and the file for its reports."""

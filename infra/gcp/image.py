@@ -81,7 +81,8 @@ def startup_script(
 ) -> str:
     """Return a host's start-up script: the same text for the same role, runtime and kind of machine.
 
-    `network` is the range of the cluster's hosts. A host that is `egress_closed` reaches Google's APIs by their private address only.
+    `network` is the range of the cluster's hosts. With `egress_closed`, hosts reach Google's APIs
+    by their private address only.
     """
     defaults: Mapping[str, Any] = yaml.safe_load((_ROLE / "defaults" / "main.yml").read_text())
     script = partial(

@@ -287,7 +287,7 @@ def test_a_job_whose_package_cannot_be_fetched_is_ended(host: Host) -> None:
 
 def test_the_next_job_waits_for_the_version_that_fab_pushed(host: Host) -> None:
     current = [True]
-    host.agent._current = lambda: current[0]
+    host.agent._is_current_version = lambda: current[0]
     host.submit()
     host.submit("job02")
     host.cycles(4)

@@ -11,7 +11,7 @@ import pytest
 from pydantic import Field, ValidationError
 
 from infra.config import ClusterConfig
-from infra.inventory import Host, Inventory, PowerAccess, to_plain, sum_if_known
+from infra.inventory import Host, Inventory, PowerAccess, sum_if_known, to_plain
 from infra.lxd.config import LxdConfig
 from infra.scale_tiers import Accelerator, Role, RoleSpec, SpecError
 from infra.validation import Section, one_line, refusal
