@@ -13,7 +13,7 @@ from pulumi import ResourceOptions
 from infra import backend, state
 from infra.config import ClusterConfig
 from infra.connection import FOLDER
-from infra.guard import Change, check, removed_hosts, require_same_target
+from infra.guard import Change, protect_jobs, removed_hosts, require_same_target
 from infra.operator_files import OperatorFiles
 from infra.operator_key import OperatorKey
 from infra.scale_tiers import SpecError, TargetError
@@ -37,11 +37,11 @@ def main() -> None:
     try:
         before = state.before()
         require_same_target(before.target, ClusterConfig.target_of(raw))
-        target_type = import_target(ClusterConfig.target_of(raw))
+        target_type = import_target_type(ClusterConfig.target_of(raw))
         config = target_type.config_type.parse(raw)
         target = target_type(stack, config.spec(), config, before)
         change = Change(removed_hosts(before.hosts, target.spec), target.replaced_hosts())
-        check(change, target.read, target.create, pulumi.runtime.is_dry_run(), config.disrupt_jobs)
+        protect_jobs(change, target.read, target.create, pulumi.runtime.is_dry_run(), config.disrupt_jobs)
     except (SpecError, TargetError) as error:
         pulumi.log.error(str(error))
         # The exit leaves coroutines of the SDK that were never awaited.
@@ -68,8 +68,8 @@ def main() -> None:
         pulumi.export("hourlyCostByRole", dict(cluster.hourly_costs))
 
 
-def import_target(name: str) -> type[Target]:
-    """Return a target; only that one is imported, as a provider's library takes seconds."""
+def import_target_type(name: str) -> type[Target]:
+    """Return the type of a target; only that one is imported, as a provider's library takes seconds."""
     # The import creates hundreds of thousands of objects, and garbage collection would take a quarter of its time.
     gc.disable()
     try:

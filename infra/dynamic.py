@@ -30,7 +30,7 @@ _importing = threading.Lock()
 
 
 def configuration(key: str) -> str | None:
-    """Return a value of the stack's configuration, in the process of the dynamic provider.
+    """Return a value of the stack's configuration; None outside the process of the dynamic provider.
 
     A resource reads secrets, such as credentials, with this function, so that they are not in its state.
     """
@@ -49,7 +49,7 @@ class ModuleProvider(ResourceProvider):
     - `DELETE_FIRST`: False to create a replacement before the old resource is deleted. Default: True.
 
     `create` must succeed if an interrupted run left parts, and `delete` if the resource is incomplete or gone. Outputs contain
-    the inputs that were applied. Existing states store these names: do not rename this class or its modules.
+    the inputs that were applied. States store these names: do not rename this class; add a renamed module to `_MOVED`.
     """
 
     def __init__(self, module: str) -> None:
@@ -108,12 +108,12 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> set[str]:
 class ModuleResource(Resource):
     """A dynamic resource whose code is the functions of a module.
 
-    A subclass sets `lifecycle = __name__`: the functions `create`, `update` and so on of its own module then implement it. It
+    A subclass sets `module_name = __name__`: the functions `create`, `update` and so on of its own module then implement it. It
     lists in `outputs` the properties that are not inputs.
     """
 
-    lifecycle: str
+    module_name: str
     outputs: tuple[str, ...] = ()
 
     def __init__(self, name: str, props: Mapping[str, Input[Any]], opts: ResourceOptions | None = None) -> None:
-        super().__init__(ModuleProvider(self.lifecycle), name, {**dict.fromkeys(self.outputs), **props}, opts)
+        super().__init__(ModuleProvider(self.module_name), name, {**dict.fromkeys(self.outputs), **props}, opts)

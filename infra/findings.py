@@ -21,7 +21,10 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of a check: its severity, and the command that fixes a problem. `fix` runs it if that removes nothing."""
+    """The result of a check.
+
+    `remedy` is the command that fixes a problem. `fix` does the same; it is None if that could remove something.
+    """
 
     severity: Severity
     what: str
@@ -63,7 +66,7 @@ def fail(what: str, remedy: str = "", fix: Callable[[], object] | None = None) -
 def run_checks(checks: Mapping[str, Check], seconds: float, fix: bool = False) -> Iterator[Finding]:
     """Yield findings as they come, each with its check's name; with `fix`, apply safe remedies.
 
-    A check that fails, or takes longer than `seconds`, is a finding too; its thread is left behind.
+    A check that fails is a finding too, and so is one that exceeds `seconds`, whose thread goes on.
     """
     results: queue.SimpleQueue[tuple[str, Finding | None]] = queue.SimpleQueue()
 

@@ -28,7 +28,7 @@ def require_same_target(previous: str | None, target: str) -> None:
 
 
 def removed_hosts(previous: Iterable[str], spec: ClusterSpec) -> list[str]:
-    """Return the running hosts that the new cluster lacks."""
+    """Return the hosts before the change, running or not, that the new cluster lacks."""
     stay = {replica.name for replica in spec.replicas}
     return [name for name in previous if name not in stay]
 
@@ -59,7 +59,7 @@ class AffectedJob:
 
 
 def affected_jobs(queue: Queue, change: Change, read: Read) -> list[AffectedJob]:
-    """Return each job that has one of these hosts, or waits and could not start without them."""
+    """Return each job that has one of these hosts, or that waits and could not start without the removed ones."""
     jobs = []
     for entry in queue.entries:
         if entry.held and (lost_hosts := [host for host in entry.hosts if host in change.hosts]):
@@ -81,7 +81,7 @@ def _can_continue(content: bytes | None, replicas: list[str]) -> bool:
         return True
 
 
-def check(change: Change, read: Read, create: Create, preview: bool, allowed: bool) -> None:
+def protect_jobs(change: Change, read: Read, create: Create, preview: bool, allowed: bool) -> None:
     """Warn at a preview and raise TargetError at an update if jobs would lose hosts.
 
     If `allowed` (disruptJobs), the update ends the jobs that cannot continue, as `fab cancel` would.
@@ -102,7 +102,7 @@ def check(change: Change, read: Read, create: Create, preview: bool, allowed: bo
         effects += [f"{job.job_id} continues, or waits" for job in jobs if job.continues]
         pulumi.log.warn(f"{problem}: disruptJobs is true, so it is done; {', '.join(effects)}")
         if not preview:
-            request = CancelRequest("pulumi up", now(), f"hosts removed: {', '.join(change.hosts)}")
+            request = CancelRequest("pulumi up", now(), f"hosts removed or replaced: {', '.join(change.hosts)}")
             for job_id in ended:
                 create(cancel(job_id), request.to_json())
     elif preview:

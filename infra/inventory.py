@@ -1,4 +1,4 @@
-"""The record of a cluster, `inventory.json`: `pulumi up` writes it, everything else reads it."""
+"""The record of a cluster, `inventory.json`: `pulumi up`, `fab connect` and the first `fab` in a checkout write it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def camel_case(name: str) -> str:
 
 
 def to_plain(value: Any) -> Any:
-    """Return a record as JSON has it."""
+    """Return a dataclass as a dictionary with the keys of its JSON; a tuple as a list."""
     if is_dataclass(value):
         stored = (each.name for each in fields(value) if each.metadata.get("stored", True))
         return {camel_case(name): to_plain(getattr(value, name)) for name in stored}
@@ -34,7 +34,7 @@ def to_plain(value: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """A host, and the replica of that name.
+    """A host, named after its role; a replica of that name may run on another host.
 
     Attributes:
         ssh_host: what ssh connects to, which has the public `host_key`.
@@ -43,7 +43,7 @@ class Host:
         start: path of the request that starts the host, below the URL of `PowerAccess`; None if only `pulumi up` starts it.
     """
 
-    spelling: ClassVar = staticmethod(camel_case)
+    json_key: ClassVar = staticmethod(camel_case)
 
     name: str
     role: Role
@@ -65,8 +65,8 @@ class Host:
         return JOBS_UNIT if self.role.runs_jobs else SERVING_UNIT
 
     @property
-    def make(self) -> tuple[object, ...]:
-        """The common properties of interchangeable hosts; a spot host costs less."""
+    def hardware(self) -> tuple[object, ...]:
+        """What is equal for interchangeable hosts; a spot host differs in its cost."""
         gpu = self.accelerator and tuple(sorted(self.accelerator.items()))
         return self.machine_type, self.cpus, self.memory_bytes, gpu, self.hourly_cost
 
@@ -83,7 +83,7 @@ class PowerAccess:
         headers: of requests to `token` and `preempted`.
     """
 
-    spelling: ClassVar = staticmethod(camel_case)
+    json_key: ClassVar = staticmethod(camel_case)
 
     url: str
     operator_url: str
@@ -103,14 +103,14 @@ class Inventory(Record):
         shared_cpus: number of processors that the hosts share, None if each has its own.
         runtimes, operator_runtimes: the folder of the jobs' own Pythons as hosts and as the operator name it; None if the
             hosts can have none.
-        tensorflow: version on the hosts, None for the one of trainer/requirements.txt.
+        tensorflow: version on the hosts; None for the version in trainer/requirements.txt.
         python: minor version of the hosts' Python.
         power: None if only `pulumi up` starts hosts.
-        folder: of the operator's files, where it was read from.
+        folder: the folder of the operator's files, from which it was read; not in the JSON.
     """
 
     kind: ClassVar[str] = "inventory"
-    spelling: ClassVar = staticmethod(camel_case)
+    json_key: ClassVar = staticmethod(camel_case)
 
     schema: int = SCHEMA
     stack: str
@@ -151,10 +151,10 @@ class Inventory(Record):
     @property
     def hourly_cost(self) -> float | None:
         """US dollars an hour of all hosts; None if one of them has no price."""
-        return whole_sum(host.hourly_cost for host in self.hosts)
+        return sum_if_known(host.hourly_cost for host in self.hosts)
 
     def start_requests(self, operator: bool = False) -> records.Power | None:
-        """Return how hosts, or the operator, start each host; None if neither can."""
+        """Return how hosts, or the operator, start each host that has a start path; None if only `pulumi up` can."""
         if (power := self.power) is None:
             return None
         url = power.operator_url if operator else power.url
@@ -185,7 +185,7 @@ class Inventory(Record):
         return of_role
 
 
-def whole_sum(numbers: Iterable[float | None]) -> float | None:
+def sum_if_known(numbers: Iterable[float | None]) -> float | None:
     """Return the sum to 4 places, as prices have; None if one of the numbers is unknown."""
     items = list(numbers)
     return None if None in items else round(sum(filter(None, items)), 4)

@@ -15,7 +15,7 @@ REPLACE = frozenset({"folder"})
 class OperatorFiles(ModuleResource, module="operator", name="OperatorFiles"):
     """Inputs: folder (below the project's root), inventory (JSON), privateKey."""
 
-    lifecycle = __name__
+    module_name = __name__
 
 
 def _contents(props: Mapping[str, Any]) -> dict[str, str]:

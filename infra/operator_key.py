@@ -8,19 +8,17 @@ from pulumi import Output, ResourceOptions
 
 from infra.dynamic import ModuleResource, Props
 
-REPLACE = frozenset({"comment"})
-
 
 class OperatorKey(ModuleResource, module="operator", name="OperatorKey"):
     """The operator's key pair. Input: comment. Outputs: publicKey (for authorized_keys), privateKey (OpenSSH's, secret)."""
 
-    lifecycle = __name__
+    module_name = __name__
     outputs = ("publicKey", "privateKey")
     publicKey: Output[str]
     privateKey: Output[str]
 
     def __init__(self, name: str, comment: str, opts: ResourceOptions | None = None) -> None:
-        # A renamed stack keeps its key, because a new key would replace every host.
+        # A renamed stack keeps its key, because a new key would replace every local host.
         secret = ResourceOptions(additional_secret_outputs=["privateKey"], ignore_changes=["comment"])
         super().__init__(name, {"comment": comment}, ResourceOptions.merge(opts, secret))
 

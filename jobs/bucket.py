@@ -1,8 +1,8 @@
 """The bucket: objects by name, such as `jobs/job01/job.json`, in a folder, over SSH, or in Google Cloud Storage.
 
-Small records are written on a condition: that there is none yet, or just the version that was read. Of two writers one wins;
-the other gets a Conflict, reads again, and decides again. So a slow or late writer cannot undo what happened since. Large
-objects, such as packages and logs, have one writer each, and are written unconditionally.
+Writes of small records are conditional: the record must not exist, or must still be the version that was read. Of two writers
+one succeeds; the other gets a Conflict, reads the record again, and decides again. So a slow writer cannot undo a later write.
+Large objects, such as packages and logs, have one writer each, and are written unconditionally.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from jobs.background import Background
 
 T = TypeVar("T")
 Progress = Callable[[int], None]
+"""Called with the number of bytes of each piece that was transferred."""
 PIECE = 2**20
 """The most bytes of a large object that are held in memory at once."""
 
@@ -32,7 +33,7 @@ class Conflict(Exception):  # noqa: N818  it is no error but an answer
 
 
 class BucketError(OSError):
-    """The bucket does not answer, not in time, or refuses. Whether a write took effect is not known."""
+    """The bucket refuses, or does not answer in time. A write may have taken effect."""
 
 
 class Item(NamedTuple):
@@ -42,15 +43,16 @@ class Item(NamedTuple):
     version: str
 
 
-def ignore(_: int) -> None:
+def no_progress(_: int) -> None:
     """Count no bytes."""
 
 
 class RecordStore(Protocol):
     """The small records of a bucket.
 
-    Every method has a time limit and raises BucketError if it is exceeded. A write that is repeated, because its answer was
-    lost, is recognised by its content. So the content must identify its writer, as a lease or a heartbeat does.
+    Every method raises BucketError if it exceeds the store's time limit. A FolderBucket has none; TimeLimited adds one. A write
+    that is repeated, because its answer was lost, is recognised by its content. So the content must identify its writer, as a
+    lease or a heartbeat does.
     """
 
     def read(self, name: str) -> Item | None:
@@ -75,17 +77,17 @@ class Bucket(RecordStore, Protocol):
     def read_part(self, name: str, start: int, end: int) -> bytes:
         """Return these bytes of an object, or as many as there are; empty if there is no such object."""
 
-    def upload(self, name: str, content: bytes | Path, progress: Progress = ignore) -> None:
+    def upload(self, name: str, content: bytes | Path, progress: Progress = no_progress) -> None:
         """Write an object, or a file's content, whether it exists or not; Conflict if its job is known to be deleted."""
 
-    def download(self, name: str, target: Path, progress: Progress = ignore) -> bool:
+    def download(self, name: str, target: Path, progress: Progress = no_progress) -> bool:
         """Write an object to a file, which is complete or unchanged; False if there is no such object."""
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Return the sizes of a folder's objects in bytes, by name; empty if there is no such folder."""
 
     def walk(self, folder: str) -> dict[str, int]:
-        """Return the sizes of all objects below a folder by relative path, which is `` if the folder is an object."""
+        """Return the sizes of all objects below a folder by relative path. If `folder` names an object, its path is ''."""
 
     def delete(self, name: str) -> None:
         """Delete an object if it exists."""
@@ -131,10 +133,10 @@ def file_errors(path: object) -> Iterator[None]:
 
 
 class TimeLimited:
-    """Records whose calls have a time limit, one at a time: a file system that hangs blocks no caller.
+    """Records with a time limit for each call, so that a file system that hangs does not block the caller.
 
-    While a call hangs, further ones fail at once. A hanging write may still succeed later; conditional writes make that safe. A
-    call that times out while it waits for its turn is never made.
+    Calls run one at a time. While one hangs, further ones fail at once. A hanging write may still succeed later; conditional
+    writes make that safe. A call that times out before its turn is never made.
     """
 
     def __init__(self, store: RecordStore, seconds: float) -> None:

@@ -31,10 +31,12 @@ class ErrorFinder:
         self._message: tuple[object, str] | None = None
         self._ended = self._in_traceback = False
 
-    def add_line(self, time: object, severity: str, text: str, shown: str) -> bool:
-        """Read one more line of the message of that time; return True if it belongs to the first error.
+    def add_line(self, time: object, severity: str, text: str, log_time: str) -> bool:
+        """Read one more line; return True if `error` now has this line, unless it is a traceback's heading.
 
-        `shown` is the line as a log shows it.
+        Args:
+            time: lines of the same time and severity are of one message.
+            log_time: the time as a log shows it.
         """
         if self._ended or (self._message is None and severity not in ERROR_SEVERITIES):
             return False
@@ -48,7 +50,7 @@ class ErrorFinder:
         self._in_traceback = traceback or (self._in_traceback and not last)
         if not first and not last:
             return False
-        self.error = FirstError(shown, text[:LONGEST])
+        self.error = FirstError(log_time, text[:LONGEST])
         return not traceback
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from jobs.bucket import PIECE, Bucket, BucketError, Conflict, Item, Progress, file_errors, ignore, pieces, replacing
+from jobs.bucket import PIECE, Bucket, BucketError, Conflict, Item, Progress, file_errors, no_progress, pieces, replacing
 
 _LOCK_SECONDS = 10.0
 _LOCK_POLL = 0.002
@@ -107,7 +107,7 @@ class FolderBucket:
                 source.seek(start)
                 return source.read(end - start)
 
-    def upload(self, name: str, content: bytes | Path, progress: Progress = ignore) -> None:
+    def upload(self, name: str, content: bytes | Path, progress: Progress = no_progress) -> None:
         self.write(name, _counted(pieces(content), progress))
 
     def write(self, name: str, content: Iterable[bytes]) -> None:
@@ -118,7 +118,7 @@ class FolderBucket:
             part.replace(target)
             _sync(target.parent)
 
-    def download(self, name: str, target: Path, progress: Progress = ignore) -> bool:
+    def download(self, name: str, target: Path, progress: Progress = no_progress) -> bool:
         with file_errors(self._root):
             if (source := self.open(name)) is None:
                 return False

@@ -26,7 +26,7 @@ from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
 from google.cloud.storage.retry import DEFAULT_RETRY
 
 from jobs.background import Background
-from jobs.bucket import BucketError, Conflict, Item, Progress, file_errors, ignore, replacing
+from jobs.bucket import BucketError, Conflict, Item, Progress, file_errors, no_progress, replacing
 
 _T = TypeVar("_T")
 
@@ -132,13 +132,13 @@ class GcsBucket:
 
         return self._run(work) if end > start else b""
 
-    def upload(self, name: str, content: bytes | Path, progress: Progress = ignore) -> None:
+    def upload(self, name: str, content: bytes | Path, progress: Progress = no_progress) -> None:
         with file_errors(content), io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as source:
             size = source.seek(0, os.SEEK_END)
             source.seek(0)
             self._run(lambda call: self._send(call, name, source, size, None, progress), self._seconds + size / _SLOWEST)
 
-    def download(self, name: str, target: Path, progress: Progress = ignore) -> bool:
+    def download(self, name: str, target: Path, progress: Progress = no_progress) -> bool:
         def find(call: _Call) -> int | None:
             if (blob := call.bucket.get_blob(self._prefix + name, **call.options)) is None:
                 self._check_there(call)
@@ -235,7 +235,7 @@ class GcsBucket:
             return there.version  # written before, and the answer was lost
 
     def _send(
-        self, call: _Call, name: str, source: BinaryIO, size: int, generation: int | None, progress: Progress = ignore
+        self, call: _Call, name: str, source: BinaryIO, size: int, generation: int | None, progress: Progress = no_progress
     ) -> str:
         """Write an object and return its generation."""
         blob = self._blob(call, name)

@@ -1,4 +1,4 @@
-"""Start hosts that are off, by the addresses and token in host.json, and see whether this one is being preempted."""
+"""Start hosts that are off, by the URLs in host.json (`jobs.records.Power`), and detect that this host is being preempted."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ Start = Callable[[str], str]
 # A host that was just preempted cannot be started yet, and a spot host may become available in a minute.
 PAUSES = (10.0, 20.0, 30.0, 60.0)
 _SECONDS = 5.0
-# Whoever starts a host may take longer to say so.
+# The answer to a request to start a host may take longer.
 _START_SECONDS = 20.0
 
 
 class PowerError(Exception):
-    """One line: what was answered instead."""
+    """One line: the refusal, or why there is no answer."""
 
 
 class NoAnswerError(PowerError):
-    """No answer in time, or at all; the request may have taken effect."""
+    """No answer in time; the request may have taken effect."""
 
 
 class StartClient:
-    """Client that requests host starts as described by `power`, within a time limit.
+    """Client that requests the start of hosts, by the URLs in `power` and within a time limit.
 
-    `token` returns the requester's token; by default it is the host's own.
+    `token` returns the access token for that; by default it is read from the URL `power.token`.
     """
 
     def __init__(self, power: Power, token: Callable[[], str] | None = None) -> None:
@@ -46,7 +46,7 @@ class StartClient:
         return frozenset(self._power.starts)
 
     def start(self, host: str) -> str:
-        """Have a host started, as of `Start`; one that runs stays as it is."""
+        """Request the start of a host, as a `Start`; a host that runs stays as it is."""
         try:
             self.request_start(host)
         except PowerError as error:
@@ -54,13 +54,13 @@ class StartClient:
         return ""
 
     def request_start(self, host: str) -> None:
-        """Have a host started; PowerError if it will not be, NoAnswerError if that is not known."""
+        """Request the start of a host; PowerError if that is refused, NoAnswerError if there is no answer."""
         bearer = {"Authorization": f"Bearer {self._token()}"}
         if error := _error_in(_fetch(self._power.starts[host], bearer, b"", _START_SECONDS)):
             raise PowerError(error)
 
     def preempted(self) -> bool:
-        """Return True if this host is being preempted; False too if the server does not answer in time."""
+        """Return True if the URL `power.preempted` answers TRUE; False if there is no such URL or no answer in time."""
         if not self._power.preempted:
             return False
         try:
@@ -77,7 +77,7 @@ class StartClient:
 
 
 def in_thread(work: Callable[[], None]) -> None:
-    """Do it in a thread of its own."""
+    """Run a function in a thread of its own."""
     threading.Thread(target=work, name="starter", daemon=True).start()
 
 
@@ -93,7 +93,7 @@ class _HostRequest:
 
 
 class HostStarter:
-    """Starter of hosts that are needed and off; it repeats each request and waits for no answer."""
+    """Starter of hosts that are needed and off: it repeats each request, and does not wait for the answers."""
 
     def __init__(
         self,
@@ -107,8 +107,8 @@ class HostStarter:
         self._start, self._clock, self._run_in_background = start, clock, run_in_background
         self._requests: dict[str, _HostRequest] = {}
 
-    def request_hosts(self, hosts: Iterable[str]) -> list[str]:
-        """Request the start of each of these that is due; return the lines that are new since the last call."""
+    def request_starts(self, hosts: Iterable[str]) -> list[str]:
+        """Request the start of each of these hosts whose request is due; return new lines about the answers, for a log."""
         targets, now = self.hosts & set(hosts), self._clock()
         back = [(host, request) for host, request in self._requests.items() if host not in targets]
         self._requests = {host: self._requests.get(host) or _HostRequest(now) for host in sorted(targets)}
@@ -128,7 +128,7 @@ class HostStarter:
 
 
 def _new_line(host: str, request: _HostRequest) -> str:
-    """Return a line about the answer if it is new; a refusal counts when it comes twice, as a host may not be off yet."""
+    """Return a line about a new answer, else ''. A refusal counts when it comes twice: the host may not be off yet."""
     previous_answer, answer = request.answers
     if answer is None or answer == request.reported or (answer and answer != previous_answer):
         return ""

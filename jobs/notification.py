@@ -1,4 +1,4 @@
-"""Check the target of a notification of a job's end: a URL, which gets its record by POST, or a command, which reads it."""
+"""Check the target of a notification of a job's end: a URL that gets the job's record by POST, or a command that reads it."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def is_url(target: str) -> bool:
     return _URL.match(target) is not None
 
 
-def split_url(url: str) -> SplitResult:
-    """Split a URL that may be asked; ValueError, in one line, for any other."""
+def check_url(url: str) -> SplitResult:
+    """Return the parts of a URL; ValueError, in one line, if it is invalid or may not get a notification."""
     parts = urlsplit(url)
     if parts.scheme not in SCHEMES:
         raise ValueError(f"its scheme is {parts.scheme}")
@@ -60,7 +60,7 @@ def split_url(url: str) -> SplitResult:
 
 
 def check_address(text: str) -> None:
-    """Raise ValueError for an address that gets no notification: link-local, as metadata servers have, or of no host."""
+    """Raise ValueError for an address that gets no notification: link-local, multicast, unspecified or of a metadata server."""
     address = ipaddress.ip_address(text.partition("%")[0])
     inner: ipaddress.IPv4Address | None = None
     if isinstance(address, ipaddress.IPv6Address):
@@ -68,11 +68,11 @@ def check_address(text: str) -> None:
         inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF) if address in _NAT64 else inner
     for each in (address, inner or address):
         if each.is_link_local or each.is_multicast or each.is_unspecified or each in _METADATA:
-            raise ValueError(f"{text} is a link-local or reserved address, such as the metadata server has")
+            raise ValueError(f"{text} is a link-local, multicast, unspecified or metadata address")
 
 
 def shown(target: str) -> str:
-    """Shorten a target to the part that is not secret: the rest of a URL, or of a command, may be."""
+    """Return a target without its secrets: scheme, host and port of a URL, or a command's first word."""
     if not is_url(target):
         first, *words = shlex.split(target)
         return f"command {first}{' …' if words else ''}"

@@ -1,4 +1,4 @@
-"""Names of all objects of a job in the bucket, and of the folders on a host: the only place that defines them."""
+"""Names of objects in the bucket: those of a job, the queue and the data; and of folders on a host."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ JOB_ID = re.compile(r"^[A-Za-z][A-Za-z0-9_]{0,127}$")
 JOBS = "jobs"
 DATA = "data"
 QUEUE = "cluster/queue.json"
-LEFT = "left"
+UNSAVED_FOLDER = "left"
 """The folder in a job's output for files that its replicas wrote outside it, a folder each."""
 EVERY_JOB = f"{JOBS}/*/job.json"
 STATE_DIR, CODE_DIR = "/var/lib/scaletier", "/opt/scaletier"

@@ -50,7 +50,7 @@ class QueueMonitor:
                 if self._is_over(entry, jobs.get(entry.jobId)):
                     self._ledger.change_queue(lambda queue, entry=entry: queue.without(entry))  # type: ignore[misc]
         if self._starter:
-            self._starter.request_hosts(
+            self._starter.request_starts(
                 host for entry in queue.entries if self._all_hosts_silent(entry, jobs.get(entry.jobId)) for host in entry.hosts
             )
 

@@ -29,7 +29,8 @@ class NewerSchemaError(RecordError):
 class Record:
     """A dataclass serialized as JSON. Unknown keys are dropped; a wrong type is a RecordError.
 
-    A class may have a `spelling`, which returns the key of a field; a field whose metadata has `stored` False has none.
+    A class may have a function `json_key`, which returns the key of a field. A field whose metadata has `stored` False has no
+    key.
     """
 
     kind: ClassVar[str] = "record"
@@ -69,11 +70,11 @@ class Record:
 
 
 def _dataclass(cls: Any) -> Check:
-    hints, spelling = get_type_hints(cls), getattr(cls, "spelling", str)
+    hints, json_key = get_type_hints(cls), getattr(cls, "json_key", str)
     stored = [f for f in fields(cls) if f.metadata.get("stored", True)]
     old_names = getattr(cls, "old_names", {})
-    checks = [(f.name, spelling(f.name), _check(hints[f.name])) for f in stored]
-    required = [spelling(f.name) for f in stored if f.default is MISSING and f.default_factory is MISSING]
+    checks = [(f.name, json_key(f.name), _check(hints[f.name])) for f in stored]
+    required = [json_key(f.name) for f in stored if f.default is MISSING and f.default_factory is MISSING]
 
     def check(value: Any, path: str) -> Any:
         if not isinstance(value, dict):

@@ -73,12 +73,12 @@ class Parameter:
         if self.type is ParameterType.CATEGORICAL:
             return self.categoricalValues
         if self.type is ParameterType.DISCRETE:
-            return [shown(value) for value in self.discreteValues]
+            return [format_value(value) for value in self.discreteValues]
         if self.type is ParameterType.INTEGER:
             return range(int(self.minValue or 0), int(self.maxValue or 0) + 1)
         return None
 
-    def can_be(self, value: str | None) -> bool:
+    def allows(self, value: str | None) -> bool:
         """Return True for a value that a trial can have."""
         if value is None or self.type in (ParameterType.CATEGORICAL, ParameterType.DISCRETE):
             return value in (self.choices or ())
@@ -128,22 +128,22 @@ class Study:
     earlier: list[PriorTrial] = field(default_factory=list)
 
     @property
-    def points(self) -> int | None:
+    def grid_size(self) -> int | None:
         """The number of points of a grid, or None if a parameter has infinitely many values."""
         choices = [parameter.choices for parameter in self.params]
         return math.prod(len(each or ()) for each in choices) if None not in choices else None
 
     @property
-    def trials(self) -> int:
+    def trial_count(self) -> int:
         """The number of trials: maxTrials, or the points that are left of a grid if they are fewer."""
-        if self.algorithm is not Algorithm.GRID_SEARCH or (points := self.points) is None:
+        if self.algorithm is not Algorithm.GRID_SEARCH or (grid_size := self.grid_size) is None:
             return self.maxTrials
-        tried = {tuple(sorted(trial.hyperparameters.items())) for trial in self.earlier if self.has(trial.hyperparameters)}
-        return min(self.maxTrials, points - len(tried))
+        tried = {tuple(sorted(trial.hyperparameters.items())) for trial in self.earlier if self.allows(trial.hyperparameters)}
+        return min(self.maxTrials, grid_size - len(tried))
 
-    def has(self, hyperparameters: Mapping[str, str]) -> bool:
-        """Return True for values that a trial of this study can have: a record may be anybody's."""
-        return all(each.can_be(hyperparameters.get(each.parameterName)) for each in self.params)
+    def allows(self, hyperparameters: Mapping[str, str]) -> bool:
+        """Return True if a trial of this study can have these values; records of trials are not trusted."""
+        return all(each.allows(hyperparameters.get(each.parameterName)) for each in self.params)
 
     def folder(self, trial: int) -> str:
         """Return the folder of a trial's output, as in Cloud ML."""
@@ -183,7 +183,7 @@ class Trial(Record):
         return max(seconds_between(self.startTime, self.endTime or until), 0.0)
 
 
-def shown(value: float) -> str:
+def format_value(value: float) -> str:
     """Return a number as a trial gets it: 32 for 32.0."""
     return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else repr(value)
 
@@ -206,6 +206,6 @@ def thin(measurements: list[Measurement]) -> list[Measurement]:
     return measurements[:: -math.ceil(len(measurements) / MOST_MEASUREMENTS)][::-1] if measurements else []
 
 
-def words(hyperparameters: Mapping[str, str]) -> list[str]:
+def flags(hyperparameters: Mapping[str, str]) -> list[str]:
     """Return the flags of a trial; with an equals sign, as a value may begin with a minus."""
     return [f"--{name}={value}" for name, value in hyperparameters.items()]

@@ -43,7 +43,7 @@ def expand_command(argv: Sequence[str], values: Mapping[str, str]) -> list[str]:
 
 
 def expand_environment(environment: Mapping[str, str], values: Mapping[str, str]) -> dict[str, str]:
-    """Replace the variables in the values of an environment, but not in the values of the variables themselves."""
+    """Replace the variables in the values of an environment, except in the value of a variable of NAMES."""
     return {name: value if name in NAMES else expand(value, values) for name, value in environment.items()}
 
 

@@ -84,7 +84,7 @@ def check_target(target: str) -> None:
     if not target.isprintable():
         raise ValueError("it holds a control character")
     if notification.is_url(target):
-        notification.split_url(target)
+        notification.check_url(target)
         return
     try:
         words = shlex.split(target)

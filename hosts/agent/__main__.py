@@ -71,7 +71,7 @@ def main() -> int:
             client.preempted if client else lambda: False,
             lambda: HostStarter(client.start, client.hosts, time.monotonic) if client else None,
         ),
-        current=lambda: _version() == version,
+        is_current_version=lambda: _version() == version,
     )
     notify("READY=1")
     loop = Loop(agent)

@@ -1,4 +1,4 @@
-"""The work of one host: its job, or the queue if it has none. It acts in cycles; no other component waits for one."""
+"""The work of one host, in cycles: run the job that has the host; without one, watch the queue."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jobs.records import JobRecord, Plan
 from jobs.serialization import RecordError
 from jobs.states import JobState, ReplicaState
 
-# While a job begins or ends here, a person waits for it: poll this many times as often, for these seconds.
+# When a job begins or ends here, poll this many times as often, for these seconds, as a person waits for it.
 _QUICK = 4
 _QUICK_SECONDS = 10.0
 
@@ -26,7 +26,7 @@ _QUICK_SECONDS = 10.0
 class Agent:
     """One incarnation of the process that a host's unit runs.
 
-    `run_cycle` is for one thread, which may wait for the bucket. The supervisor is for another, which may not.
+    One thread calls `run_cycle`, and may wait for the bucket. Another polls the supervisor, and must not wait.
     """
 
     def __init__(
@@ -34,26 +34,26 @@ class Agent:
         name: str,
         incarnation: str,
         ledger: Ledger,
-        site: JobFiles,
+        job_files: JobFiles,
         spawn: Spawn,
         clock: Clock,
         now: Callable[[], str],
         poll: float,
         lease_seconds: float = lease.SECONDS,
         probes: HostProbes = HostProbes(),  # noqa: B008  it never changes
-        current: Callable[[], bool] = lambda: True,
+        is_current_version: Callable[[], bool] = lambda: True,
     ) -> None:
         """Prepare the work of a host.
 
-        `current` returns False once this host has another version of this program than the running one.
+        `is_current_version` returns False once this host has another version of this program than the running one.
         """
-        self._name, self._incarnation, self._ledger, self._site, self._spawn = name, incarnation, ledger, site, spawn
+        self._name, self._incarnation, self._ledger, self._job_files, self._spawn = name, incarnation, ledger, job_files, spawn
         self._clock, self._now, self._poll = clock, now, poll
-        self._watch = ChangeTimer(clock)
+        self._change_timer = ChangeTimer(clock)
         self._lease_seconds = lease_seconds
         self._me = f"{name}/{incarnation}"
-        self._probes, self._current = probes, current
-        self._queue_monitor = QueueMonitor(ledger, self._watch, self._me, lease_seconds, probes.starter())
+        self._probes, self._is_current_version = probes, is_current_version
+        self._queue_monitor = QueueMonitor(ledger, self._change_timer, self._me, lease_seconds, probes.starter())
         self._quick_until = clock() + _QUICK_SECONDS
         self._reporter: Reporter | None = None
         self.supervisor: Supervisor | None = None
@@ -62,7 +62,11 @@ class Agent:
         self._end_seen = ""
         self._terminated = self._preemption_checked = False
         self.finished = False
-        """True once no job has this host or waits for it, or the unit is stopped and the replica's record is in the bucket."""
+        """True once the process may end.
+
+        That is: no job has this host or waits for it; or no job has it and a newer version of this program is installed; or the
+        unit is being stopped and the replica's record is in the bucket.
+        """
 
     @property
     def status(self) -> str:
@@ -81,7 +85,7 @@ class Agent:
             self.supervisor.terminate()
 
     def run_cycle(self) -> float:
-        """Do what is due with the bucket; return the seconds until the next cycle. It logs itself if the bucket fails."""
+        """Read and write the bucket as is due; log a failure; return the seconds until the next cycle."""
         try:
             self._run_cycle()
         except (OSError, RecordError, Conflict) as error:
@@ -106,7 +110,7 @@ class Agent:
         unreadable: RecordError | None = None
         if self._reporter is None and not self._terminated:
             try:
-                self._find()
+                self._claim_next_job()
             except RecordError as error:  # such a job is ended below, like one without a leader
                 unreadable = error
         if self._reporter is not None:
@@ -118,24 +122,24 @@ class Agent:
         if unreadable:
             raise unreadable
 
-    def _find(self) -> None:
-        """Claim the job that has this host; finish if no job has it or waits for it."""
-        if not self._current():
+    def _claim_next_job(self) -> None:
+        """Claim the job that has this host; finish if none has it or waits for it, or if a newer version is installed."""
+        if not self._is_current_version():
             self.finished = True  # the next job is for the newer version that fab has installed
             return
         queue = self._ledger.queue()
         entries = queue.entries_for(self._name)
-        self._site.tidy([entry.jobId for entry in entries])
+        self._job_files.tidy([entry.jobId for entry in entries])
         entry = queue.holder(self._name)
         if entry is None:
             self.finished = not entries
             return
         stored = self._ledger.job(entry.jobId)
         if stored is None or stored.record.final:
-            return  # its submitter is about to make it, or its end is about to be noticed
+            return  # the job's record is not there yet, or the job has ended and is not yet out of the queue
         job = stored.record
         if job.lease.submitter:
-            return  # it may still fail
+            return  # the submission may still fail
         try:
             plan = self._ledger.plan(entry.jobId)
             replica = entry.replica_on(self._name)
@@ -150,8 +154,8 @@ class Agent:
         """End a job whose corrupt plan or package would keep its hosts for ever, unless it has a leader, which decides."""
         job = stored.record
         patience = Plan.preparingSeconds if isinstance(error, BucketError) else 2 * self._lease_seconds
-        tried_seconds = self._watch.observe(("take up", job.jobId), True)
-        nobody_leads = job.lease.free or self._watch.observe(("led", job.jobId), job.lease) >= self._lease_seconds
+        tried_seconds = self._change_timer.observe(("take up", job.jobId), True)
+        nobody_leads = job.lease.free or self._change_timer.observe(("led", job.jobId), job.lease) >= self._lease_seconds
         if tried_seconds >= patience and nobody_leads:
             why = f"{self._name} cannot start it: {error.strerror or error if isinstance(error, OSError) else error}"
             self._ledger.change_job(stored, job.with_holder(self._me).ended(why))
@@ -160,13 +164,13 @@ class Agent:
         """Continue from the record of an earlier incarnation of this replica in the bucket, or begin."""
         version = self._ledger.replica_version(plan.jobId, name)
         previous = self._ledger.replicas(plan.jobId, [name]).get(name)
-        assignment = self._site.prepare(plan, name)
+        assignment = self._job_files.prepare(plan, name)
         record = replica_rules.resume(plan, name, job.attempt, previous, self._now())
         if previous and previous.state is ReplicaState.RUNNING:
             assignment.log.write_message("the replica or its host was stopped", "WARNING")
         supervisor = Supervisor(assignment, record, self._spawn, self._clock, self._now)
         self._reporter = Reporter(
-            supervisor, self._incarnation, self._ledger, self._clock, self._now, version, self._probes, self._site.notify
+            supervisor, self._incarnation, self._ledger, self._clock, self._now, version, self._probes, self._job_files.notify
         )
         self.supervisor, self._failing = supervisor, False  # this job's log has no failure yet
         if self._terminated:  # checked last: terminate() may be called at any time
@@ -174,28 +178,29 @@ class Agent:
 
     def _report(self, reporter: Reporter) -> None:
         assert self.supervisor is not None
-        if (facts := self._site.facts()) is not None:
+        # Of the job's manifest, what only the chief's host knows.
+        if (facts := self._job_files.facts()) is not None:
             self.supervisor.set_facts(facts)
         if self._terminated:
             self._check_preemption()
             reporter.publish()
             if self.supervisor.idle and not reporter.unpublished:
-                self.finished = self._site.finish()
+                self.finished = self._job_files.finish()
             return
         try:
             reporter.run_cycle()
         except RecordError:
             # A record that stays unreadable is the end of its job: its host must not hang on it.
-            if self._watch.observe("unreadable", True) >= 2 * self._lease_seconds:
+            if self._change_timer.observe("unreadable", True) >= 2 * self._lease_seconds:
                 self.supervisor.set_target_state(0, "the job's record cannot be read")
-                if self.supervisor.idle and self._site.finish():
+                if self.supervisor.idle and self._job_files.finish():
                     self._release()
             raise
-        self._watch.reset("unreadable")
+        self._change_timer.reset("unreadable")
         self._diagnose(reporter.job, self.supervisor)
         if not self._record_unsaved(reporter.job, self.supervisor) or reporter.unpublished:
             return
-        if reporter.settled and self._site.finish():
+        if reporter.settled and self._job_files.finish():
             self._release()
 
     def _diagnose(self, job: JobRecord | None, supervisor: Supervisor) -> None:
@@ -204,14 +209,14 @@ class Agent:
             return
         self._end_seen = self._end_seen or self._now()
         if supervisor.idle:
-            self._site.diagnose(job, supervisor.record, self._end_seen)
+            self._job_files.diagnose(job, supervisor.record, self._end_seen)
 
     def _record_unsaved(self, job: JobRecord | None, supervisor: Supervisor) -> bool:
-        """Return True once the record lists the unsaved files of an ended job. Then its folders here are removed."""
+        """Record the unsaved files of an ended job; return True once it is done, so that its folders may be removed."""
         if job is None or not job.final or not supervisor.idle:
             return False
         record = supervisor.record
-        if record.unsaved is None and (files := self._site.unsaved(record)) is not None:
+        if record.unsaved is None and (files := self._job_files.unsaved(record)) is not None:
             supervisor.set_unsaved(files)
         return record.unsaved is not None
 
@@ -234,5 +239,5 @@ class Agent:
         if not self._failing and self.supervisor:
             self.supervisor.assignment.log.write_message(f"the bucket fails, trying again: {error}", "WARNING")
         elif not self._failing:
-            sys.stderr.write(f"<4>replica: {error}; trying again\n")  # to the journal, as no job's log is open
+            sys.stderr.write(f"<4>agent: {error}; trying again\n")  # to the journal, as no job's log is open
         self._failing = True

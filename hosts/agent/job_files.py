@@ -19,7 +19,7 @@ from hosts.agent import cgroup, diagnosis, keep_unsaved, launcher_client, networ
 from hosts.agent.launcher_client import SOCKET, Launcher, scratch_folder
 from hosts.agent.log import Log, LogArchive, archived
 from hosts.agent.manifest import ManifestCompletion
-from hosts.agent.notifier import COMMAND_SECONDS, Notifier
+from hosts.agent.notifier import COMMAND_SECONDS, NotificationTask
 from hosts.agent.process import Child, ProcessRun, delete
 from hosts.agent.supervisor import Assignment
 from hosts.agent.token_broker import Broker, Mint, access, mint
@@ -59,7 +59,7 @@ class _Job:
     manifest: ManifestCompletion | None
     diagnosis: BackgroundTask[bool] | None = None
     unsaved: BackgroundTask[UnsavedFiles] | None = None
-    notifier: Notifier | None = None
+    notifier: NotificationTask | None = None
 
 
 class JobFiles:
@@ -165,7 +165,7 @@ class JobFiles:
             words = [] if is_url(target) else variables.expand_command(shlex.split(target), env)
             secrets = diagnosis.lines_of(env.get(name, "") for name in plan.secrets)
             record = json.dumps(diagnosis.redact(job.to_dict(), secrets)).encode()
-            self._job.notifier = Notifier(target, words, record, partial(self._run_as_trainer, self._job))
+            self._job.notifier = NotificationTask(target, words, record, partial(self._run_as_trainer, self._job))
         return self._job.notifier.result
 
     def _run_as_trainer(self, current: _Job, argv: list[str], added: Mapping[str, str]) -> int:

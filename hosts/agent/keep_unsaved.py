@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-LEFT = "left"
+UNSAVED_FOLDER = "left"
 """The folder in JOB_DIR."""
 MOST_BYTES = 100_000_000
 MOST_FILES = 1000
@@ -130,7 +130,7 @@ class LocalFolder:
 
     def wrote(self, search: Search) -> bool:
         """Return True if the job wrote a file here."""
-        return any(file.path[0] != LEFT for file in search.files(str(self._top)))
+        return any(file.path[0] != UNSAVED_FOLDER for file in search.files(str(self._top)))
 
     def create(self, name: str) -> IO[bytes]:
         """Open a file below it for writing."""
@@ -158,7 +158,7 @@ class Url:
     def wrote(self, _: Search) -> bool:
         """Return True if there is an object."""
         names = (name[len(self._top) :].lstrip("/") for name in self._fs.find(self._top))
-        return any(name and not name.endswith("/") and not name.startswith(f"{LEFT}/") for name in names)
+        return any(name and not name.endswith("/") and not name.startswith(f"{UNSAVED_FOLDER}/") for name in names)
 
     def create(self, name: str) -> IO[bytes]:
         """Open an object below it for writing."""
@@ -190,7 +190,7 @@ def keep(
         report["error"] = str(error)
     copies: list[tuple[str, int]] = []
     if target:
-        copies, left_out, stopped = _copy(files, lambda name: f"{LEFT}/{replica}/{name}", target, deadline)
+        copies, left_out, stopped = _copy(files, lambda name: f"{UNSAVED_FOLDER}/{replica}/{name}", target, deadline)
         if stopped:
             report["error"] = stopped
     else:

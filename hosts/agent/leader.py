@@ -82,7 +82,7 @@ class Leader:
         view = self._look(record, replicas, cancel_requested)
         new = decide(record, view)
         if self._starter:
-            lines = self._starter.request_hosts(self._plan.hosts[name] for name in to_start(record, view))
+            lines = self._starter.request_starts(self._plan.hosts[name] for name in to_start(record, view))
             if lines and not record.final:
                 current = new or record
                 new = replace(current, events=with_events(current.events, *(Event(view.now, line) for line in lines)))

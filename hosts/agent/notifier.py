@@ -1,6 +1,7 @@
-"""Send the notification of a job's end, once, by its leader: in its own thread and within seconds.
+"""Send the notification of a job's end, by the job's leader and in a thread of its own.
 
-Hosts wait for it. If it fails, the job's result stays; the error goes into the job's record.
+A URL gets up to three tries, so it may get the record twice if an answer is lost. The hosts wait at most NOTIFY_TIMEOUT. If it
+fails, the job's result stays; the error goes into the job's record.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from http.client import HTTPConnection, HTTPException
 from urllib.parse import SplitResult
 
 from jobs.background import BackgroundTask, reason_of
-from jobs.notification import SCHEMES, Notification, check_address, is_url, shown, split_url
+from jobs.notification import SCHEMES, Notification, check_address, check_url, is_url, shown
 from jobs.times import now
 
 NOTIFY_TIMEOUT = 60.0
-"""A host's next job waits for a notification no longer than this."""
+"""The most seconds that a host's next job waits for a notification."""
 TRY_SECONDS = 5.0
 PAUSES = (1.0, 2.0)
 """Between tries to reach a URL, so there is one more try than pauses."""
@@ -29,7 +30,7 @@ _AGAIN = frozenset({408, 425, 429})
 _VARIABLE = "SCALETIER_RECORD"
 _CHUNK = 100_000  # of a variable, of which the kernel takes 128 KiB
 
-Command = Callable[[list[str], Mapping[str, str]], int]
+RunCommand = Callable[[list[str], Mapping[str, str]], int]
 """Runs a command line with further variables and returns its exit code; TimeoutError if it takes too long."""
 
 
@@ -41,11 +42,11 @@ class NotifyError(Exception):
         self.again = again
 
 
-class Notifier:
+class NotificationTask:
     """A notification that is being sent."""
 
     def __init__(
-        self, target: str, words: list[str], record: bytes, run: Command, sleep: Callable[[float], None] = time.sleep
+        self, target: str, words: list[str], record: bytes, run: RunCommand, sleep: Callable[[float], None] = time.sleep
     ) -> None:
         """Begin to send it; `words` are a command's, with its variables filled in, `record` is its content."""
         self._target, self._words, self._record, self._run_command, self._sleep = target, words, record, run, sleep
@@ -65,7 +66,7 @@ class Notifier:
         if not is_url(self._target):
             self._attempts = 1
             return self._command()
-        parts = split_url(self._target)
+        parts = check_url(self._target)
         for pause in (*PAUSES, None):
             self._attempts += 1
             try:
@@ -80,7 +81,7 @@ class Notifier:
     def _command(self) -> str:
         if len(self._record) > LIMIT:
             return f"the record has {len(self._record)} bytes, and a command is given {LIMIT} at most"
-        argv, variables = on_stdin(self._words, self._record)
+        argv, variables = command_with_stdin(self._words, self._record)
         try:
             code = self._run_command(argv, variables)
         except TimeoutError:
@@ -88,11 +89,11 @@ class Notifier:
         return f"it exited with status {code}" if code else ""
 
 
-def on_stdin(words: list[str], content: bytes) -> tuple[list[str], dict[str, str]]:
+def command_with_stdin(words: list[str], content: bytes) -> tuple[list[str], dict[str, str]]:
     """Return a command line that gives a command this content on stdin, and the variables for it.
 
-    The launcher starts programs without stdin, so the record is in environment variables. They are in base32, as the launcher
-    mounts each path of the bucket that it finds in the environment.
+    The launcher starts programs without stdin, so the record is in environment variables. The launcher mounts every bucket path
+    that it finds in the environment, so the record is in base32, which has no slash.
     """
     text = base64.b32encode(content).decode()
     variables = {f"{_VARIABLE}_{start // _CHUNK}": text[start : start + _CHUNK] for start in range(0, len(text), _CHUNK)}

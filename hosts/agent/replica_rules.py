@@ -70,7 +70,7 @@ def resume(plan: Plan, name: str, attempt: int, previous: ReplicaRecord | None, 
 def after_exit(plan: Plan, record: ReplicaRecord, end: Exit, seconds: float, now: str, tail: str) -> ReplicaRecord:
     """Return the record after an exit: PREPARING for a restart on this host, else EXITED.
 
-    `is_restart` decides about the restart. It ran for `seconds`; `tail` is the end of its log.
+    `should_restart` decides about the restart. It ran for `seconds`; `tail` is the end of its log.
     """
     status, out_of_memory = end.status, end.out_of_memory
     why = tail if status else ""
@@ -78,7 +78,7 @@ def after_exit(plan: Plan, record: ReplicaRecord, end: Exit, seconds: float, now
     ended = replace(_with_end(record, status, now), outOfMemory=out_of_memory, memoryLimit=limit, errorMessage=why)
     # In a tuning job these codes apply to the trials, not to the tuner.
     rules = replace(plan, restartCodes=[], permanentCodes=[]) if plan.study else plan
-    if not is_restart(rules, status, out_of_memory, record.preempted):
+    if not should_restart(rules, status, out_of_memory, record.preempted):
         return replace(ended, state=ReplicaState.EXITED, killed=False, consecutiveFailures=0)
     reason = termination_reason(ended)
     # Faults that come again and again, however late, are no bad luck.
@@ -162,7 +162,7 @@ def shell_code(status: int) -> int:
     return 128 - status if status < 0 else status
 
 
-def is_restart(plan: Plan, status: int, out_of_memory: bool = False, asked_to_end: bool = False) -> bool:
+def should_restart(plan: Plan, status: int, out_of_memory: bool = False, asked_to_end: bool = False) -> bool:
     """Return True for an end that starts the program again, False for a final one.
 
     Args:

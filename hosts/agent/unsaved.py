@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hosts.agent import keep_unsaved
-from hosts.agent.keep_unsaved import LEFT
+from hosts.agent.keep_unsaved import UNSAVED_FOLDER
 from hosts.agent.process import ProcessRun, TrainerProcess, TrainerStart
 from hosts.agent.supervisor import Assignment
 from jobs.background import BackgroundTask
@@ -31,7 +31,13 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class JobFolders:
-    """The folders of a job on this host: its package, `marker`, the file that says it is complete, and `others` by prefix."""
+    """The folders of a job on this host.
+
+    Attributes:
+        package: the folder of the job's package.
+        marker: the file that shows that the package is complete; files that are older came with the job.
+        others: further folders that a trainer may write to, by the prefix of their files' names.
+    """
 
     package: Path
     marker: Path
@@ -44,7 +50,7 @@ class JobFolders:
 
 
 def start_search(
-    assignment: Assignment, folders: JobFolders, host: HostFile, files: Bucket, start: TrainerStart
+    assignment: Assignment, folders: JobFolders, host: HostFile, store: Bucket, start: TrainerStart
 ) -> BackgroundTask[UnsavedFiles]:
     """Begin one search for a job's files; `start` starts a program as the trainer's user. The result is logged."""
 
@@ -57,17 +63,17 @@ def start_search(
         return logged(UnsavedFiles(error=f"files outside JOB_DIR were not searched for: {why}"))
 
     seconds = _BUCKET_SECONDS + _START_SECONDS + SEARCH_TIMEOUT
-    return BackgroundTask(lambda: logged(_search(assignment, folders, host, files, start)), seconds, failed)
+    return BackgroundTask(lambda: logged(_search(assignment, folders, host, store, start)), seconds, failed)
 
 
-def _search(assignment: Assignment, folders: JobFolders, host: HostFile, files: Bucket, start: TrainerStart) -> UnsavedFiles:
-    """Search the files, and keep them, as the trainer's user."""
+def _search(assignment: Assignment, folders: JobFolders, host: HostFile, store: Bucket, start: TrainerStart) -> UnsavedFiles:
+    """Run keep_unsaved.py as the trainer's user, and return its report."""
     env, deadline = assignment.environment, time.monotonic() + _START_SECONDS + SEARCH_TIMEOUT
     options = {
         "jobDir": env["JOB_DIR"],
         "replica": assignment.name,
         "since": folders.marker.stat().st_ctime_ns,
-        "wrote": _has_google_output(env["JOB_DIR"], host.bucket, files),
+        "wrote": _has_google_output(env["JOB_DIR"], host.bucket, store),
         "folders": folders.folders,
         "seconds": SEARCH_TIMEOUT,
     }
@@ -85,10 +91,13 @@ def _search(assignment: Assignment, folders: JobFolders, host: HostFile, files: 
             _reap(process, deadline)
 
 
-def _has_google_output(job_dir: str, bucket: str, files: Bucket) -> bool:
-    """Return True if JOB_DIR is in Google's bucket and has objects: the program would need seconds to import a client."""
+def _has_google_output(job_dir: str, bucket: str, store: Bucket) -> bool:
+    """Return True if JOB_DIR is in the bucket at Google and has objects.
+
+    The program gets the result, because it would need seconds to import a client.
+    """
     below = job_dir.removeprefix(f"{bucket.rstrip('/')}/").rstrip("/")
-    return "://" in job_dir and below != job_dir.rstrip("/") and bool(files.sizes(below))
+    return "://" in job_dir and below != job_dir.rstrip("/") and bool(store.sizes(below))
 
 
 def _read_output(pipe: int, process: TrainerProcess, deadline: float) -> bytes:
@@ -128,7 +137,7 @@ def _parse(printed: bytes) -> UnsavedFiles:
 
 
 def _bounded(names: Sequence[str]) -> list[str]:
-    """Return a limited number of short names: they may be the job's own words, and a record stays small."""
+    """Return the first names, shortened: the job may have chosen them, and a record must stay small."""
     return [name[: 2 * keep_unsaved.LONGEST] for name in names[: keep_unsaved.NAMED]]
 
 
@@ -136,17 +145,16 @@ def describe(unsaved: UnsavedFiles, replica: str) -> str:
     """Return one line for the log; empty if there is nothing to report."""
     parts = []
     if unsaved.keptFiles:
-        parts.append(
-            f"the files that it wrote elsewhere are kept in JOB_DIR/{LEFT}/{replica}: {few(unsaved.kept, unsaved.keptFiles)}"
-        )
+        kept = list_first(unsaved.kept, unsaved.keptFiles)
+        parts.append(f"the files that it wrote elsewhere are kept in JOB_DIR/{UNSAVED_FOLDER}/{replica}: {kept}")
     if unsaved.leftOutFiles:
-        parts.append(f"not kept: {few(unsaved.leftOut, unsaved.leftOutFiles)}")
+        parts.append(f"not kept: {list_first(unsaved.leftOut, unsaved.leftOutFiles)}")
     if parts:
         parts.insert(0, "the job wrote nothing to JOB_DIR" if unsaved.jobDirEmpty else "it wrote outside JOB_DIR")
     return "; ".join([*parts, *([unsaved.error] if unsaved.error else [])])
 
 
-def few(names: Sequence[str], count: int) -> str:
+def list_first(names: Sequence[str], count: int) -> str:
     """Return the first of these names, and the number of the rest."""
     listed = list(names[:_SHOWN])
     more = count - len(listed)

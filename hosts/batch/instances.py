@@ -1,4 +1,4 @@
-"""Parse a line or a record into an instance, as in a request to a model server; RestError if it is none."""
+"""Parse a line or a record of an input file into an instance of a prediction request; RestError if it is invalid."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hosts.serving.signatures import Signature, Tensor
 
 _RAW = "_raw"
 KEY = "key"
-"""The name of an input that gets the record's number in the whole input."""
+"""The name of an integer input that gets the number of the record, counted over all input files."""
 
 
 def of_line(line: bytes) -> Any:
@@ -26,11 +26,11 @@ def of_line(line: bytes) -> Any:
 
 
 def of_record(record: bytes, signature: Signature, key: int) -> Any:
-    """Return the features of a tf.train.Example that have the names of inputs, in the inputs' shapes; ignore others.
+    """Return the features of a tf.train.Example that have the names of inputs, in the inputs' shapes.
 
     A missing numeric input is read from NAME_raw, one byte per element, as images are stored: integers unchanged, floats
-    divided by 255. A missing integer input `key` gets `key`, the record's number in the whole input. If the only input has
-    strings, and no feature has its name, it gets the record itself.
+    divided by 255. A missing integer input `key` gets the argument `key`. A single input of strings gets the whole record if no
+    feature has its name.
     """
     inputs = signature.inputs
     try:
@@ -47,7 +47,7 @@ def of_record(record: bytes, signature: Signature, key: int) -> Any:
         if name in features:
             instance[name] = _shaped(features[name], tensor)
         elif name + _RAW in features and tensor.dtype is not None:
-            instance[name] = _shaped(_bytes(features[name + _RAW], np.dtype(tensor.dtype)), tensor)
+            instance[name] = _shaped(_numbers_from_bytes(features[name + _RAW], np.dtype(tensor.dtype)), tensor)
         elif name == KEY and tensor.dtype is not None and np.dtype(tensor.dtype).kind in "iu":
             instance[name] = key
     return instance
@@ -58,8 +58,8 @@ def _values(feature: Any) -> list[Any]:
     return list(getattr(feature, kind).value) if kind else []
 
 
-def _bytes(values: list[Any], kind: np.dtype[Any]) -> Any:
-    """Return the bytes of a single bytes value as numbers of that kind; return any other values unchanged."""
+def _numbers_from_bytes(values: list[Any], kind: np.dtype[Any]) -> Any:
+    """Return the bytes of a single bytes value as numbers: uint8, or floats from 0 to 1; other values unchanged."""
     if len(values) != 1 or not isinstance(values[0], bytes):
         return values
     elements = np.frombuffer(values[0], np.uint8)

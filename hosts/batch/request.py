@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 FILE = "hosts/batch/request.json"
@@ -14,15 +14,15 @@ FILE = "hosts/batch/request.json"
 class Request:
     """The inputs and the model of a batch prediction.
 
-    `inputs` are the paths of the input files on the hosts, in order. `files` maps each path in the model's folder to its
-    SHA-256.
+    `inputs` are the paths of the input files on the hosts, in order. `model_digests` maps each path in the model's folder to
+    its SHA-256; its key in JSON is `files`.
     """
 
     inputs: tuple[str, ...]
-    files: Mapping[str, str]
+    model_digests: Mapping[str, str]
 
     def to_json(self) -> bytes:
-        return json.dumps(asdict(self), indent=1).encode()
+        return json.dumps({"inputs": self.inputs, "files": self.model_digests}, indent=1).encode()
 
     @classmethod
     def from_json(cls, content: bytes) -> Request:

@@ -149,7 +149,7 @@ class BatchTask:
             return True
 
         try:
-            fetch(self.request.files, scratch / "model", download)
+            fetch(self.request.model_digests, scratch / "model", download)
             saved = SavedModel(scratch / "model")
             return ShardPredictor(saved.run, saved.signatures, self.signature)
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""The trials that one replica of a job runs; without a master, each replica claims them itself.
+"""The trials that one replica of a job runs: no replica assigns trials, each claims its own.
 
 A trial is one record, which is created, taken over and ended by conditional writes alone. So two replicas never begin the same
 number, and if two believe that they have a trial, one write fails.
@@ -21,7 +21,7 @@ from pathlib import Path
 from hosts.agent import config
 from hosts.agent.launcher_client import launcher, scratch_folder
 from hosts.agent.process import delete
-from hosts.agent.replica_rules import describe_end, is_restart
+from hosts.agent.replica_rules import describe_end, should_restart
 from hosts.tuner.measure import TrialMetrics, should_stop
 from hosts.tuner.process import METRIC_FILE, TrialChild, TrialUnit, trial_launcher
 from jobs import variables
@@ -31,7 +31,7 @@ from jobs.folder_bucket import open_bucket
 from jobs.ledger import Ledger, Stored, Trials
 from jobs.records import HostFile, Plan
 from jobs.serialization import RecordError
-from jobs.study import Measurement, Study, Trial, TrialState, best, thin, words
+from jobs.study import Measurement, Study, Trial, TrialState, best, flags, thin
 from jobs.times import now
 
 FAILED, TERMINATED = 1, 128 + signal.SIGTERM
@@ -46,8 +46,11 @@ Spawn = Callable[[Sequence[str], Mapping[str, str]], TrialChild | TrialUnit]
 def main(job_id: str, name: str, request: str) -> int:
     """Run trials until none is left; return the exit code.
 
-    `request` is the agent's description of the trials' environment, as JSON. The code is 0 if all trials are done, 1 if too
-    many FAILED, 143 if it was stopped.
+    `request` is JSON by the agent: `cwd`, the trials' working directory, and `env`, their environment.
+
+    Returns:
+        0 if all trials are done; 143 if it was stopped; 1 if too many trials FAILED, none reported the metric, a module is
+        missing, or the bucket or a record cannot be read.
     """
     try:
         host, state = config.load(os.environ)
@@ -55,7 +58,9 @@ def main(job_id: str, name: str, request: str) -> int:
         plan = _plan(ledger, job_id, host.pollSeconds)
         from hosts.tuner.suggest import suggest
     except ImportError as error:
-        return _fail(f"the hosts have no {error.name}, as they are older than the tuning of hyperparameters: pulumi up")
+        return _fail(
+            f"the hosts have no {error.name}: their image is from before hyperparameter tuning was added; run pulumi up"
+        )
     except (RecordError, BucketError) as error:
         return _fail(str(error))
     assert plan.study
@@ -100,14 +105,14 @@ class Tuner:
     ) -> None:
         """Prepare the trials of a replica.
 
-        `last_words` returns the last lines of the trial that has just ended, from the replica's log; `environ` is the
-        environment of all trials; `scratch` holds a folder for each one's reports if these need a fixed place.
+        `last_words` returns the last line of the trial that has just ended, from the replica's log. `environ` is the
+        environment of all trials. `scratch` is where the folders of their reports are made, by default in /tmp.
         """
         self._environ, self._scratch = environ, scratch
         self._ledger, self._plan, self._study, self._name, self._host = ledger, plan, study, name, host
         self._suggest, self._spawn, self._last_words, self._sleep = suggest, spawn, last_words, sleep
         self._trials = Trials(ledger, plan.jobId)
-        # What this incarnation tried to claim: it has that trial even if the answer was lost, and was not killed in it.
+        # What this incarnation tried to claim. If the answer was lost, it has that trial, which does not count as a restart.
         self._claimed: Trial | None = None
         self._child: TrialChild | TrialUnit | None = None
         self._terminated = False
@@ -131,8 +136,8 @@ class Tuner:
                     continue
             except Conflict:
                 continue
-            except (OSError, RecordError) as error:  # a BucketError is one, and so is a folder that cannot be made now
-                _print(f"the bucket does not answer, and is polled again: {error}")
+            except (OSError, RecordError) as error:  # also of a folder that cannot be made now
+                _print(f"trials cannot be read or written now, trying again: {error}")
             self._sleep(self._host.pollSeconds)
         return TERMINATED
 
@@ -143,9 +148,9 @@ class Tuner:
             last = failed[-1]
             return _fail(
                 f"{len(failed)} of {len(trials)} trials FAILED, and maxFailedTrials is {study.maxFailedTrials}; "
-                f"trial {last.trialId} ({' '.join(words(last.hyperparameters))}): {last.errorMessage}"
+                f"trial {last.trialId} ({' '.join(flags(last.hyperparameters))}): {last.errorMessage}"
             )
-        if len(trials) < study.trials or any(not trial.final for trial in trials):
+        if len(trials) < study.trial_count or any(not trial.final for trial in trials):
             return None
         first = best(study, trials)
         if first is None or first.finalMetric is None:
@@ -155,7 +160,7 @@ class Tuner:
             early = sum(trial.isTrialStoppedEarly for trial in trials)
             counts = f"{len(failed)} FAILED{f', {early} stopped early' if early else ''}"
             _print(
-                f"Trials: {len(trials)} done, {counts}; best is trial {first.trialId}: {' '.join(words(first.hyperparameters))}"
+                f"Trials: {len(trials)} done, {counts}; best is trial {first.trialId}: {' '.join(flags(first.hyperparameters))}"
             )
             _print(f"Final metrics after {final.trainingStep} steps, {tag}: {final.objectiveValue:.6g}")
         return 0
@@ -163,12 +168,13 @@ class Tuner:
     def _claim(self, trials: Sequence[Trial]) -> Stored[Trial] | None:
         """Claim a trial: this replica's own, one of a lost replica, or a new one; None if none is left."""
         job = self._ledger.job(self._plan.jobId)
+        # A dropped replica is an optional one that the job continues without.
         missing = {*(job.record.lostReplicas if job else ()), *(job.record.droppedReplicas if job else ())}
         for trial in trials:
-            strange = trial.replica not in self._plan.replicas
-            if not trial.final and (trial.replica == self._name or trial.replica in missing or strange):
+            unknown_replica = trial.replica not in self._plan.replicas
+            if not trial.final and (trial.replica == self._name or trial.replica in missing or unknown_replica):
                 return self._claim_again(trial)
-        if len(trials) >= self._study.trials:
+        if len(trials) >= self._study.trial_count:
             return None
         number = self._trials.next_number
         trial = Trial(number, self._suggest(self._study, trials, number), self._name, self._host.name)
@@ -203,7 +209,7 @@ class Tuner:
             file = scratch / "output.metrics"
             metrics = TrialMetrics(study.hyperparameterMetricTag, file, study.folder(trial.trialId))
             again = f", again ({trial.restarts} of {self._plan.maxRestarts})" if trial.restarts else ""
-            _print(f"Trial {trial.trialId} of {study.trials}{again}: {' '.join(words(trial.hyperparameters))}")
+            _print(f"Trial {trial.trialId} of {study.trial_count}{again}: {' '.join(flags(trial.hyperparameters))}")
             try:
                 environment = self._environment(trial, file)
                 child = self._spawn(variables.expand_command(self._argv(trial), environment), environment)
@@ -278,10 +284,13 @@ class Tuner:
                 raise BucketError(str(error)) from error
 
     def _final_record(self, trial: Trial, status: int, out_of_memory: bool, metrics: TrialMetrics, early: bool) -> Trial:
-        """Return the final record of a trial: FAILED unless it exited well with a finite metric."""
+        """Return the final record of a trial: FAILED unless it exited with 0 and a finite metric.
+
+        Return the record unchanged if the trial is to run again.
+        """
         if status:
-            # A kill of the process alone is no fault of the trainer either.
-            restarts = is_restart(self._plan, status) and trial.restarts < self._plan.maxRestarts
+            # A signal that killed the process counts as no fault of the trainer, and the trial runs again.
+            restarts = should_restart(self._plan, status) and trial.restarts < self._plan.maxRestarts
             if restarts and not out_of_memory:
                 return trial
             words = self._last_words()
@@ -333,24 +342,24 @@ class Tuner:
     def _argv(self, trial: Trial) -> list[str]:
         flag, folder = self._study.jobDirFlag, self._study.folder(trial.trialId)
         python = self._plan.python or self._host.python
-        return [*self._plan.program(python), *((flag, folder) if flag else ()), *words(trial.hyperparameters)]
+        return [*self._plan.program(python), *((flag, folder) if flag else ()), *flags(trial.hyperparameters)]
 
     def _environment(self, trial: Trial, file: Path) -> dict[str, str]:
-        """Return a trial's environment as in Cloud ML: the job's, its number, also in TF_CONFIG, and the file for reports."""
+        """Return a trial's environment: the job's, and as in Cloud ML its number, its folder, and the file for its reports."""
         folder, number = self._study.folder(trial.trialId), str(trial.trialId)
         config = json.loads(self._environ.get("TF_CONFIG") or "{}")
         config["task"] = {**config.get("task", {}), "trial": number}
         ours = {"CLOUD_ML_TRIAL_ID": number, METRIC_FILE: str(file), "JOB_DIR": folder}
         task = self._plan.tasks.get(self._name)
         of_job = {name: self._environ[name] for name in (task.environment if task else ()) if name in self._environ}
-        own = variables.expand_environment(of_job, {**self._environ, **ours})  # and no secret
+        own = variables.expand_environment(of_job, {**self._environ, **ours})  # without secrets
         return {**self._environ, **own, **ours, "TF_CONFIG": json.dumps(config)}
 
 
 def last_words(log: Path) -> str:
     """Return a program's last line, preferably one with an error; empty if it is not in the log yet.
 
-    The replica, which reads the output of this process and its trials, may write it a moment later.
+    The agent, which reads the output of this process and its trials, may log it a moment later.
     """
     time.sleep(_LOG_SECONDS)
     lines: list[dict[str, str]] = []
@@ -373,7 +382,10 @@ def _measured(metrics: TrialMetrics, summaries: bool) -> list[Measurement]:
 
 @contextmanager
 def _folder(above: Path | None) -> Iterator[Path]:
-    """Yield a folder for a trial's reports; the trial's own folders in it are left to the launcher, as not this user's."""
+    """Yield a folder for a trial's reports, and remove it.
+
+    Folders that the trial made in it belong to another user: the launcher removes them.
+    """
     folder = Path(tempfile.mkdtemp(prefix="trial-", dir=above))
     try:
         if above:

@@ -18,7 +18,7 @@ from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial
 from optuna.trial import TrialState as State
 
-from jobs.study import Algorithm, Goal, Parameter, ParameterType, ScaleType, Study, Trial, TrialState, shown
+from jobs.study import Algorithm, Goal, Parameter, ParameterType, ScaleType, Study, Trial, TrialState, format_value
 
 # A point is suggested again only if this many seeds give no new one.
 _SEEDS = 20
@@ -47,7 +47,7 @@ def suggest(study: Study, trials: Sequence[Trial], number: int) -> dict[str, str
 
 def _grid(study: Study) -> Iterator[dict[str, str]]:
     """Yield the points of the grid, the last parameter changing first; none if a parameter has infinitely many values."""
-    for place in range(study.points or 0):
+    for place in range(study.grid_size or 0):
         values: dict[str, str] = {}
         for parameter in reversed(study.params):
             choices = parameter.choices or ()
@@ -82,9 +82,9 @@ def _frozen_trials(study: Study, trials: Sequence[Trial]) -> list[FrozenTrial]:
         params = {each.parameterName: _from_argument(each, text[each.parameterName]) for each in study.params}
         return optuna.trial.create_trial(state=state, params=params, distributions=space, value=value)
 
-    earlier = (prior for prior in study.earlier if study.has(prior.hyperparameters))
+    earlier = (prior for prior in study.earlier if study.allows(prior.hyperparameters))
     frozen_trials = [frozen(State.COMPLETE, prior.hyperparameters, prior.objectiveValue) for prior in earlier]
-    for trial in filter(lambda trial: study.has(trial.hyperparameters), trials):
+    for trial in filter(lambda trial: study.allows(trial.hyperparameters), trials):
         value = trial.finalMetric.objectiveValue if trial.finalMetric else None
         state = State.FAIL if trial.final and value is None else _STATES[trial.state]
         frozen_trials.append(frozen(state, trial.hyperparameters, value if state is State.COMPLETE else None))
@@ -113,7 +113,7 @@ def _to_argument(parameter: Parameter, drawn: Any) -> str:
     if parameter.type is ParameterType.CATEGORICAL:
         return str(drawn)
     if parameter.type is ParameterType.DISCRETE:
-        return shown(parameter.discreteValues[drawn])
+        return format_value(parameter.discreteValues[drawn])
     low, high = _bounds(parameter)
     value = low + high - drawn if parameter.scaleType is ScaleType.UNIT_REVERSE_LOG_SCALE else drawn
     if parameter.type is ParameterType.INTEGER:
@@ -121,7 +121,7 @@ def _to_argument(parameter: Parameter, drawn: Any) -> str:
     # Round to 6 significant digits of the range's width.
     digits = _DIGITS + math.ceil(math.log10(max(abs(low), abs(high)) / (high - low)))
     rounded = float(f"{value:.{min(max(digits, _DIGITS), 17)}g}")
-    return shown(rounded if low <= rounded <= high else value)
+    return format_value(rounded if low <= rounded <= high else value)
 
 
 def _from_argument(parameter: Parameter, text: str) -> Any:
@@ -129,7 +129,7 @@ def _from_argument(parameter: Parameter, text: str) -> Any:
     if parameter.type is ParameterType.CATEGORICAL:
         return text
     if parameter.type is ParameterType.DISCRETE:
-        return [shown(value) for value in parameter.discreteValues].index(text)
+        return [format_value(value) for value in parameter.discreteValues].index(text)
     low, high = _bounds(parameter)
     value = float(text)
     drawn = low + high - value if parameter.scaleType is ScaleType.UNIT_REVERSE_LOG_SCALE else value

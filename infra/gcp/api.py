@@ -1,7 +1,8 @@
-"""Call Google's REST APIs for what Pulumi's provider cannot read: quotas before an update, host keys after it.
+"""Call Google's REST APIs for what Pulumi's provider cannot do: quotas, host keys, objects in the bucket, leftovers.
 
-Credentials and endpoints come from the same places as the provider's, in this order: `gcp:` configuration, its environment
-variables, Application Default Credentials.
+Credentials and endpoints come from the same places as the provider's. Credentials are the first of: the token in `gcp:`
+configuration or in the environment, the key in either, Application Default Credentials. An endpoint is that of `gcp:`
+configuration, of the environment, or Google's.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ LOGIN = "`gcloud auth application-default login`, or set GOOGLE_APPLICATION_CRED
 
 
 class GcpError(TargetError):
-    """A request that Google refused or that cannot be sent; the message is one line with a remedy."""
+    """A request that Google refused, or that cannot be sent; the message is one line."""
 
 
 class UnreachableError(GcpError):
@@ -67,7 +68,7 @@ def credentials(get: Get) -> Any:
     try:
         return _credentials(get)
     except (google.auth.exceptions.GoogleAuthError, OSError, ValueError) as error:
-        raise GcpError(f"no Google credentials ({_line(error)}): run {LOGIN}") from None
+        raise GcpError(f"no Google credentials ({_first_sentence(error)}): run {LOGIN}") from None
 
 
 def _credentials(get: Get) -> Any:
@@ -96,7 +97,7 @@ def get_json(client: requests.Session, url: str, **params: str) -> dict[str, Any
     try:
         answer = client.get(url, params=params, timeout=TIMEOUT)
     except google.auth.exceptions.RefreshError as error:
-        raise GcpError(f"Google refused the credentials ({_line(error)}): run {LOGIN}") from None
+        raise GcpError(f"Google refused the credentials ({_first_sentence(error)}): run {LOGIN}") from None
     except (google.auth.exceptions.GoogleAuthError, requests.exceptions.RequestException) as error:
         raise UnreachableError(f"{url.split('/')[2]} does not answer ({type(error).__name__})") from None
     if answer.ok:
@@ -134,7 +135,7 @@ def _refusal(answer: requests.Response) -> ApiError:
     return ApiError(" ".join(message.split()), answer.status_code, reason)
 
 
-def _line(error: BaseException) -> str:
+def _first_sentence(error: BaseException) -> str:
     """Return the first sentence of an error."""
     return " ".join(str(error.args[0] if error.args else error).split()).partition(". ")[0].rstrip(".")
 
@@ -155,7 +156,7 @@ def guest_attributes(
         props: has the endpoint, the project, the zone, and the names of the instances by host.
 
     Raises:
-        GcpError: the operator lacks the permission; the message names `what` was to be read.
+        GcpError: the operator lacks the permission; the message begins with `what`, such as "host key".
     """
 
     def ask(host: str) -> dict[str, str]:

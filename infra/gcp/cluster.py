@@ -28,7 +28,7 @@ from infra.runtime.recipe import Recipe, recipe
 from infra.scale_tiers import Replica, Role
 from infra.target import ClusterResources
 
-# Requests cost money here: 31 hosts that poll the bucket each second and send heartbeats each 5 s cost 20 cents an hour.
+# Google charges for requests: 31 hosts that polled each second, with a heartbeat each 5 s, would cost 20 cents an hour.
 POLL_SECONDS = 4.0
 # Source: Compute Engine documentation, "Predefined metadata keys" and "Preemptible VM instances".
 _METADATA = "http://metadata.google.internal/computeMetadata/v1/instance"
@@ -38,7 +38,8 @@ _METADATA = "http://metadata.google.internal/computeMetadata/v1/instance"
 class ProjectState:
     """The Google Cloud project before an update.
 
-    `compute` and `storage` are the endpoints of these APIs. `bucket_exists`: the bucket exists and is not in the stack's state.
+    `compute` and `storage` are the endpoints of these APIs. `foreign_bucket_exists` is True if the bucket exists and is not in
+    the stack's state.
     """
 
     names: GoogleNames
@@ -46,7 +47,7 @@ class ProjectState:
     compute: str
     storage: str
     cost: Cost | None
-    bucket_exists: bool
+    foreign_bucket_exists: bool
     discovery: Discovery
 
 
@@ -64,7 +65,7 @@ class GcpCluster(ComponentResource):
         self.spec, self.place, names = project_state.discovery.spec, project_state.discovery.place, project_state.names
         network, subnet, firewall_project, owned_subnet = self._network()
         labels = {**config.labels, "scaletier-stack": names.stack}
-        bucket_options = config.retain_bucket, config.force_destroy, project_state.bucket_exists
+        bucket_options = config.retain_bucket, config.force_destroy, project_state.foreign_bucket_exists
         self.bucket = Storage(self.place, project_state.bucket, labels, *bucket_options, self.child_opts).bucket
         identity = ServiceIdentity(self.place.project, names, self.spec.roles, config.service_account, self.child_opts)
         bindings = identity.grant(self.bucket)
@@ -78,16 +79,16 @@ class GcpCluster(ComponentResource):
                 identity.emails,
                 operator=config.operator_cidr or IAP_RANGE,
                 shared=owned_subnet is None,
-                hosts_range=config.network if config.closed else None,
-                fetching=tuple(role for role, item in self.spec.roles.items() if item.accelerator and config.image is None),
+                hosts_range=config.network if config.egress_closed else None,
+                driver_roles=tuple(role for role, spec in self.spec.roles.items() if spec.accelerator and config.image is None),
                 opts=self.child_opts,
             ).rules
-        accelerators = {role: item.accelerator for role, item in self.spec.roles.items()}
+        accelerators = {role: spec.accelerator for role, spec in self.spec.roles.items()}
         gpus = any(accelerators.values())
         self.python = python(gpus)
-        recipes = {role: recipe(config.runtime_version, item, self.python) for role, item in accelerators.items()}
-        runtimes = {item: self._runtime(item) for item in dict.fromkeys(recipes.values())}
-        scripts = {role: self._script(role, item, runtimes[item]) for role, item in recipes.items()}
+        recipes = {role: recipe(config.runtime_version, gpu, self.python) for role, gpu in accelerators.items()}
+        runtimes = {each: self._runtime(each) for each in dict.fromkeys(recipes.values())}
+        scripts = {role: self._script(role, each, runtimes[each]) for role, each in recipes.items()}
         self.hosts = {
             replica: InstanceHost(
                 replica,
@@ -109,7 +110,7 @@ class GcpCluster(ComponentResource):
             )
             for replica in self.spec.replicas
         }
-        jobs = {replica.name: host.made for replica, host in self.hosts.items() if replica.role.runs_jobs}
+        jobs = {replica.name: host.created_name for replica, host in self.hosts.items() if replica.role.runs_jobs}
         identity.let_start(self.place.zone, jobs)
         # The inputs for reading the guest attributes of all hosts.
         attribute_inputs: dict[str, Any] = {
@@ -134,25 +135,25 @@ class GcpCluster(ComponentResource):
         own = ClusterNetwork(self.place, state.names, config.network, config.flow_logs, self.child_opts)
         return own.network, own.subnet, self.place.project, own.subnet_resource
 
-    def _runtime(self, item: Recipe) -> RuntimeArchive:
+    def _runtime(self, host_recipe: Recipe) -> RuntimeArchive:
         return RuntimeArchive(
-            f"python-{item.python}{'-gpu' if item.cuda else ''}",
+            f"python-{host_recipe.python}{'-gpu' if host_recipe.cuda else ''}",
             {
                 "endpoint": self.project_state.storage,
                 "project": self.place.project,
                 "bucket": self.bucket,
-                "python": item.python,
-                "requirements": list(item.requirements),
-                "constraints": list(item.constraints),
+                "python": host_recipe.python,
+                "requirements": list(host_recipe.requirements),
+                "constraints": list(host_recipe.constraints),
             },
             self.child_opts,
         )
 
-    def _script(self, role: Role, item: Recipe, runtime: RuntimeArchive) -> Output[str]:
-        config, accelerator, other = self.config, self.spec.roles[role].accelerator, self.project_state.discovery.subnet
-        network = other.range if other else config.network
-        return Output.all(item, self.bucket, runtime.sha256).apply(
-            lambda known: startup_script(ImageArchive(*known), accelerator, config.idle_timeout, network, config.closed)
+    def _script(self, role: Role, host_recipe: Recipe, runtime: RuntimeArchive) -> Output[str]:
+        config, accelerator, existing = self.config, self.spec.roles[role].accelerator, self.project_state.discovery.subnet
+        network = existing.range if existing else config.network
+        return Output.all(host_recipe, self.bucket, runtime.sha256).apply(
+            lambda known: startup_script(ImageArchive(*known), accelerator, config.idle_timeout, network, config.egress_closed)
         )
 
     def _ssh_host(self, host: InstanceHost) -> Output[str]:
@@ -162,12 +163,12 @@ class GcpCluster(ComponentResource):
         # A host that is stopped has no public address until it runs again.
         return host.public_address.apply(lambda public: public or host.address)
 
-    def result(self) -> ClusterResources:
+    def resources(self) -> ClusterResources:
         """Return the resources for the inventory and the stack's outputs."""
         place, cost = self.place, self.project_state.cost
         self.keys.late.apply(_warn)
         machines = {
-            role: self.project_state.discovery.catalogue.machines[item.machine_type] for role, item in self.spec.roles.items()
+            role: self.project_state.discovery.catalogue.machines[spec.machine_type] for role, spec in self.spec.roles.items()
         }
         instances = f"projects/{place.project}/zones/{place.zone}/instances"
         hosts = {
@@ -220,9 +221,9 @@ def _power(endpoint: str) -> PowerAccess:
     )
 
 
-def _warn(late: Sequence[str]) -> None:
-    if late:
+def _warn(without_key: Sequence[str]) -> None:
+    if without_key:
         pulumi.log.warn(
-            f"no host key yet of {', '.join(late)}, so ssh refuses them: `pulumi up` looks again; "
+            f"no host key yet of {', '.join(without_key)}, so ssh refuses them: `pulumi up` looks again; "
             "if it stays so, see the instance's serial output, and that its image has Google's guest agent"
         )

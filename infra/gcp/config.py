@@ -90,7 +90,7 @@ class GcpConfig(ClusterConfig):
     max_hosts: ClassVar[Mapping[Role, int]] = MAX_REPLICAS
 
     @property
-    def closed(self) -> bool:
+    def egress_closed(self) -> bool:
         """True if we restrict outbound traffic. False with `subnetwork`: the network's owner decides there."""
         return self.egress == "closed" and self.subnetwork is None
 

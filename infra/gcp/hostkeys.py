@@ -1,4 +1,4 @@
-"""The hosts' ssh keys, as Google's guest agent publishes them: no key is accepted unseen.
+"""The hosts' ssh keys, as Google's guest agent publishes them, so that ssh knows each key before it connects.
 
 Source: Compute Engine documentation, "Guest attributes", namespace `hostkeys`.
 """
@@ -23,13 +23,13 @@ _POLL = 2.0
 class HostKeys(ModuleResource, module="gcp", name="HostKeys"):
     """The ssh keys of all hosts, as a resource.
 
-    Inputs: endpoint (of the Compute API), project, zone, hosts (the name for ssh to the instance's), created (the same names
-    to the instances' ids: a recreated host has a new key), timeout (seconds).
+    Inputs: endpoint (of the Compute API), project, zone, hosts (host to instance name), created (host to instance id: a
+    recreated host has a new key), timeout (seconds).
 
-    Outputs: hostKeys (the name for ssh to the key), late (names without a key; the next `pulumi up` reads them again).
+    Outputs: hostKeys (host to key), late (hosts without a key; the next `pulumi up` reads them again).
     """
 
-    lifecycle = __name__
+    module_name = __name__
     outputs = ("hostKeys", "late")
     hostKeys: Output[dict[str, str]]
     late: Output[list[str]]
@@ -67,6 +67,6 @@ def read_keys(props: Props, known: Mapping[str, str], seconds: float) -> dict[st
             time.sleep(_POLL)
         client = client or session(configuration)
         written = guest_attributes(client, props, missing, "hostkeys", "host key")
-        # None but of our sshd's type, and well-formed.
+        # Accept only a well-formed key of the type that our sshd has.
         keys |= {host: f"{_KIND} {key}" for host in missing if _KEY.match(key := written[host].get(_KIND, ""))}
     return {host: keys[host] for host in props["hosts"] if host in keys}

@@ -73,11 +73,16 @@ def python(gpus: bool) -> str:
 
 
 def startup_script(
-    archive: ImageArchive, accelerator: Accelerator | None, idle_seconds: int, network: ipaddress.IPv4Network, closed: bool
+    archive: ImageArchive,
+    accelerator: Accelerator | None,
+    idle_seconds: int,
+    network: ipaddress.IPv4Network,
+    egress_closed: bool,
 ) -> str:
     """Return a host's start-up script: the same text for the same role, runtime and kind of machine.
 
-    `network` is the range of the cluster's hosts. A host that is `closed` reaches Google's APIs by their private address only.
+    `network` is the range of the cluster's hosts. With `egress_closed`, hosts reach Google's APIs
+    by their private address only.
     """
     defaults: Mapping[str, Any] = yaml.safe_load((_ROLE / "defaults" / "main.yml").read_text())
     script = partial(
@@ -91,7 +96,7 @@ def startup_script(
         drivers=_DRIVERS,
         idle_seconds=idle_seconds,
         apis=APIS,
-        google=str(GOOGLE_RANGE[0]) if closed else "",
+        google=str(GOOGLE_RANGE[0]) if egress_closed else "",
         archive=archive,
         runtime=archive.recipe.name,
         python=f"python{archive.recipe.python}",

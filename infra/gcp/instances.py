@@ -48,14 +48,14 @@ class HostArgs:
 
 
 class InstanceHost(ComponentResource):
-    """A host: its instance and its address.
+    """A host: its instance and its address, which is reserved if the stack does not own the subnet.
 
-    Outputs: `instance` (its name), `made` (the same, once the instance exists), `address` (internal),
+    Outputs: `instance` (its name), `created_name` (the same, once the instance exists), `address` (internal),
     `public_address` (empty if it has none), `instance_id`, `create_time` (RFC 3339).
     """
 
     instance: str
-    made: Output[str]
+    created_name: Output[str]
     address: Output[str]
     public_address: Output[str]
     instance_id: Output[str]
@@ -107,19 +107,19 @@ class InstanceHost(ComponentResource):
             allow_stopping_for_update=True,
             # A host that was preempted, or stopped itself when idle, is started again by `pulumi up`.
             desired_status="RUNNING",
-            # Only one instance at a time can have a name and an address.
+            # The name and the address are free only once the old instance is deleted.
             opts=ResourceOptions(
                 parent=self,
                 depends_on=list(after),
                 delete_before_replace=True,
                 replacement_trigger=_replacement_trigger(role.accelerator, config.public_address),
-                # Another range replaces the subnet, and Google deletes no subnet that has a host.
+                # Another range replaces the subnet, which Google deletes only if it has no hosts.
                 replace_with=[args.owned_subnet] if args.owned_subnet else None,
                 # Some machine types include local disks, which this program does not manage.
                 ignore_changes=["scratchDisks"],
             ),
         )
-        self.made = instance.name
+        self.created_name = instance.name
         self.instance_id, self.create_time = instance.instance_id, instance.creation_timestamp
         self.public_address = instance.network_interfaces.apply(
             lambda interfaces: (interfaces[0].access_configs[0].nat_ip or "") if interfaces[0].access_configs else ""
@@ -141,9 +141,9 @@ class InstanceHost(ComponentResource):
 
 
 def _replacement_trigger(gpus: Accelerator | None, public: bool) -> str:
-    """Return the computed properties whose removal needs a new host: GPUs, a public address.
+    """Return a text that changes if the host's GPUs change or it gets or loses a public address: then it is replaced.
 
-    A host keeps them if its inputs no longer name them, since the provider then computes them.
+    If the inputs no longer name them, the provider reads them from the host, and would keep them.
     """
     reach = "public" if public else "private"
     return f"{reach}, {gpus.count} x {gpus.type}" if gpus else reach

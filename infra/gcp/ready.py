@@ -26,7 +26,7 @@ class HostsReady(ModuleResource, module="gcp", name="Ready"):
     changed), timeout (seconds; 0 does not wait).
     """
 
-    lifecycle = __name__
+    module_name = __name__
 
 
 def create(props: Props) -> tuple[str, Props]:

@@ -32,7 +32,7 @@ class RuntimeArchive(ModuleResource, module="gcp", name="Runtime"):
     Outputs: path (of the archive in the bucket), sha256 (of its content).
     """
 
-    lifecycle = __name__
+    module_name = __name__
     outputs = ("path", "sha256")
     path: Output[str]
     sha256: Output[str]

@@ -131,13 +131,13 @@ class GcpTarget(Target):
         _warn_unrecorded(result, state)
         pulumi.log.info(price.line(region) if price else f"infra/prices.yaml has no price for this cluster in {region}")
         _log_choice(result, choice)
-        bucket_exists = bool(has_own_bucket and not state_bucket)
+        foreign_bucket_exists = bool(has_own_bucket and not state_bucket)
         self.project_state = ProjectState(
-            own, bucket, endpoint(COMPUTE, get), endpoint(STORAGE, get), price, bucket_exists, result
+            own, bucket, endpoint(COMPUTE, get), endpoint(STORAGE, get), price, foreign_bucket_exists, result
         )
 
     def build(self, authorized_key: Output[str]) -> ClusterResources:
-        return GcpCluster(self.config, self.project_state, authorized_key).result()
+        return GcpCluster(self.config, self.project_state, authorized_key).resources()
 
     def read(self, path: str) -> bytes | None:
         get: Get = provider_config

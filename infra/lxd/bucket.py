@@ -15,7 +15,7 @@ from infra.lxd.layout import LxdNames
 REPLACE = frozenset({"project", "pool", "name"})
 ON_DESTROY, REMOVE, RETAIN = "user.scaletier.on-destroy", "remove", "retain"
 """The label on a volume: what a destroy does with it. A volume without the label may contain data and is never deleted."""
-CHOICES = (
+DESTROY_ADVICE = (
     "`pulumi config set retainBucket true` to retain the bucket on this machine, or `pulumi config set forceDestroy true` to "
     "delete it with its data; then `pulumi up` and `pulumi destroy`"
 )
@@ -24,7 +24,7 @@ CHOICES = (
 class BucketVolume(ModuleResource, module="lxd", name="Bucket"):
     """Inputs: project, pool, name, size (the most bytes that it may contain; 0 for no limit)."""
 
-    lifecycle = __name__
+    module_name = __name__
 
 
 def get_volume(props: Props) -> dict[str, Any] | None:
@@ -74,7 +74,7 @@ def _limit(props: Props) -> str | None:
 
 
 def used(props: Props) -> int | None:
-    """Return the bytes used in the bucket, or None if it is missing or its pool does not count them."""
+    """Return the bytes used in the bucket, or None if it is missing, its pool does not count them, or LXD reports 0."""
     with errors(f"volume {props['name']}"):
         if not get_volume(props):
             return None
@@ -92,7 +92,7 @@ def create(props: Props) -> tuple[str, Props]:
             body = {"name": props["name"], "config": {ON_DESTROY: REMOVE}, "content_type": "filesystem"}
             _volumes(props).post(json=body, params={"project": props["project"]})
         _configure(props, "size", _limit(props))
-    quotas.count(props["pool"])
+    quotas.enable_accounting(props["pool"])
     return f"{props['project']}/{props['pool']}/{props['name']}", props
 
 
@@ -102,13 +102,13 @@ def read(name: str, props: Props) -> Props | None:
     if volume is None:
         return None
     # Without quota accounting the limit is not enforced. Return another value, so that the next update turns accounting on.
-    counted = quotas.counted(props["pool"])
+    counted = quotas.is_accounting(props["pool"])
     return {**props, "size": number(volume["config"].get("size", "0")) if counted else "not counted"}
 
 
 def update(name: str, old: Props, new: Props) -> Props:
     _configure(new, "size", _limit(new))
-    quotas.count(new["pool"])
+    quotas.enable_accounting(new["pool"])
     return new
 
 
@@ -120,7 +120,7 @@ def delete(name: str, props: Props) -> None:
         if action is None:
             raise LxdError(
                 "the bucket may contain data and was not deleted. To save data: `pulumi up` (recreates the hosts), `fab get ID`"
-                f". Then {CHOICES}"
+                f". Then {DESTROY_ADVICE}"
             )
         # The state's hosts are deleted by now. An interrupted run may have left others, which still mount the volume.
         purge(props["project"])

@@ -11,7 +11,7 @@ import pylxd.exceptions
 
 from infra.dynamic import ModuleResource, Props
 from infra.lxd.api import LxdError, client, errors, hosts_of, missing
-from infra.lxd.bucket import CHOICES, REMOVE, RETAIN, pool_of, set_on_destroy
+from infra.lxd.bucket import DESTROY_ADVICE, REMOVE, RETAIN, pool_of, set_on_destroy
 from infra.lxd.layout import BUCKET
 
 REPLACE = frozenset({"project", "pool", "name"})
@@ -25,7 +25,7 @@ class BucketGuard(ModuleResource, module="lxd", name="Seal"):
     Created last and so deleted first. If the deletion fails, nothing else is destroyed.
     """
 
-    lifecycle = __name__
+    module_name = __name__
 
 
 def create(props: Props) -> tuple[str, Props]:
@@ -50,10 +50,12 @@ def _check_empty(project: str) -> None:
     """Raise LxdError if the bucket contains data, or no running host can list it."""
     host = running(project)
     if host is None:
-        raise LxdError(f"no running host can list the bucket, so nothing was destroyed: `pulumi up` first, or {CHOICES}")
+        raise LxdError(f"no running host can list the bucket, so nothing was destroyed: `pulumi up` first, or {DESTROY_ADVICE}")
     content = holdings({folder: _listed(host, f"{BUCKET}/{folder}") for folder in _listed(host, BUCKET)})
     if content:
-        raise LxdError(f"the bucket contains {content}, so nothing was destroyed. To save data: `fab get ID`. Then {CHOICES}")
+        raise LxdError(
+            f"the bucket contains {content}, so nothing was destroyed. To save data: `fab get ID`. Then {DESTROY_ADVICE}"
+        )
 
 
 def running(project: str) -> Any:

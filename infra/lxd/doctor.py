@@ -121,9 +121,9 @@ def disks(inventory: Inventory) -> Iterator[Finding]:
                 continue
             space = client().api.storage_pools[pool].resources.get().json()["metadata"]["space"]
             yield free_space(f"storage pool {pool}", space["total"] - space["used"])
-            if not quotas.counted(pool):
+            if not quotas.is_accounting(pool):
                 problem = f"storage pool {pool} has stopped counting, so disk and bucketSize limit nothing"
-                yield fail(problem, quotas.command(pool), partial(quotas.count, pool))
+                yield fail(problem, quotas.command(pool), partial(quotas.enable_accounting, pool))
             volume = {"project": names.project, "pool": pool, "name": names.bucket}
             config = (get_volume(volume) or {"config": {}})["config"]
             more = "fab prune, or pulumi config set bucketSize"

@@ -20,7 +20,7 @@ REPLACE = frozenset({"table"})
 class Firewall(ModuleResource, module="lxd", name="Firewall"):
     """Inputs: table, rules (an nftables script that replaces the table as a whole)."""
 
-    lifecycle = __name__
+    module_name = __name__
 
 
 def rules(spec: ClusterSpec, table: str, bridge: str, network: ipaddress.IPv4Network) -> str:
@@ -59,7 +59,7 @@ def read(table: str, props: Props) -> Props | None:
     lines = nft.differences(table, props["rules"])
     if lines is None:
         return None
-    return {**props, "rules": nft.listed(table) or ""} if lines else props
+    return {**props, "rules": nft.list_table(table) or ""} if lines else props
 
 
 def forward_drops(bridged: Path, chains: Callable[[], str]) -> list[str]:

@@ -49,7 +49,7 @@ class HostContainer(ModuleResource, module="lxd", name="Host"):
     Outputs are times: `created`, and `started`, its last start.
     """
 
-    lifecycle = __name__
+    module_name = __name__
     outputs = ("created", "started")
     created: Output[str]
     started: Output[str]

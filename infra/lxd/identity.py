@@ -19,7 +19,7 @@ class Identity(ModuleResource, module="lxd", name="Identity"):
     deleted with it.
     """
 
-    lifecycle = __name__
+    module_name = __name__
 
 
 def names_of(stack: str, root: Path, before: StackState) -> LxdNames:

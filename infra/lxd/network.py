@@ -24,7 +24,7 @@ class BridgeNetwork(ModuleResource, module="lxd", name="Network"):
     Inputs: name of the bridge, range (a private /24). If the range changes, the hosts are recreated on it afterwards.
     """
 
-    lifecycle = __name__
+    module_name = __name__
 
 
 def choose_range(project: str, bridge: str, wanted: ipaddress.IPv4Network | None) -> ipaddress.IPv4Network:

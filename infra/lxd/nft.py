@@ -40,7 +40,7 @@ def remove(table: str) -> None:
     load(f"table bridge {table}\ndelete table bridge {table}\n")
 
 
-def listed(table: str) -> str | None:
+def list_table(table: str) -> str | None:
     """Return a table as nft prints it, without counters, or None if it does not exist."""
     result = _nft("--stateless", "list", "table", "bridge", table)
     return result.stdout if result.returncode == 0 else None
@@ -63,7 +63,7 @@ def differences(table: str, script: str) -> list[str] | None:
     `- rule`: in the script, not loaded. `+ rule`: loaded, not in the script. nft itself formats the script's rules: they are
     loaded into a dormant table, which filters nothing and is deleted at once.
     """
-    loaded = listed(table)
+    loaded = list_table(table)
     if loaded is None:
         return None
     dormant = f"{table}_dormant_{os.getpid()}_{threading.get_ident()}"
@@ -71,16 +71,16 @@ def differences(table: str, script: str) -> list[str] | None:
     opening = f"table bridge {dormant} {{\n"
     try:
         load(renamed.replace(opening, f"{opening}\tflags dormant;\n"))
-        expected = listed(dormant) or ""
+        expected = list_table(dormant) or ""
     finally:
         remove(dormant)
-    return changed(_rules(expected.replace(dormant, table).replace("\tflags dormant\n", "")), _rules(loaded))
+    return diff_lines(_rules(expected.replace(dormant, table).replace("\tflags dormant\n", "")), _rules(loaded))
 
 
 def _rules(text: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip() not in ("", "}")]
 
 
-def changed(expected: list[str], loaded: list[str]) -> list[str]:
+def diff_lines(expected: list[str], loaded: list[str]) -> list[str]:
     """Return lines only in `expected` as `- line`, and lines only in `loaded` as `+ line`; order matters."""
     return [line for line in difflib.ndiff(expected, loaded) if line.startswith(("- ", "+ "))]

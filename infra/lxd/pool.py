@@ -14,7 +14,10 @@ _LEAST = 8 * _GIB
 
 
 def make(name: str) -> str:
-    """Create a pool on a btrfs loop file, where a host is a snapshot; return its description. LxdError if the disk is full."""
+    """Create a pool on a btrfs loop file, where a host is a snapshot, unless it exists; return a message about it.
+
+    LxdError if less than 16 GiB are free on the disk.
+    """
     with errors(f"storage pool {name}"):
         if client().storage_pools.exists(name):
             return f"storage pool {name} is there"
@@ -30,7 +33,7 @@ def make(name: str) -> str:
 
 
 def remove(name: str) -> str:
-    """Remove a pool that `make` created; LxdError if another program created it, or it is in use."""
+    """Remove a pool that `make` created; return a message. LxdError if another program created it, or it is in use."""
     with errors(f"storage pool {name}"):
         if not client().storage_pools.exists(name):
             return f"storage pool {name} is gone"

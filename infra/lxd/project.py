@@ -24,7 +24,7 @@ _BACKEND = "user.scaletier.backend"
 class Project(ModuleResource, module="lxd", name="Project"):
     """The LXD project. Inputs: name, and labels that may change: stack, checkout, backend (the place of its state)."""
 
-    lifecycle = __name__
+    module_name = __name__
 
 
 @dataclass(frozen=True)

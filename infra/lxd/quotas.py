@@ -19,7 +19,7 @@ _WHOLE_TREES = "8"
 _SECONDS = 300
 
 
-def counted(pool: str, root: Path = _BTRFS) -> bool:
+def is_accounting(pool: str, root: Path = _BTRFS) -> bool:
     """Return False if limits of a btrfs pool are not enforced; True otherwise, also for another kind or without limits."""
     groups = _groups(pool, root)
     try:
@@ -28,14 +28,14 @@ def counted(pool: str, root: Path = _BTRFS) -> bool:
         return True  # the kernel does not report it
 
 
-def count(pool: str, root: Path = _BTRFS) -> None:
+def enable_accounting(pool: str, root: Path = _BTRFS) -> None:
     """Make the kernel count all deletions, and rescan by `sudo -n` if it has stopped; `command` returns that for a person."""
     groups = _groups(pool, root)
     if groups is None:
         return
     with suppress(OSError):
         (groups / "drop_subtree_threshold").write_text(_WHOLE_TREES)
-    if not counted(pool, root):
+    if not is_accounting(pool, root):
         with suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(_argv(pool), capture_output=True, timeout=_SECONDS, check=False)
 

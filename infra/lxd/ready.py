@@ -34,7 +34,7 @@ class Ready(ModuleResource, module="lxd", name="Ready"):
     Output `hostKeys`: address to public host key.
     """
 
-    lifecycle = __name__
+    module_name = __name__
     outputs = ("hostKeys",)
     hostKeys: Output[dict[str, str]]
 

@@ -31,7 +31,7 @@ Check = Callable[[str, Props, Props], Iterator[str]]
 
 INSTANCE = "gcp:compute/instance:Instance"
 _WIDEST = 8
-_PRIMITIVE = ("roles/owner", "roles/editor", "roles/viewer", "roles/storage.admin", "roles/storage.legacyBucketOwner")
+_TOO_BROAD = ("roles/owner", "roles/editor", "roles/viewer", "roles/storage.admin", "roles/storage.legacyBucketOwner")
 _EVERYBODY = ("allUsers", "allAuthenticatedUsers")
 _DEFAULT_ACCOUNTS = (
     "-compute@developer.gserviceaccount.com",
@@ -59,17 +59,21 @@ class Rule:
     schema: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _every(props: Props, key: str) -> Sequence[Any]:
+def _list_of(props: Props, key: str) -> Sequence[Any]:
     return props.get(key) or ()
 
 
 def no_open_ingress(kind: str, props: Props, config: Props) -> Iterator[str]:
     """Require that a rule that allows ingress names a source, and no large part of the internet."""
-    if kind != "gcp:compute/firewall:Firewall" or props.get("direction", "INGRESS") != "INGRESS" or not _every(props, "allows"):
+    if (
+        kind != "gcp:compute/firewall:Firewall"
+        or props.get("direction", "INGRESS") != "INGRESS"
+        or not _list_of(props, "allows")
+    ):
         return
-    if not any(_every(props, key) for key in ("sourceRanges", "sourceServiceAccounts", "sourceTags")):
+    if not any(_list_of(props, key) for key in ("sourceRanges", "sourceServiceAccounts", "sourceTags")):
         yield "it names no source, which means everybody"
-    for text in _every(props, "sourceRanges"):
+    for text in _list_of(props, "sourceRanges"):
         if ipaddress.ip_network(text, strict=False).prefixlen < _WIDEST:
             yield f"it lets {text} in"
 
@@ -79,8 +83,8 @@ def no_public_address(kind: str, props: Props, config: Props) -> Iterator[str]:
     if config.get("allowed"):
         return
     if kind == INSTANCE:
-        for interface in _every(props, "networkInterfaces"):
-            if _every(interface, "accessConfigs") or _every(interface, "ipv6AccessConfigs"):
+        for interface in _list_of(props, "networkInterfaces"):
+            if _list_of(interface, "accessConfigs") or _list_of(interface, "ipv6AccessConfigs"):
                 yield "it has a public address"
     if kind.startswith(("gcp:compute/address:", "gcp:compute/globalAddress:")) and props.get("addressType") != "INTERNAL":
         yield "it is a public address"
@@ -97,9 +101,9 @@ def no_default_account(kind: str, props: Props, config: Props) -> Iterator[str]:
         yield f"it runs as {email}, which is Google's default"
 
 
-def no_primitive_role(kind: str, props: Props, config: Props) -> Iterator[str]:
-    """Refuse roles that grant nearly everything."""
-    if kind.startswith("gcp:") and "IAM" in kind and props.get("role") in _PRIMITIVE:
+def no_broad_role(kind: str, props: Props, config: Props) -> Iterator[str]:
+    """Refuse roles that are too broad."""
+    if kind.startswith("gcp:") and "IAM" in kind and props.get("role") in _TOO_BROAD:
         yield f"it grants {props['role']}"
 
 
@@ -113,12 +117,12 @@ def bucket_is_private(kind: str, props: Props, config: Props) -> Iterator[str]:
     if kind.startswith("gcp:storage/") and kind.rpartition(":")[2] in _ACLS:
         yield "it is an access control list: use IAM"
     if kind.startswith("gcp:") and "IAM" in kind:
-        members = (*_every(props, "members"), props.get("member"))
+        members = (*_list_of(props, "members"), props.get("member"))
         yield from (f"it grants {props.get('role')} to {member}" for member in members if member in _EVERYBODY)
 
 
 def labelled(kind: str, props: Props, config: Props) -> Iterator[str]:
-    """Require an owner's label on what costs money."""
+    """Require the label scaletier-stack on instances and buckets, and scaletier-role on instances."""
     required = {INSTANCE: ("scaletier-stack", "scaletier-role"), "gcp:storage/bucket:Bucket": ("scaletier-stack",)}
     labels = props.get("labels") or {}
     yield from (f"it has no label {label}" for label in required.get(kind, ()) if not labels.get(label))
@@ -131,20 +135,20 @@ def shielded(kind: str, props: Props, config: Props) -> Iterator[str]:
         yield from (f"{part} is not on" for part in _SHIELDED if settings.get(part) is not True)
 
 
-def terminates(kind: str, props: Props, config: Props) -> Iterator[str]:
+def terminates_on_maintenance(kind: str, props: Props, config: Props) -> Iterator[str]:
     """Require that a host with GPUs and a spot host end at maintenance, as they cannot migrate."""
     if kind != INSTANCE:
         return
     machine = MACHINES.get(str(props.get("machineType")))
     scheduling = props.get("scheduling") or {}
-    gpus = _every(props, "guestAccelerators") or (machine and machine.accelerator)
+    gpus = _list_of(props, "guestAccelerators") or (machine and machine.accelerator)
     spot = scheduling.get("provisioningModel") == "SPOT" or scheduling.get("preemptible")
     if (gpus or spot) and scheduling.get("onHostMaintenance") != "TERMINATE":
         yield f"onHostMaintenance is {scheduling.get('onHostMaintenance', 'MIGRATE')}, and it must be TERMINATE"
 
 
 def known_machine_type(kind: str, props: Props, config: Props) -> Iterator[str]:
-    """Require a machine type of the list: the pack's `allowed`, else every type with a price."""
+    """Require a machine type of the list: the pack's `allowed`, else every type that MACHINES has."""
     if kind == INSTANCE:
         allowed = config.get("allowed") or MACHINES
         name = str(props.get("machineType")).rpartition("/")[2]
@@ -172,7 +176,7 @@ def _cost(props: Props) -> float | None:
     if machine is None:
         return None
     disk = (props.get("bootDisk") or {}).get("initializeParams") or {}
-    gpus = [Accelerator(str(item["type"]), int(item["count"])) for item in _every(props, "guestAccelerators")]
+    gpus = [Accelerator(str(item["type"]), int(item["count"])) for item in _list_of(props, "guestAccelerators")]
     host_spec = HostSpec(
         series=machine.series,
         cpus=machine.cpus,
@@ -181,7 +185,7 @@ def _cost(props: Props) -> float | None:
         spot=(props.get("scheduling") or {}).get("provisioningModel") == "SPOT",
         disk_type=disk.get("type", "pd-standard"),
         disk_size=int(disk.get("size", 10)),
-        public_address=any(_every(item, "accessConfigs") for item in _every(props, "networkInterfaces")),
+        public_address=any(_list_of(item, "accessConfigs") for item in _list_of(props, "networkInterfaces")),
     )
     cost = hourly(price_list(), str(props.get("zone")).rpartition("-")[0], {Role.MASTER: (1, host_spec)})
     return cost.host[Role.MASTER] if cost else None
@@ -196,11 +200,11 @@ RULES = (
         {"allowed": {"type": "boolean", "default": False}},
     ),
     Rule("no-default-account", "Hosts run as service accounts of their own", no_default_account),
-    Rule("no-primitive-role", "No role that means nearly everything", no_primitive_role),
+    Rule("no-primitive-role", "No role is too broad", no_broad_role),
     Rule("bucket-is-private", "The bucket is never public", bucket_is_private),
-    Rule("labelled", "What costs money says whose it is", labelled),
+    Rule("labelled", "Instances and buckets have the labels of their stack", labelled),
     Rule("shielded", "Hosts are shielded VMs", shielded),
-    Rule("terminates", "Hosts with GPUs and spot hosts terminate on maintenance", terminates),
+    Rule("terminates", "Hosts with GPUs and spot hosts terminate on maintenance", terminates_on_maintenance),
     Rule(
         "known-machine-type",
         "Machine types are on the list",

@@ -51,7 +51,9 @@ class JobOutput:
     def checkpoints(self) -> list[str]:
         """The files from which a trainer may resume: no summaries, no metrics, none below export/ or left/."""
         results = {*self.summaries, METRICS, EVALUATION}
-        return [name for name in self.files if name not in results and not name.startswith((_EXPORTS, f"{paths.LEFT}/"))]
+        return [
+            name for name in self.files if name not in results and not name.startswith((_EXPORTS, f"{paths.UNSAVED_FOLDER}/"))
+        ]
 
     def of_trial(self, trial: Trial | None) -> JobOutput:
         """Return a trial's own folder of the output; all of it without a trial."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeVar
 
 from jobs import background, bucket, folder_bucket
-from jobs.bucket import PIECE, BucketError, Conflict, Item, Progress, file_errors, ignore, pieces, replacing
+from jobs.bucket import PIECE, BucketError, Conflict, Item, Progress, file_errors, no_progress, pieces, replacing
 
 T = TypeVar("T")
 
@@ -105,10 +105,10 @@ class SshBucket:
     def read_part(self, name: str, start: int, end: int) -> bytes:
         return self._call(lambda size, read: read.whole(size), "read_part", name, start, end)
 
-    def upload(self, name: str, content: bytes | Path, progress: Progress = ignore) -> None:
+    def upload(self, name: str, content: bytes | Path, progress: Progress = no_progress) -> None:
         self._call(_plain, "upload", name, content=content, progress=progress)
 
-    def download(self, name: str, target: Path, progress: Progress = ignore) -> bool:
+    def download(self, name: str, target: Path, progress: Progress = no_progress) -> bool:
         def take(size: int | None, read: _Reader) -> bool:
             if size is None:
                 return False
@@ -138,7 +138,7 @@ class SshBucket:
         method: str,
         *arguments: object,
         content: bytes | Path = b"",
-        progress: Progress = ignore,
+        progress: Progress = no_progress,
         seconds: float | None = None,
     ) -> T:
         """Have the host call a method, and return what `take` makes of its result.

@@ -13,7 +13,7 @@ from infra.inventory import Host, Inventory
 from infra.templates import ROOT as CHECKOUT
 from jobs import paths
 from jobs.paths import PYTHON
-from jobs.study import words
+from jobs.study import flags
 from ops import terminal
 from ops.cluster import root_helper
 from ops.cluster.bucket import read_whole
@@ -47,7 +47,7 @@ def export(cluster: ClusterClient, job_id: str | None, dest: str | None, as_json
     output = find(cluster, record).of_trial(trial)
     folder = newest_model(output)
     if folder is None:
-        exporter = _make(cluster, output, words(trial.hyperparameters) if trial else [])
+        exporter = _make(cluster, output, flags(trial.hyperparameters) if trial else [])
         output = find(cluster, record).of_trial(trial)
         folder = newest_model(output)
         if folder is None:

@@ -146,8 +146,8 @@ def tuning(tuned: TuningResult, end: str) -> Tuning:
     """Return the tuned hyperparameters and the trials' results up to a moment."""
     study = tuned.study
     parameters = [TunedParameter(each.parameterName, _scale_kind(each)) for each in study.params]
-    rows = [_trial_row(tuned, trial, end) for trial in tuned.ranked if study.has(trial.hyperparameters)]
-    return Tuning(study.hyperparameterMetricTag, str(study.goal), study.trials, parameters, rows)
+    rows = [_trial_row(tuned, trial, end) for trial in tuned.ranked if study.allows(trial.hyperparameters)]
+    return Tuning(study.hyperparameterMetricTag, str(study.goal), study.trial_count, parameters, rows)
 
 
 def _trial_row(tuned: TuningResult, trial: Trial, end: str) -> TrialRow:

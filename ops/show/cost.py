@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from infra.inventory import Host, Inventory, whole_sum
+from infra.inventory import Host, Inventory, sum_if_known
 from jobs.records import JobRecord
 from jobs.times import now, seconds_between
 from ops import terminal
@@ -38,12 +38,12 @@ def cost_of(hosts: Sequence[Host], moment: str) -> CostShare:
         None if price is None or up is None else price * up
         for price, up in zip((host.hourly_cost for host in hosts), hours, strict=True)
     ]
-    up = whole_sum(hours)
+    up = sum_if_known(hours)
     return CostShare(
         hosts=len(hosts),
-        hourlyCost=whole_sum(host.hourly_cost for host in hosts),
+        hourlyCost=sum_if_known(host.hourly_cost for host in hosts),
         hoursUp=None if up is None else round(up / len(hosts), 4),
-        accruedCost=whole_sum(costs),
+        accruedCost=sum_if_known(costs),
     )
 
 

@@ -34,7 +34,7 @@ def describe_unsaved_of(cluster: ClusterClient, record: JobRecord) -> list[str]:
 
 
 def _describe_files(job_id: str, files: Mapping[str, int]) -> str:
-    own = {name: size for name, size in files.items() if not name.startswith(f"{paths.LEFT}/")}
+    own = {name: size for name, size in files.items() if not name.startswith(f"{paths.UNSAVED_FOLDER}/")}
     chosen = own or files
     fetches = f"fab get {job_id} fetches its {terminal.plural(len(chosen), 'file')}, {terminal.size(sum(chosen.values()))}"
     if own:
@@ -48,7 +48,9 @@ def describe_unsaved(replicas: Sequence[ReplicaRecord]) -> list[str]:
     for replica in replicas:
         if (report := replica.unsaved) is None:
             continue
-        copy_note = f"kept in JOB_DIR/{paths.LEFT}/{replica.name}: {terminal.list_some(report.kept, report.keptFiles)}"
+        copy_note = (
+            f"kept in JOB_DIR/{paths.UNSAVED_FOLDER}/{replica.name}: {terminal.list_some(report.kept, report.keptFiles)}"
+        )
         parts = [copy_note] if report.keptFiles else []
         parts += [f"not kept: {terminal.list_some(report.leftOut, report.leftOutFiles)}"] if report.leftOutFiles else []
         parts += [report.error] if report.error else []

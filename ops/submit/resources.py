@@ -103,7 +103,7 @@ def candidate_hosts(requested: Counts, inventory: Inventory) -> dict[str, list[s
         own = inventory.host(name)
         others = [host for host in spare.get(own.role, ()) if host is not own]
         if own.role is Role.MASTER:
-            others += [host for host in spare.get(Role.WORKER, ()) if host.make == own.make]
+            others += [host for host in spare.get(Role.WORKER, ()) if host.hardware == own.hardware]
         candidates[name] = [own.name, *(host.name for host in others)]
     return candidates
 

@@ -9,7 +9,7 @@ from typing import Any
 from jobs.ledger import Ledger, Trials
 from jobs.records import JobRecord
 from jobs.states import JobState
-from jobs.study import Algorithm, Parameter, ScaleType, Study, Trial, TrialState, best, ranked, shown, words
+from jobs.study import Algorithm, Parameter, ScaleType, Study, Trial, TrialState, best, flags, format_value, ranked
 from jobs.times import now
 from ops import terminal
 from ops.errors import OpsError, UsageError
@@ -54,11 +54,11 @@ class TuningResult:
         """Return `5 of 16 done, 1 FAILED; best is trial 3, accuracy 0.98: --units=32`."""
         failed = sum(trial.state is TrialState.FAILED for trial in self.trials)
         ended = sum(trial.final for trial in self.trials)
-        text = f"{ended} of {self.study.trials} done" + (f", {failed} FAILED" if failed else "")
+        text = f"{ended} of {self.study.trial_count} done" + (f", {failed} FAILED" if failed else "")
         if (first := self.best) is None or first.finalMetric is None:
             return text
         value = f"{self.study.hyperparameterMetricTag} {first.finalMetric.objectiveValue:.6g}"
-        return f"{text}; best is trial {first.trialId}, {value}: {' '.join(words(first.hyperparameters))}"
+        return f"{text}; best is trial {first.trialId}, {value}: {' '.join(flags(first.hyperparameters))}"
 
     def line(self) -> str:
         """Return a line on the study.
@@ -134,14 +134,14 @@ def best_trial(ledger: Ledger, record: JobRecord) -> Trial | None:
 
 def note_best_trial(record: JobRecord, trial: Trial) -> None:
     """Note that the best trial's output is used as the job's."""
-    tried = " ".join(words(trial.hyperparameters))
+    tried = " ".join(flags(trial.hyperparameters))
     terminal.note(f"{record.jobId} tuned hyperparameters; trial {trial.trialId} is the best: {tried}")
 
 
 def _range(parameter: Parameter) -> str:
     scale = f" ({parameter.scaleType})" if parameter.scaleType is not ScaleType.NONE else ""
     if parameter.minValue is not None and parameter.maxValue is not None:
-        return f"{parameter.parameterName} from {shown(parameter.minValue)} to {shown(parameter.maxValue)}{scale}"
+        return f"{parameter.parameterName} from {format_value(parameter.minValue)} to {format_value(parameter.maxValue)}{scale}"
     return f"{parameter.parameterName} of {', '.join(map(str, parameter.choices or ()))}{scale}"
 
 

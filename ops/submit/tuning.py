@@ -114,6 +114,6 @@ def add_prior_results(study: Study, original: Study | None, trials: Sequence[Tri
     if not prior_trials:
         raise UsageError(f"resumePreviousJobId {job_id} has no trial that SUCCEEDED, of which one could learn: take it out")
     result = replace(study, earlier=[*original.earlier, *prior_trials])
-    if not result.trials:
+    if not result.trial_count:
         raise UsageError(f"every point of the grid was tried by {job_id}: nothing is left to do")
     return result

@@ -16,8 +16,8 @@ import pytest
 from replicahosts import until
 
 from hosts.agent import notifier
-from hosts.agent.notifier import Notifier, NotifyError, on_stdin, post
-from jobs.notification import Notification, split_url
+from hosts.agent.notifier import NotificationTask, NotifyError, command_with_stdin, post
+from jobs.notification import Notification, check_url
 
 RECORD = json.dumps({"jobId": "job01", "text": "é 'quoted' $HOME `x`\n" * 9000}).encode()
 
@@ -62,10 +62,10 @@ def run(_: list[str], __: Mapping[str, str]) -> int:
 
 
 def notify_and_wait(
-    target: str, arguments: list[str] | None = None, run: notifier.Command = run, record: bytes = RECORD
+    target: str, arguments: list[str] | None = None, run: notifier.RunCommand = run, record: bytes = RECORD
 ) -> Notification:
     pauses: list[float] = []
-    notifier_ = Notifier(target, arguments or [], record, run, pauses.append)
+    notifier_ = NotificationTask(target, arguments or [], record, run, pauses.append)
     until(lambda: notifier_.result is not None)
     assert notifier_.result.time
     assert pauses == [1.0, 2.0][: notifier_.result.attempts - 1]
@@ -96,7 +96,7 @@ def test_a_missing_and_an_unresponsive_server_are_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         with pytest.raises(NotifyError, match="timed out") as error:
-            post(split_url(f"http://127.0.0.1:{port}/"), b"{}", timeout=0.05)
+            post(check_url(f"http://127.0.0.1:{port}/"), b"{}", timeout=0.05)
         assert error.value.again
     result = notify_and_wait(f"http://127.0.0.1:{port}/")
     assert (result.attempts, result.error) == (3, "Connection refused")
@@ -105,7 +105,7 @@ def test_a_missing_and_an_unresponsive_server_are_reported() -> None:
 def test_a_hanging_command_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notifier, "NOTIFY_TIMEOUT", 0.0)
     finished = threading.Event()
-    notifier_ = Notifier("./done.sh", ["./done.sh"], b"{}", lambda *_: int(finished.wait()))
+    notifier_ = NotificationTask("./done.sh", ["./done.sh"], b"{}", lambda *_: int(finished.wait()))
     until(lambda: notifier_.result is not None)
     assert notifier_.result.error == "it took longer than 0 s"
     finished.set()
@@ -126,7 +126,7 @@ def test_a_connection_is_closed_after_the_answer(monkeypatch: pytest.MonkeyPatch
     with theirs:
         theirs.sendall(f"HTTP/1.1 {status} x\r\nContent-Length: 0\r\n\r\n".encode())
         with suppress(NotifyError):
-            post(split_url("https://example.com"), b"{}")
+            post(check_url("https://example.com"), b"{}")
         assert ours.fileno() < 0
         request = theirs.recv(65536).decode()
     head = "POST / HTTP/1.1\r\nHost: example.com:443\r\nAccept-Encoding: identity\r\nContent-Length: 2\r\n"
@@ -148,7 +148,7 @@ def test_https_is_used_with_the_name_of_the_host(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(notifier.socket, "getaddrinfo", lambda *_, **__: addresses)
     monkeypatch.setattr(notifier.socket, "create_connection", lambda *_: next(connections))
     monkeypatch.setattr(notifier.ssl, "create_default_context", lambda: SimpleNamespace(wrap_socket=wrap_socket))
-    parts = split_url("https://hooks.example.com/x")
+    parts = check_url("https://hooks.example.com/x")
     assert notifier._connected(parts, 443, 5.0) == "encrypted"  # type: ignore[comparison-overlap]
     with pytest.raises(ssl.SSLError):
         notifier._connected(parts, 443, 5.0)
@@ -162,11 +162,11 @@ def test_https_is_used_with_the_name_of_the_host(monkeypatch: pytest.MonkeyPatch
 def test_a_name_without_an_address_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notifier.socket, "getaddrinfo", lambda *_, **__: [])
     with pytest.raises(OSError, match="it has no address"):
-        notifier._connected(split_url("http://example.com"), 80, 5.0)
+        notifier._connected(check_url("http://example.com"), 80, 5.0)
 
 
 def test_a_command_gets_the_record_on_stdin_only() -> None:
-    argv, variables = on_stdin(["sh", "-c", 'cat; env | grep -c SCALETIER_RECORD; exit "$1"', "sh", "3"], RECORD)
+    argv, variables = command_with_stdin(["sh", "-c", 'cat; env | grep -c SCALETIER_RECORD; exit "$1"', "sh", "3"], RECORD)
     assert len(variables) > 1
     assert not any("/" in value for value in variables.values())
     result = subprocess.run(argv, env={"PATH": "/usr/bin:/bin", **variables}, capture_output=True, check=False)

@@ -59,8 +59,8 @@ def test_a_job_that_fills_its_quota_does_not_affect_others(cluster: Stack) -> No
 
 def has_quotas() -> bool:
     """Make the pool count, as `pulumi up` does, and return True if it does: a host that another stack deletes may stop that."""
-    quotas.count("scaletier")
-    return quotas.counted("scaletier")
+    quotas.enable_accounting("scaletier")
+    return quotas.is_accounting("scaletier")
 
 
 def worker_log(cluster: Stack) -> str:

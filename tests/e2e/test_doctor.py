@@ -23,7 +23,7 @@ def _errors(findings: list[dict[str, Any]]) -> set[tuple[str, str]]:
 
 def test_errors_are_reported_and_safe_remedies_applied(cluster: Stack) -> None:
     key, table = cluster.folder / "id_ed25519", cluster.names.table
-    before = nft.listed(table)
+    before = nft.list_table(table)
     failed = "until [ $(systemctl is-failed breaks) = failed ]; do sleep 0.1; done"
     instance = client(cluster.names.project).instances.get("worker-1")
     try:
@@ -39,7 +39,7 @@ def test_errors_are_reported_and_safe_remedies_applied(cluster: Stack) -> None:
             assert problem in problems
         code, findings = _run_doctor(cluster, "--fix")
         assert {each["check"] for each in findings if each["fixed"]} == {"keys", "hosts", "firewall"}
-        assert nft.listed(table) == before
+        assert nft.list_table(table) == before
         assert key.stat().st_mode & 0o777 == 0o600
         cluster.must_ssh("ps-1", "sudo systemctl reset-failed breaks")
         assert cluster.hosts() == ["ps-0", "ps-1", "master-0", "worker-0", "worker-1", "evaluator-0"]
@@ -56,6 +56,6 @@ def test_the_doctor_reports_a_missing_firewall_and_an_empty_stack(cluster: Stack
     code, findings = _run_doctor(cluster)
     assert (code, {check for check, _ in _errors(findings)}) == (1, {"firewall"})
     assert _run_doctor(cluster, "--fix")[0] == 0
-    assert nft.listed(cluster.names.table)
+    assert nft.list_table(cluster.names.table)
     code, findings = _run_doctor(empty_stack)
     assert {"stack", "daemon", "pulumi"} <= {each["check"] for each in findings}

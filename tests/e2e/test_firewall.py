@@ -107,14 +107,14 @@ def _peers(cluster: Stack, host: str) -> set[str]:
 
 def test_up_restores_a_changed_firewall_rule(cluster: Stack) -> None:
     table = cluster.names.table
-    before = nft.listed(table)
+    before = nft.list_table(table)
     assert before
     assert "Firewall" not in cluster.pulumi("preview", "--diff")
     nft.load(f"insert rule bridge {table} between accept\nflush chain bridge {table} to_operator\n")
-    assert nft.listed(table) != before
+    assert nft.list_table(table) != before
     assert "Firewall" in cluster.pulumi("preview", "--diff")
     cluster.up()
-    assert nft.listed(table) == before
+    assert nft.list_table(table) == before
 
 
 def test_hosts_refuse_the_same_without_the_outer_firewall(

@@ -189,10 +189,13 @@ def test_google_takes_64_labels_of_which_8_are_the_stacks_own() -> None:
 
 def test_the_defaults_are_closed_and_without_costs_of_ones_own() -> None:
     config = GcpConfig.parse({})
-    assert (config.firewall, config.closed, config.flow_logs, config.public_address) == (True, True, False, False)
+    assert (config.firewall, config.egress_closed, config.flow_logs, config.public_address) == (True, True, False, False)
     assert (config.disrupt_jobs, config.retain_bucket, config.force_destroy) == (False, False, False)
     assert (config.idle_timeout, config.host_key_timeout, config.ready_timeout) == (0, 120, 900)
-    assert (GcpConfig.parse({"egress": "open"}).closed, GcpConfig.parse({"subnetwork": "s"}).closed) == (False, False)
+    assert (GcpConfig.parse({"egress": "open"}).egress_closed, GcpConfig.parse({"subnetwork": "s"}).egress_closed) == (
+        False,
+        False,
+    )
     assert GcpConfig.parse({"subnetwork": "s", "firewall": "false"}).spec().replicas
 
 

@@ -65,7 +65,7 @@ def state_of(stack: Stack, **host: str) -> dict[str, Any]:
 
 def test_replaced_hosts_are_known_before_an_update(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     changes: list[Change] = []
-    monkeypatch.setattr(guard, "check", lambda change, *_: changes.append(change))
+    monkeypatch.setattr(guard, "protect_jobs", lambda change, *_: changes.append(change))
     config = {"scaleTier": "BASIC", "servingCount": "1"}
     stack = program("lxd", **config)
     for other in ({}, {"image": "scaletier-another"}, {"gateway": "10.78.0.1"}, {"memory": "2GiB", "labels": "others"}):

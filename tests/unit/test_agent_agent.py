@@ -266,7 +266,7 @@ def test_a_job_with_a_corrupt_plan_is_ended_and_frees_its_host(
     why = "plan.json is no JSON" if content else "jobs/job01/plan.json is not there, or knows no master-0"
     assert host.agent.status.startswith(f"no job is here: {why}")
     (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith(f"<4>replica: {why}")
+    assert line.startswith(f"<4>agent: {why}")
     assert line.endswith("; trying again")
     host.cycles(int(3 * LEASE))
     assert host.job().state == "FAILED"
@@ -287,7 +287,7 @@ def test_a_job_whose_package_cannot_be_fetched_is_ended(host: Host) -> None:
 
 def test_the_next_job_waits_for_the_version_that_fab_pushed(host: Host) -> None:
     current = [True]
-    host.agent._current = lambda: current[0]
+    host.agent._is_current_version = lambda: current[0]
     host.submit()
     host.submit("job02")
     host.cycles(4)

@@ -304,7 +304,7 @@ def test_a_preemption_uses_no_restart(state: ReplicaState) -> None:
 )
 def test_the_user_s_codes_decide_before_signals_and_memory(end: tuple[int, bool, bool], restarts: bool) -> None:
     plan = replace(PLAN, restartCodes=[42, 134], permanentCodes=[7, 137])
-    assert rules.is_restart(plan, *end) is restarts
+    assert rules.should_restart(plan, *end) is restarts
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_files_that_a_job_wrote_elsewhere_are_kept_without_its_package(package: 
     report = keep_files(package, (str(tmp_path / "home"), "home/"), (str(tmp_path / "none"), "tmp/"))
     assert report["kept"] == ["run.sh", "home/deep/.own/x", "home/notes", "model/model.txt"]
     assert (report["keptFiles"], report["keptBytes"], report["leftOut"]) == (4, 21, [])
-    saved = output(package) / paths.LEFT / "master-0"
+    saved = output(package) / paths.UNSAVED_FOLDER / "master-0"
     assert sorted(path.relative_to(saved).as_posix() for path in saved.rglob("*") if path.is_file()) == sorted(report["kept"])
     assert (saved / "model/model.txt").read_text() == "weights"
     assert keep_files(package) == keep_files(package), "a second run overwrites the first"
@@ -97,7 +97,7 @@ def test_a_job_with_output_has_other_files_named_and_not_copied(package: Path) -
         ["large (2 B)", "scratch (1 B)"],
         2,
     )
-    assert not (output(package) / paths.LEFT).exists()
+    assert not (output(package) / paths.UNSAVED_FOLDER).exists()
     (package / "large").unlink()
     assert LocalFolder(str(output(package))).wrote(Search(time.time_ns() + 10**12, time.monotonic() + LONG)) is False
     (output(package) / "deep/model").rename(package / "model")
@@ -109,7 +109,7 @@ def test_a_job_with_output_has_other_files_named_and_not_copied(package: Path) -
 
 def test_a_pipe_in_the_place_of_a_copy_is_not_waited_for(package: Path) -> None:
     (package / "model").write_text("x")
-    (saved := output(package) / paths.LEFT / "master-0").mkdir(parents=True)
+    (saved := output(package) / paths.UNSAVED_FOLDER / "master-0").mkdir(parents=True)
     os.mkfifo(saved / "model")
     assert keep_files(package)["leftOut"] == ["model (No such device or address)"]
 

@@ -537,7 +537,7 @@ def test_a_batch_without_readable_input_fails(make_request: MakeRequest, model: 
 
 def test_a_model_that_differs_from_the_deployed_one_is_refused(make_request: MakeRequest, model: Path, tmp_path: Path) -> None:
     request, out = make_request(a=lines(1)), tmp_path / "out"
-    other = Request(request.inputs, {**request.files, "saved_model.pb": "0" * 64})
+    other = Request(request.inputs, {**request.model_digests, "saved_model.pb": "0" * 64})
     with pytest.raises(BatchError, match=r"cannot be loaded: saved_model.pb is damaged: it is not what was deployed"):
         run(other, model, out)
     with pytest.raises(BatchError, match="gone is not in the bucket"):

@@ -11,7 +11,7 @@ import pytest
 from pydantic import Field, ValidationError
 
 from infra.config import ClusterConfig
-from infra.inventory import Host, Inventory, PowerAccess, to_plain, whole_sum
+from infra.inventory import Host, Inventory, PowerAccess, sum_if_known, to_plain
 from infra.lxd.config import LxdConfig
 from infra.scale_tiers import Accelerator, Role, RoleSpec, SpecError
 from infra.validation import Section, one_line, refusal
@@ -282,17 +282,17 @@ def test_hosts_are_started_by_requests_below_the_url_of_whoever_asks() -> None:
 
 def test_hosts_are_interchangeable_if_all_that_matters_is_equal() -> None:
     gpu = {"type": "nvidia-l4", "count": 1}
-    assert HOST.make == ("n1-standard-4", 2, 5, None, None)
-    assert replace(HOST, accelerator=gpu, hourly_cost=0.5).make == (
+    assert HOST.hardware == ("n1-standard-4", 2, 5, None, None)
+    assert replace(HOST, accelerator=gpu, hourly_cost=0.5).hardware == (
         "n1-standard-4",
         2,
         5,
         (("count", 1), ("type", "nvidia-l4")),
         0.5,
     )
-    assert whole_sum([0.1, 0.2]) == 0.3
-    assert whole_sum([0.1, None]) is None
-    assert whole_sum([]) == whole_sum([0.0]) == 0
+    assert sum_if_known([0.1, 0.2]) == 0.3
+    assert sum_if_known([0.1, None]) is None
+    assert sum_if_known([]) == sum_if_known([0.0]) == 0
 
 
 def test_a_part_of_a_cluster_has_its_first_hosts(inventory: Inventory) -> None:

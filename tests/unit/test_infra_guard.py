@@ -79,18 +79,18 @@ def test_affected_jobs(files: Files, continues: bool) -> None:
 def test_a_preview_warns_an_update_refuses_and_disrupt_jobs_cancels(warnings: list[str]) -> None:
     files, lost = Files(peers=[]), Change(["worker-1"])
     bucket = (files.contents.get, files.create)
-    guard.check(lost, *bucket, preview=True, allowed=False)
+    guard.protect_jobs(lost, *bucket, preview=True, allowed=False)
     assert warnings.pop().startswith("this removes worker-1, and job peers has worker-1: pulumi up will refuse. Wait")
     with pytest.raises(TargetError, match=r"job peers has worker-1: nothing was changed\. Wait .* disruptJobs true"):
-        guard.check(lost, *bucket, preview=False, allowed=False)
+        guard.protect_jobs(lost, *bucket, preview=False, allowed=False)
     warning = "this removes worker-1, and job peers has worker-1: disruptJobs is true, so it is done; peers ends"
-    guard.check(lost, *bucket, preview=True, allowed=True)
+    guard.protect_jobs(lost, *bucket, preview=True, allowed=True)
     assert (warnings.pop(), files.written) == (warning, {})
-    guard.check(lost, *bucket, preview=False, allowed=True)
+    guard.protect_jobs(lost, *bucket, preview=False, allowed=True)
     assert warnings.pop() == warning
     assert files.written.keys() == {paths.cancel("peers")}
     request = files.written[paths.cancel("peers")]
-    assert (request["requestedBy"], request["reason"]) == ("pulumi up", "hosts removed: worker-1")
+    assert (request["requestedBy"], request["reason"]) == ("pulumi up", "hosts removed or replaced: worker-1")
 
 
 def test_a_replaced_host_affects_its_job_but_no_waiting_job(warnings: list[str]) -> None:
@@ -98,19 +98,19 @@ def test_a_replaced_host_affects_its_job_but_no_waiting_job(warnings: list[str])
     assert guard.affected_jobs(queue(), change, files.contents.get) == [
         AffectedJob("peers", "job peers has worker-0", continues=False)
     ]
-    guard.check(change, files.contents.get, files.create, preview=True, allowed=False)
+    guard.protect_jobs(change, files.contents.get, files.create, preview=True, allowed=False)
     assert warnings.pop().startswith(
         "this removes evaluator-0 and replaces worker-0, ps-0, and job peers has worker-0: pulumi up"
     )
     with pytest.raises(TargetError, match=r"^this replaces worker-0, and job peers has worker-0: nothing was changed\."):
-        guard.check(Change(replaced=["worker-0"]), files.contents.get, files.create, preview=False, allowed=False)
-    guard.check(change, files.contents.get, files.create, preview=False, allowed=True)
-    assert files.written[paths.cancel("peers")]["reason"] == "hosts removed: evaluator-0, worker-0, ps-0"
+        guard.protect_jobs(Change(replaced=["worker-0"]), files.contents.get, files.create, preview=False, allowed=False)
+    guard.protect_jobs(change, files.contents.get, files.create, preview=False, allowed=True)
+    assert files.written[paths.cancel("peers")]["reason"] == "hosts removed or replaced: evaluator-0, worker-0, ps-0"
 
 
 def test_a_job_continues_without_an_optional_host(warnings: list[str]) -> None:
     files = Files(peers=["worker"])
-    guard.check(Change(["worker-1"]), files.contents.get, files.create, preview=False, allowed=True)
+    guard.protect_jobs(Change(["worker-1"]), files.contents.get, files.create, preview=False, allowed=True)
     assert warnings.pop().endswith("so it is done; peers continues, or waits")
     assert files.written == {}
 
@@ -119,11 +119,11 @@ def test_a_harmless_change_is_allowed(warnings: list[str]) -> None:
     def fail_if_called(*_: object) -> Any:
         raise AssertionError("no host is removed, so nothing is read")
 
-    guard.check(Change(), fail_if_called, fail_if_called, preview=False, allowed=False)
-    guard.check(Change(["ps-0"]), lambda _: None, fail_if_called, preview=False, allowed=False)
-    guard.check(Change(["evaluator-0"]), lambda _: queue().to_json(), fail_if_called, preview=False, allowed=False)
+    guard.protect_jobs(Change(), fail_if_called, fail_if_called, preview=False, allowed=False)
+    guard.protect_jobs(Change(["ps-0"]), lambda _: None, fail_if_called, preview=False, allowed=False)
+    guard.protect_jobs(Change(["evaluator-0"]), lambda _: queue().to_json(), fail_if_called, preview=False, allowed=False)
     assert warnings == []
-    guard.check(Change(["ps-0"], ["ps-1"]), lambda _: b"{", fail_if_called, preview=False, allowed=False)
+    guard.protect_jobs(Change(["ps-0"], ["ps-1"]), lambda _: b"{", fail_if_called, preview=False, allowed=False)
     assert "the queue cannot be read" in warnings.pop()
 
 
@@ -166,7 +166,7 @@ def test_google_s_bucket_is_read_and_written_by_its_api(monkeypatch: pytest.Monk
     for failure, message in ((503, "HTTP 503"), (403, "HTTP 403"), (requests.ConnectionError("broken"), "broken")):
         session.read = failure
         with pytest.raises(TargetError, match=rf"^the bucket does not answer \({message}.*\): try again$"):
-            guard.check(Change(["ps-0"]), gcp.read, fail_if_called, preview=False, allowed=False)
+            guard.protect_jobs(Change(["ps-0"]), gcp.read, fail_if_called, preview=False, allowed=False)
 
     gcp.create("jobs/j/cancel.json", b"{}")
     assert writes == [("https://storage.googleapis.com/upload/storage/v1/b/mine/o", "jobs/j/cancel.json", "0", b"{}")]

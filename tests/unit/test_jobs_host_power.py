@@ -145,11 +145,11 @@ class Site:
         self.times.append(self.clock() - 1000.0)
         return self.answer
 
-    def request_hosts(self, *hosts: str, seconds: int = 1) -> list[str]:
+    def request_starts(self, *hosts: str, seconds: int = 1) -> list[str]:
         """Return the reports while these hosts are requested, one poll per second."""
         reports = []
         for _ in range(seconds):
-            reports += self.starter.request_hosts(hosts)
+            reports += self.starter.request_starts(hosts)
             while self.work:
                 self.work.pop(0)()
             self.clock.pass_(1.0)
@@ -158,32 +158,32 @@ class Site:
 
 def test_a_start_request_is_repeated_with_backoff_and_logged_once() -> None:
     site = Site()
-    assert site.request_hosts("worker-0", "ps-0", seconds=180) == ["worker-0 is being started"]
+    assert site.request_starts("worker-0", "ps-0", seconds=180) == ["worker-0 is being started"]
     assert site.requests == ["worker-0"] * 5
     assert site.times == [0.0, 10.0, 30.0, 60.0, 120.0]
-    assert site.request_hosts(seconds=5) == []
-    assert site.request_hosts("worker-0", seconds=2) == ["worker-0 is being started"], "it has stopped again"
+    assert site.request_starts(seconds=5) == []
+    assert site.request_starts("worker-0", seconds=2) == ["worker-0 is being started"], "it has stopped again"
 
 
 def test_a_start_is_reported_though_the_host_is_back_before_the_next_poll() -> None:
     site = Site()
-    assert site.request_hosts("worker-0") == []
-    assert site.request_hosts() == ["worker-0 is being started"]
-    assert site.request_hosts(seconds=3) == []
+    assert site.request_starts("worker-0") == []
+    assert site.request_starts() == ["worker-0 is being started"]
+    assert site.request_starts(seconds=3) == []
 
 
 def test_a_refusal_is_logged_the_second_time_and_when_it_changes() -> None:
     site = Site()
     site.answer = "not off yet"
-    assert site.request_hosts("worker-0", seconds=5) == []
+    assert site.request_starts("worker-0", seconds=5) == []
     site.answer = "HTTP 403"
     report = "worker-0 is not started: HTTP 403; it is asked for again"
-    assert site.request_hosts("worker-0", seconds=26) == []
+    assert site.request_starts("worker-0", seconds=26) == []
     assert site.times == [0.0, 10.0, 30.0]
-    assert site.request_hosts("worker-0", seconds=34) == [report]
+    assert site.request_starts("worker-0", seconds=34) == [report]
     assert site.times == [0.0, 10.0, 30.0, 60.0]
     site.answer = ""
-    assert site.request_hosts("worker-0", seconds=70) == ["worker-0 is being started"]
+    assert site.request_starts("worker-0", seconds=70) == ["worker-0 is being started"]
 
 
 def test_an_unexpected_answer_does_not_end_the_requests() -> None:
@@ -197,7 +197,7 @@ def test_an_unexpected_answer_does_not_end_the_requests() -> None:
     site.starter = HostStarter(start, ["worker-0"], site.clock, site.work.append)
     for _ in range(3):
         with pytest.raises(RuntimeError):
-            site.request_hosts("worker-0")
+            site.request_starts("worker-0")
         site.clock.pass_(60.0)
     assert site.requests == ["worker-0"] * 3
 
@@ -205,7 +205,7 @@ def test_an_unexpected_answer_does_not_end_the_requests() -> None:
 def test_requests_run_in_the_background_one_at_a_time_for_each_host() -> None:
     site = Site()
     for _ in range(100):
-        assert site.starter.request_hosts(["worker-0", "worker-1"]) == []
+        assert site.starter.request_starts(["worker-0", "worker-1"]) == []
         site.clock.pass_(1.0)
     assert len(site.work) == 2
     assert site.requests == []

@@ -195,7 +195,7 @@ class Sample(Record):
     """A record with the kinds of fields that jobs have not."""
 
     kind: ClassVar[str] = "sample"
-    spelling: ClassVar = staticmethod(str.upper)
+    json_key: ClassVar = staticmethod(str.upper)
 
     whatever: Any
     numbers: tuple[int, ...] = ()

@@ -18,10 +18,10 @@ from jobs.study import (
     Trial,
     TrialState,
     best,
+    flags,
+    format_value,
     ranked,
-    shown,
     thin,
-    words,
 )
 
 DOUBLE, INTEGER, CATEGORICAL, DISCRETE = ParameterType
@@ -47,15 +47,15 @@ def test_the_values_of_a_parameter(
     parameter: Parameter, choices: object, possible: list[str], impossible: list[str | None]
 ) -> None:
     assert parameter.choices == choices
-    assert [value for value in [*possible, *impossible] if parameter.can_be(value)] == possible
+    assert [value for value in [*possible, *impossible] if parameter.allows(value)] == possible
 
 
 def test_the_number_of_trials_of_a_grid() -> None:
     grid = Study([KIND, BATCH, UNITS], maxTrials=100, algorithm=Algorithm.GRID_SEARCH)
-    assert (grid.points, grid.trials, replace(grid, maxTrials=7).trials) == (18, 18, 7)
-    assert replace(grid, algorithm=Algorithm.RANDOM_SEARCH).trials == 100
+    assert (grid.grid_size, grid.trial_count, replace(grid, maxTrials=7).trial_count) == (18, 18, 7)
+    assert replace(grid, algorithm=Algorithm.RANDOM_SEARCH).trial_count == 100
     endless = replace(grid, params=[KIND, Parameter("x", DOUBLE, 0, 1)])
-    assert (endless.points, endless.trials) == (None, 100)
+    assert (endless.grid_size, endless.trial_count) == (None, 100)
     tried = [
         {"kind": "sgd", "batch": "16", "units": "1"},
         {"units": "1", "batch": "16", "kind": "sgd"},
@@ -63,8 +63,8 @@ def test_the_number_of_trials_of_a_grid() -> None:
         {"kind": "other", "batch": "16", "units": "1"},
         {"kind": "sgd"},
     ]
-    assert [grid.has(values) for values in tried] == [True, True, True, False, False]
-    assert replace(grid, earlier=[PriorTrial(values, 0.5) for values in tried]).trials == 16
+    assert [grid.allows(values) for values in tried] == [True, True, True, False, False]
+    assert replace(grid, earlier=[PriorTrial(values, 0.5) for values in tried]).trial_count == 16
 
 
 def trial(number: int, value: float | None = None, **keys: Any) -> Trial:
@@ -98,8 +98,16 @@ def test_the_state_of_a_trial() -> None:
 
 def test_a_trial_s_arguments_and_folder() -> None:
     values = [32.0, 32, 0.5, -3.0, 999_999_999_999_999.0, 1e15, 1e20]
-    assert [shown(value) for value in values] == ["32", "32", "0.5", "-3", "999999999999999", "1000000000000000.0", "1e+20"]
-    assert words({"rate": "-1e-3", "kind": "a b"}) == ["--rate=-1e-3", "--kind=a b"]
+    assert [format_value(value) for value in values] == [
+        "32",
+        "32",
+        "0.5",
+        "-3",
+        "999999999999999",
+        "1000000000000000.0",
+        "1e+20",
+    ]
+    assert flags({"rate": "-1e-3", "kind": "a b"}) == ["--rate=-1e-3", "--kind=a b"]
     assert Study([], jobDir="/bucket/out").folder(12) == "/bucket/out/12"
 
 

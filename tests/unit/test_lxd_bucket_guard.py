@@ -32,8 +32,8 @@ class Pools:
         self.usage: Any = {}
         self.project = True
         monkeypatch.setattr(bucket, "client", self.client)
-        monkeypatch.setattr(bucket.quotas, "count", lambda pool: self.requests.append(("count", pool)))
-        monkeypatch.setattr(bucket.quotas, "counted", lambda _: True)
+        monkeypatch.setattr(bucket.quotas, "enable_accounting", lambda pool: self.requests.append(("count", pool)))
+        monkeypatch.setattr(bucket.quotas, "is_accounting", lambda _: True)
 
     @property
     def config(self) -> Any:

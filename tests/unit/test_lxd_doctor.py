@@ -381,8 +381,8 @@ class Disks:
         monkeypatch.setattr(doctor, "used", lambda props: self.bucket if props == FAST else None)
         monkeypatch.setattr(doctor, "hosts_of", lambda _: list(self.usages))
         monkeypatch.setattr(doctor, "client", self.client)
-        monkeypatch.setattr(doctor.quotas, "counted", lambda _: self.counted)
-        monkeypatch.setattr(doctor.quotas, "count", lambda pool: setattr(self, "counted", pool == "fast"))
+        monkeypatch.setattr(doctor.quotas, "is_accounting", lambda _: self.counted)
+        monkeypatch.setattr(doctor.quotas, "enable_accounting", lambda pool: setattr(self, "counted", pool == "fast"))
         monkeypatch.setattr(doctor.quotas, "command", lambda pool: f"rescan {pool}")
 
     def client(self, project: str = "default") -> SimpleNamespace:

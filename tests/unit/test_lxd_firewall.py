@@ -103,7 +103,7 @@ LINES = st.lists(st.sampled_from(["a", "b", "- a", "? b", "counter drop"]), max_
 
 @given(LINES, LINES)
 def test_the_differences_of_two_tables_are_complete(expected: list[str], actual: list[str]) -> None:
-    changes = nft.changed(expected, actual)
+    changes = nft.diff_lines(expected, actual)
     assert (changes == []) is (expected == actual)
     removed, added = ([line[2:] for line in changes if line.startswith(sign)] for sign in ("- ", "+ "))
     assert len(expected) - len(removed) == len(actual) - len(added)
@@ -145,7 +145,7 @@ def test_nft_of_path_or_usr_sbin_runs_as_root(monkeypatch: pytest.MonkeyPatch, p
     assert nft.version() == "nftables v1.0.6"
     assert nft.tables() == ["scaletier_abcdef", "other"]
     assert [nft.list_chains(), nft.list_chains()] == ["chains", ""]
-    assert [nft.listed("t"), nft.listed("t")] == ["rules", None]
+    assert [nft.list_table("t"), nft.list_table("t")] == ["rules", None]
     nft.remove("t")
     hint = "" if root else " (the firewall needs root: run as root, or allow `sudo nft` without a password)"
     with pytest.raises(LxdError) as refused:

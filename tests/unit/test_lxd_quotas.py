@@ -31,26 +31,26 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_stopped_quota_accounting_is_restarted(kernel: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert not quotas.counted("scaletier", kernel)
-    quotas.count("scaletier", kernel)
-    assert quotas.counted("scaletier", kernel)
+    assert not quotas.is_accounting("scaletier", kernel)
+    quotas.enable_accounting("scaletier", kernel)
+    assert quotas.is_accounting("scaletier", kernel)
     assert (kernel / "a/qgroups/drop_subtree_threshold").read_text() == "8"
-    quotas.count("scaletier", kernel)
+    quotas.enable_accounting("scaletier", kernel)
     assert (tmp_path / "calls").read_text() == "scaletier\n", "working accounting is not restarted"
     assert capfd.readouterr() == ("", "")
 
 
 def test_other_pools_and_pools_without_limits_are_unchanged(kernel: Path, tmp_path: Path) -> None:
     for pool in ("other", "zfs"):
-        assert quotas.counted(pool, kernel)
-        quotas.count(pool, kernel)
+        assert quotas.is_accounting(pool, kernel)
+        quotas.enable_accounting(pool, kernel)
     assert not (tmp_path / "calls").exists()
 
 
 def test_without_root_rights_the_command_is_printed(kernel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quotas, "_argv", lambda _: ["/no/such/btrfs"])
-    quotas.count("scaletier", kernel)
-    assert not quotas.counted("scaletier", kernel)
+    quotas.enable_accounting("scaletier", kernel)
+    assert not quotas.is_accounting("scaletier", kernel)
     mount = SimpleNamespace(mountpoint="/var/snap/lxd/common/lxd/storage-pools/scaletier")
     monkeypatch.setattr(psutil, "disk_partitions", lambda all: [mount])  # noqa: A006  psutil's name
     assert quotas.command("scaletier") == f"sudo btrfs quota rescan -w {mount.mountpoint}"
@@ -60,8 +60,8 @@ def test_a_limit_without_accounting_is_a_drift_that_up_fixes(monkeypatch: pytest
     is_counted, done = [False], list[str]()
     monkeypatch.setattr(bucket, "get_volume", lambda _: {"config": {"size": str(2**34)}})
     monkeypatch.setattr(bucket, "_configure", lambda *_: None)
-    monkeypatch.setattr(quotas, "counted", lambda _: is_counted[0])
-    monkeypatch.setattr(quotas, "count", lambda pool: done.append(pool))
+    monkeypatch.setattr(quotas, "is_accounting", lambda _: is_counted[0])
+    monkeypatch.setattr(quotas, "enable_accounting", lambda pool: done.append(pool))
     drifted = bucket.read("bucket", VOLUME)
     assert drifted == {**VOLUME, "size": "not counted"}
     assert bucket.update("bucket", drifted, VOLUME) == VOLUME
@@ -84,9 +84,9 @@ def test_a_kernel_that_does_not_report_accounting_counts(kernel: Path, monkeypat
     (kernel / "a/qgroups/inconsistent").unlink()
     (kernel / "a/qgroups/drop_subtree_threshold").unlink()
     (kernel / "a/qgroups").chmod(0o500)
-    assert quotas.counted("scaletier", kernel)
+    assert quotas.is_accounting("scaletier", kernel)
     monkeypatch.setattr(quotas, "_argv", lambda _: ["/no/such/btrfs"])
-    quotas.count("scaletier", kernel)
+    quotas.enable_accounting("scaletier", kernel)
     (kernel / "a/label").unlink()
     (kernel / "a/label").mkdir()
     assert quotas._groups("scaletier", kernel) is None, "an unreadable label"

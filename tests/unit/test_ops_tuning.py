@@ -29,7 +29,7 @@ from jobs.study import (
     Trial,
     TrialState,
     best,
-    shown,
+    format_value,
     thin,
 )
 from ops.errors import OpsError, UsageError
@@ -341,7 +341,7 @@ def test_the_best_trial_depends_on_the_goal() -> None:
 
 
 def test_numbers_are_formatted_for_a_command_line() -> None:
-    assert [shown(value) for value in (32.0, 32, 0.5, -3.0, 1e20)] == ["32", "32", "0.5", "-3", "1e+20"]
+    assert [format_value(value) for value in (32.0, 32, 0.5, -3.0, 1e20)] == ["32", "32", "0.5", "-3", "1e+20"]
 
 
 def test_measurements_are_thinned_and_the_last_is_kept() -> None:

@@ -660,7 +660,8 @@ def test_errors_of_the_main_function_are_one_line(
     monkeypatch.setitem(sys.modules, "hosts.tuner.suggest", None)
     monkeypatch.delattr("hosts.tuner.suggest")
     assert run_main() == 1
-    error = "error: the hosts have no hosts.tuner.suggest, as they are older than the tuning of hyperparameters: pulumi up\n"
+    reason = "their image is from before hyperparameter tuning was added; run pulumi up"
+    error = f"error: the hosts have no hosts.tuner.suggest: {reason}\n"
     assert capsys.readouterr().err == error
 
 
@@ -695,7 +696,7 @@ def test_a_failed_folder_creation_is_retried(
     monkeypatch.setattr(Path, "mkdir", fail_sometimes)
     assert world.tuner("master-0").run() == 0
     assert [trial.state for trial in world.trials()] == [TrialState.SUCCEEDED] * 4
-    line = "the bucket does not answer, and is polled again: [Errno 5] Input/output error"
+    line = "trials cannot be read or written now, trying again: [Errno 5] Input/output error"
     assert capsys.readouterr().out.splitlines()[:2] == [line] * 2
 
 

@@ -41,7 +41,7 @@ STUDY = Study([RATE, UNITS, BATCH, KIND], maxTrials=24)
 def run_trials(study: Study, value: Callable[[dict[str, str]], float]) -> list[Trial]:
     """Return all the trials of a study, run one after another."""
     trials: list[Trial] = []
-    for number in range(1, study.trials + 1):
+    for number in range(1, study.trial_count + 1):
         tried = suggest(study, trials, number)
         trials.append(Trial(number, tried, "m", state=TrialState.SUCCEEDED, finalMetric=Measurement(1, value(tried))))
     return trials
@@ -109,14 +109,14 @@ def test_no_point_is_repeated_before_all_are_tried() -> None:
 
 def test_a_grid_has_every_point_once_in_order() -> None:
     study = Study([Parameter("n", ParameterType.INTEGER, 1, 2), BATCH], algorithm=Algorithm.GRID_SEARCH, maxTrials=100)
-    assert study.trials == 6
+    assert study.trial_count == 6
     tried = [tuple(trial.hyperparameters.values()) for trial in run_trials(study, lambda _: 0.0)]
     assert tried == [("1", "16"), ("1", "32"), ("1", "64.5"), ("2", "16"), ("2", "32"), ("2", "64.5")]
     trials = run_trials(study, lambda _: 0.0)
     with pytest.raises(ValueError, match="every point"):
         suggest(study, trials, 7)
     rest = replace(study, earlier=[PriorTrial({"n": "1", "batch": "32"}, 0.5)])
-    assert rest.trials == 5
+    assert rest.trial_count == 5
     assert ("1", "32") not in [tuple(trial.hyperparameters.values()) for trial in run_trials(rest, lambda _: 0.0)]
 
 
