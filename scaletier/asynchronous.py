@@ -66,7 +66,7 @@ class Asynchronous(Training):
         return tf.distribute.coordinator.ClusterCoordinator(strategy)
 
     def begin(self, step: int) -> StepBudget:
-        self.data_begin, self.servers = int(self.position.begin), None
+        self.data_begin, self.servers = int(self.data_position.begin), None
         if self.workers:
             devices = [f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in range(len(self.cluster.jobs["ps"]))]
             averages = self.copy.averages if step else self.copy.shared
@@ -124,12 +124,12 @@ class Asynchronous(Training):
     def _replica(self, name: str, iterator: Any, devices: tuple[str, ...], emit: Any, held: Sequence[Any]) -> ReplicaLoop:
         known: Any = None
 
-        def take(steps: int, live: int) -> Round:
+        def take(steps: int, live_hosts: int) -> Round:
             nonlocal known
             if self.job.callbacks and known is not self.job.callbacks.rates:
                 known = self.job.callbacks.rates
                 set_rates(held, known)
-            return run_round(self.network, self.graphs[devices], iterator, held, steps, live)
+            return run_round(self.network, self.graphs[devices], iterator, held, steps, live_hosts)
 
         period = SyncPeriod.of(self.flags.sync_period, self.count, self.flags.max_steps)
         if period.alone and self.flags.eval_steps:  # evaluations come between two rounds
@@ -137,12 +137,12 @@ class Asynchronous(Training):
         return ReplicaLoop(name, take, period, self.flags.log_interval, {name: emit}, name == self.name, len(devices))
 
     def _train(self, name: str, index: int, iterator: Any, devices: tuple[str, ...], emit: Any) -> Iterator[Round]:
-        start, leads = time.monotonic(), name == self.name
-        with quiet_stderr() if leads else contextlib.nullcontext():  # TensorFlow's remark about the CPU
+        start, is_chief = time.monotonic(), name == self.name
+        with quiet_stderr() if is_chief else contextlib.nullcontext():  # TensorFlow's remark about the CPU
             replica = self._replica(name, iterator, devices, emit, self._variables(index, devices))
             if self.workers:
                 replica.take(0, 1)  # it sends the graph to its host in advance
-        self.progress.begin(leads, time.monotonic() - start)
+        self.progress.begin(is_chief, time.monotonic() - start)
         return train(replica, self.progress)
 
     def _variables(self, index: int, devices: tuple[str, ...]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Call Keras's callbacks on the chief, at the ends of epochs and of evaluations."""
+"""Call Keras's callbacks on the chief: their hooks of training, epochs and evaluations."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Callbacks:
 
         step = reader.step if reader else 0
         setters = keras.callbacks.ReduceLROnPlateau, keras.callbacks.LearningRateScheduler
-        if not network.reset_on_start and (found := [one for one in self._callbacks if isinstance(one, setters)]):
+        if not network.learning_rates and (found := [one for one in self._callbacks if isinstance(one, setters)]):
             line = f"the callback {type(found[0]).__name__} is invalid: the optimizer's learning rate is a schedule."
             raise JobError(f"{line} Valid: a learning rate that is a number")
         self._network, self._local, self._flags = network, local, flags
@@ -98,7 +98,7 @@ class Callbacks:
             if isinstance(callback, keras.callbacks.CSVLogger):
                 callback.append = True
         self._list.on_train_begin()
-        self._rates = [at for at, spec in enumerate(network.local) if spec in network.reset_on_start]
+        self._rates = [at for at, spec in enumerate(network.local) if spec in network.learning_rates]
         if reader and reader.callbacks:
             self._restore(json.loads(reader.callbacks))
         self._begin_epoch(step)

@@ -107,7 +107,7 @@ class CheckpointReader:
                 problem = "has none" if shape is None else f"holds it as {shape}"
                 line = f"checkpoint {path} is of another model: {network.model.name} has variable {spec.name} {spec.shape},"
                 raise CheckpointError(f"{line} it {problem}; pass another --job-dir, or the model that it is of")
-        self._reset_values = {key_of(spec): network.initial(spec) for spec in network.reset_on_start}
+        self._reset_values = {key_of(spec): network.initial(spec) for spec in network.learning_rates}
         # Averages may be missing: they begin with the weights.
         lacks = [spec for spec in network.local if self._shapes.get(key_of(spec)) != spec.shape]
         missing = [spec.name for spec in lacks if spec.name not in network.averages]
@@ -286,12 +286,12 @@ class LocalCopy:
         for spec, variable in self.pairs():
             if (source := reader.source(spec, self.network)) is not None:
                 variable.assign(reader.value(source))
-        self.fix()
+        self.set_fixed()
         self.step.assign(reader.step)
         if finished:
             self.average()
         return reader.step
 
-    def fix(self) -> None:
+    def set_fixed(self) -> None:
         """Set the network's initial values of fixed variables to the values here."""
-        self.network.fix([variable.numpy() for variable in self.fixed])
+        self.network.set_fixed([variable.numpy() for variable in self.fixed])

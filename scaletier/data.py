@@ -136,7 +136,7 @@ def evaluation(data: Any, portable: bool = False) -> BatchSource:
     return data_source
 
 
-def free_batch(spec: Any, name: str | None = None) -> Any:
+def with_any_batch_size(spec: Any, name: str | None = None) -> Any:
     """Return the spec of a tensor for batches of any size, with this name unless it is ragged or sparse."""
     shape = [None, *spec.shape[1:]]
     if isinstance(spec, tf.RaggedTensorSpec):

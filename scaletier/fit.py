@@ -1,4 +1,4 @@
-"""`fit` and `train_and_evaluate`: train a compiled Keras model as Keras does, or as tf.estimator did, wherever it is."""
+"""Train a compiled Keras model by `fit`, as Keras does, or by `train_and_evaluate`, as tf.estimator did."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from scaletier.callbacks import Callbacks
 from scaletier.flags import flags_of
 from scaletier.job import Job, JobError
-from scaletier.run import RETRY_EXIT_CODE, code_of, fail, leave, train
+from scaletier.run import RETRY_EXIT_CODE, exit_process, print_failure, run_to_exit_code, train
 from scaletier.runtime import import_tensorflow, one_line
 from scaletier.tf_config import Cluster, ClusterError, cluster
 
@@ -50,22 +50,26 @@ def fit(
         validation_data: the data of the evaluations, in the same forms. It must have an end.
         steps: batches to train on, over all replicas. --max-steps overrides it.
         epochs: passes over `train_data`, instead of `steps`.
-        steps_per_epoch: batches of an epoch, over all replicas. Default: a pass over `train_data`, or a tenth of `steps` if its
-            length is unknown. --eval-steps overrides it.
+        steps_per_epoch: batches in an epoch, over all replicas. Default: the batches of `train_data`, or a tenth of `steps` if
+            their number is unknown. --eval-steps overrides it.
         batch_size: samples of a batch that is made of arrays.
         shuffle: take arrays, and the batches of a PyDataset, in a new random order in each epoch.
-        callbacks: Keras callbacks, or a function that returns them. The chief calls them at the ends of epochs.
+        callbacks: Keras callbacks, or a function that returns them. The chief alone calls them, at the begin and end of
+            training, epochs and evaluations.
         class_weight: the weight of each class, as in Keras.
-        arguments: a namespace of `scaletier.parser()`, or words to parse. Default: the command line.
+        arguments: a namespace of `scaletier.parser()`, or a list of command-line arguments. Default: those of the process.
         fields: further fields of `Job`, such as `serving`.
 
     Returns:
         The `keras.callbacks.History`, whose `model` has the trained weights.
 
     Raises:
-        SystemExit: the job is invalid or failed. One line on stderr has the reason, the code is one of `scaletier.run`.
+        SystemExit: the call is invalid, or the job failed on one process. One line on stderr has the reason; the exit codes are
+            those of `scaletier.run`. On a cluster a failed job ends the process, without an exception. So does, on one process
+            too, a job that should resume from its last checkpoint.
+        Exception: an error of the program itself, on one process.
     """
-    flags = flags_of(arguments, max_steps=steps or (0 if epochs else None))  # 0 follows from the epochs
+    flags = flags_of(arguments, max_steps=steps or (0 if epochs else None))  # 0: `Callbacks.plan` sets it from the epochs
     handler = signal.getsignal(signal.SIGTERM)
     try:
         _check(fields, steps=steps, epochs=epochs, steps_per_epoch=steps_per_epoch, batch_size=batch_size)
@@ -79,18 +83,18 @@ def fit(
         data = _batches("train_data", train_data, task, batch_size, flags.seed if shuffle else None)
         validation = _batches("validation_data", validation_data, task, batch_size)
     except (ClusterError, JobError) as error:
-        raise SystemExit(fail(str(error), 2)) from None
+        raise SystemExit(print_failure(str(error), 2)) from None
     if class_weight:
         data = _weighted(data, class_weight)
     called = Callbacks(callbacks, epochs, steps_per_epoch, (train_data, validation_data))
     job = Job(model=model_fn, data=data, eval_data=validation, callbacks=called, **fields)
     if task.jobs or task.task_type != "chief":
-        code = code_of(job, flags)
+        code = run_to_exit_code(job, flags)
         if code or task.task_type != "chief":
-            leave(code)
+            exit_process(code)
     elif code := train(job, flags):
         if code == RETRY_EXIT_CODE:
-            leave(code)
+            exit_process(code)
         raise SystemExit(code)
     signal.signal(signal.SIGTERM, handler)
     _trained.add(flags.job_dir)
@@ -124,10 +128,10 @@ def _dataset(given: Any, batch_size: int, seed: int | None) -> Any:
     import keras
     import numpy as np
 
-    from scaletier.data import free_batch
+    from scaletier.data import with_any_batch_size
 
     def plain(parts: Any) -> Any:
-        """Return lists, which tf.data takes for tensors, as tuples, and numbers as Keras has them."""
+        """Convert lists to tuples, as tf.data makes tensors of lists, and floats to Keras's default type."""
         if isinstance(parts, list | tuple):
             return tuple(map(plain, parts))
         if isinstance(parts, dict):
@@ -145,15 +149,15 @@ def _dataset(given: Any, batch_size: int, seed: int | None) -> Any:
             yield from _in_order(lambda at: plain(given[at]), places, given.workers, given.max_queue_size)
 
         def spec(one: Any, other: Any) -> Any:
-            """Return a spec for two batches, whose sizes may differ in other places, too."""
+            """Return a spec that fits two batches: dimensions in which they differ are unknown."""
             both = tf.type_spec_from_value(one).most_specific_common_supertype([tf.type_spec_from_value(other)])
-            return free_batch(both or tf.type_spec_from_value(one))
+            return with_any_batch_size(both or tf.type_spec_from_value(one))
 
         specs = tf.nest.map_structure(spec, plain(given[0]), plain(given[0 if size == 1 else 1]))
         dataset = tf.data.Dataset.from_generator(batches, output_signature=specs)
         cardinality = tf.data.INFINITE_CARDINALITY if size is None else size
         options = tf.data.Options()
-        options.autotune.enabled = False  # an epoch is not read before the hook of its begin is called
+        options.autotune.enabled = False  # no prefetching: on_epoch_begin comes before the first batch is read
         return dataset.apply(tf.data.experimental.assert_cardinality(cardinality)).with_options(options)
     arrays = plain(given)
     while isinstance(arrays, tuple) and arrays and arrays[-1] is None:
@@ -241,7 +245,7 @@ def train_and_evaluate(
         model_fn: a function that returns the compiled Keras 3 model.
         train_spec: the training.
         eval_spec: the evaluation.
-        arguments: words to parse, whose flags override the specs. Default: the command line.
+        arguments: a list of command-line arguments, which override the specs. Default: those of the process.
     """
     flags = flags_of(arguments, max_steps=train_spec.max_steps, eval_interval=eval_spec.throttle_secs)
-    leave(code_of(Job(model=model_fn, data=train_spec.input_fn, eval_data=eval_spec.input_fn), flags))
+    exit_process(run_to_exit_code(Job(model=model_fn, data=train_spec.input_fn, eval_data=eval_spec.input_fn), flags))

@@ -146,10 +146,10 @@ def parser(environ: Mapping[str, str] | None = None, **settings: str) -> argpars
 
 
 def flags_of(arguments: argparse.Namespace | Sequence[str] | None = None, **defaults: Any) -> Flags:
-    """Return these flags of a namespace of `parser`, which may have others, or of words, sys.argv's by default.
+    """Return these flags of a namespace of `parser`, which may have others, or of a list of arguments, by default sys.argv's.
 
-    A flag that was set counts before `defaults`; a namespace shows that for --max-steps alone. Wrong words are one line on
-    stderr and exit code 2.
+    A flag that was set counts before `defaults`; a namespace shows that for --max-steps alone. Wrong arguments are one line
+    on stderr and exit code 2.
     """
     defaults = {name: value for name, value in defaults.items() if value is not None}
     if not isinstance(arguments, argparse.Namespace):

@@ -22,7 +22,7 @@ from scaletier.job import Job, JobError, Metrics, kind_of, wants_argument
 from scaletier.runtime import import_tensorflow, one_line
 
 tf = import_tensorflow()
-import keras  # noqa: E402 - TensorFlow imports it, without its noise
+import keras  # noqa: E402 - after TensorFlow, whose log messages are held back
 
 Values = Sequence[Any]
 _FLOAT = "float32"
@@ -54,7 +54,7 @@ class VariableSpec(NamedTuple):
 
 
 class Handle(NamedTuple):
-    """A tf.Variable in a graph, by its handle, which may be an argument: so one graph serves the variables of every host."""
+    """The handle of a tf.Variable; as an argument of a graph it lets one graph serve the variables of every host."""
 
     handle: Any
     spec: VariableSpec
@@ -75,8 +75,8 @@ class Handle(NamedTuple):
 class Variables(NamedTuple):
     """Hold what a replica trains on a device: values of `shared` and `local`, in the network's order, and their step.
 
-    They are tf.Variables, or handles in a graph. Each local step updates all of them in place, after its gradients: so they are
-    of one step also if a round fails.
+    They are tf.Variables, or handles in a graph. Each local step first computes all gradients, then updates the variables in
+    place: after a failed round they have the values of its last whole step.
     """
 
     shared: Sequence[Any]
@@ -84,8 +84,8 @@ class Variables(NamedTuple):
     step: Any
 
 
-class _Store:
-    """Write Keras variables to the tf.Variables that hold them; `writes` are the operations."""
+class _VariableWriter:
+    """Write Keras variables to the tf.Variables that hold them; `written` are the operations."""
 
     def __init__(self, pairs: Iterable[tuple[VariableSpec, Handle]]) -> None:
         self._handles = {id(spec.variable): handle for spec, handle in pairs}
@@ -124,7 +124,7 @@ class _Store:
 
     @property
     def written(self) -> list[Any]:
-        """The operations that have written, without those within a branch, whose result is written, too."""
+        """The write operations of the current graph; a tf.cond's branches are other graphs, and its result is written here."""
         graph = tf.compat.v1.get_default_graph()
         return [one for one in self._writes if one.graph is graph]
 
@@ -150,16 +150,16 @@ class Batch(NamedTuple):
 
 
 class GlobalStepSchedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
-    """The learning rate at the job's global step; `rates` are those for one replica, for two and so on, or one for all."""
+    """The learning rate at the job's global step; `rates` are those for one device, for two and so on, or one for all."""
 
     def __init__(self, rates: Sequence[Any]) -> None:
         self._rates = [np.asarray(rate) if isinstance(rate, keras.Variable) else rate for rate in rates]
         self._now: Any = None
 
-    def set_step(self, step: Any, live: Any) -> None:
-        """Set the rate at a global step for N replicas."""
+    def set_step(self, step: Any, live_devices: Any) -> None:
+        """Set the rate at a global step, if `live_devices` train now on all hosts."""
         values = tf.stack([tf.cast(_rate(rate, step), tf.float32) for rate in self._rates])
-        self._now = values[0 if len(self._rates) == 1 else tf.minimum(live, len(self._rates)) - 1]
+        self._now = values[0 if len(self._rates) == 1 else tf.minimum(live_devices, len(self._rates)) - 1]
 
     def __call__(self, step: Any) -> Any:
         return _rate(self._rates[-1], step) if self._now is None else self._now
@@ -170,9 +170,10 @@ class FunctionalModel:
 
     `shared` are the variables that replicas have in common, float32: trained weights first, then those that a step changes,
     such as moving means. `local` are those that each replica has for itself: others that a step changes (states of random
-    generators and of layers, counts), then `fixed`, which no step changes, and `slots`, the optimizer's. `reset_on_start` are
-    those that the job sets each time it starts, the learning rates. `averages` are the slots that are moving averages of
-    weights, by name, with the weight's place in `shared`; `decay` is theirs for each step of a replica.
+    generators and of layers, counts), then `fixed`, which no step changes, and `slots`, the optimizer's. `learning_rates` are
+    the slots that are a constant rate, which the job sets each time it starts. `averages` are the slots that are moving
+    averages of weights, by name, with the weight's place in `shared`; `decay` is theirs for each step of a replica. A replica
+    here is a device that trains the whole model: `replicas` counts those of all hosts.
     """
 
     def __init__(
@@ -182,7 +183,7 @@ class FunctionalModel:
         seed: int,
         replicas: int = 1,
         place: Callable[[Any], Any] | None = None,
-        evaluated: Any = None,
+        eval_element: Any = None,
     ) -> None:
         """Take the element_spec of a job's data, and of its eval_data if there is any.
 
@@ -207,10 +208,10 @@ class FunctionalModel:
         self._compile(job, compiled, self._optimizer_of(job, compiled, replicas))
         # A copy, so that the model is saved with the optimizer that its user knows.
         optimizer, self._originals = private.copy_optimizer(self.model.optimizer)
-        self._store: _Store | None = None
+        self._writer: _VariableWriter | None = None
         self._optimizer = private.make_stateless(optimizer, place, self._update)
         self._optimizer.build(self.model.trainable_variables)
-        self._parts = private.inner_optimizers(self._optimizer)
+        self._inner_optimizers = private.inner_optimizers(self._optimizer)
         self._schedules = self._own_schedules(job, compiled)
         # Values that exist already are kept as arrays: TensorFlow forgets them when this process joins a cluster.
         variables = [one for one in (*self._optimizer.variables, *self.model.variables) if private.stored(one) is not None]
@@ -225,8 +226,8 @@ class FunctionalModel:
         values = ((one, before.get_current_value(one)) for one in self._metric_variables)
         # The metrics' variables before any batch.
         self._initial_metrics = [np.asarray(keras.ops.convert_to_numpy(one.value if v is None else v)) for one, v in values]
-        if evaluated is not None and evaluated != element:
-            self._check(Batch.of(evaluated), " of eval_data", False)
+        if eval_element is not None and eval_element != element:
+            self._check(Batch.of(eval_element), " of eval_data", False)
 
     @functools.cached_property
     def vocabulary(self) -> str:
@@ -252,7 +253,7 @@ class FunctionalModel:
             line = f"the model {self.model.name} looks words up in a table, which no other host can be given"
             raise JobError(f"{line}: do that in the job's data, or train by sync, or on one host")
 
-    def require_parts(self) -> None:
+    def require_splittable(self) -> None:
         for name in ("compute_loss", "compute_metrics"):
             if _overrides(self.model, name):
                 line = f"the model {self.model.name} is invalid with --strategy model-parallel: it overrides {name}."
@@ -263,7 +264,7 @@ class FunctionalModel:
                 raise JobError(f"{line} Valid: a mean over the batch, or --strategy async or sync")
 
     def _make_model(self, model: Any) -> Any:
-        """Return the model of a function, without variable values unless the function needs some."""
+        """Return a model, or what a function makes; its variables have values only if the function needs them."""
         if not callable(model) or isinstance(model, keras.Model | keras.Layer):
             return model
         if not inspect.isclass(model) and wants_argument(model):
@@ -302,7 +303,7 @@ class FunctionalModel:
         return type(optimizer).from_config(optimizer.get_config()) if optimizer.built else optimizer
 
     def _compile(self, job: Job, compiled: Mapping[str, Any], optimizer: Any) -> None:
-        self._user = {
+        self._compile_settings = {
             "loss": compiled.get("loss") if job.loss is None else dict(job.loss) if isinstance(job.loss, Mapping) else job.loss,
             "loss_weights": compiled.get("loss_weights") if job.loss is None else None,
             "metrics": _metrics_of(job.metrics) or compiled.get("metrics"),
@@ -311,18 +312,18 @@ class FunctionalModel:
         scales = job.optimizer is not None or not compiled
         with _as_job_error(f"the model {self.model.name} cannot be compiled", (ValueError, TypeError)):
             # Not the class's own `compile`, which may take other arguments.
-            keras.Model.compile(self.model, optimizer, **self._user, jit_compile=False, auto_scale_loss=scales)
+            keras.Model.compile(self.model, optimizer, **self._compile_settings, jit_compile=False, auto_scale_loss=scales)
 
     def _own_schedules(self, job: Job, compiled: Mapping[str, Any]) -> list[GlobalStepSchedule]:
-        """Replace schedules by ones of the global step, and a function of the number of replicas by one of the live ones."""
+        """Replace learning rates that depend on the step, or on the number of replicas, by `GlobalStepSchedule`."""
         schedules = []
         counts = range(1, self.replicas) if callable(job.optimizer) and wants_argument(job.optimizer) else ()
         fewer = [private.inner_optimizers(self._optimizer_of(job, compiled, count)) for count in counts]
-        for at, part in enumerate(self._parts):
+        for at, part in enumerate(self._inner_optimizers):
             for name in ("gradient_accumulation_steps", "ema_overwrite_frequency"):
                 if value := getattr(part, name, None):
                     raise JobError(f"the optimizer has {name}={value}, which goes by Keras's own way to train; leave it out")
-            rates = [private.rate_of(parts[at]) for parts in (*fewer, self._parts)]
+            rates = [private.rate_of(parts[at]) for parts in (*fewer, self._inner_optimizers)]
             if fewer or isinstance(rates[-1], keras.optimizers.schedules.LearningRateSchedule):
                 part.learning_rate = scheduled = GlobalStepSchedule(rates)
                 schedules.append(scheduled)
@@ -335,8 +336,8 @@ class FunctionalModel:
             for variables in (self.model.trainable_variables, self.model.non_trainable_variables)
         )
         ids = {id(one) for one in (*trained, *others, *self._metric_variables)}
-        # States that layers of Keras keep beside their variables, the generator that random numbers come from by default, and
-        # the weights of layers that are no attribute of the model.
+        # Variables that a step uses and the model does not list: states of Keras's layers, the default random generator, and
+        # weights of layers that are no attribute of the model.
         optimizers = {id(one) for one in self.model.optimizer.variables}
         foreign = [one for key, one in scope.used.items() if key not in ids | optimizers]
         states = {id(one) for one in foreign}
@@ -354,13 +355,13 @@ class FunctionalModel:
         self.slots = _specs("", self._optimizer.variables, "optimizer/")
         self.local = [*self._changing, *self.fixed, *self.slots]
         # The job's learning rates count, whatever a checkpoint has.
-        rates = {id(private.rate_of(part)) for part in self._parts}
-        self.reset_on_start = [spec for spec in self.slots if id(spec.variable) in rates]
-        averages = {id(one) for part in self._parts for one in private.average_variables(part)}
+        rates = {id(private.rate_of(part)) for part in self._inner_optimizers}
+        self.learning_rates = [spec for spec in self.slots if id(spec.variable) in rates]
+        averages = {id(one) for part in self._inner_optimizers for one in private.average_variables(part)}
         weights = ((spec, self.weight_of(spec)) for spec in self.slots if id(spec.variable) in averages)
         self.averages = {spec.name: self.trained.index(weight) for spec, weight in weights if weight}
-        self.decay = next((float(part.ema_momentum) for part in self._parts if part.use_ema), 0.0)
-        for part in self._parts if self.replicas > 1 else ():
+        self.decay = next((float(part.ema_momentum) for part in self._inner_optimizers if part.use_ema), 0.0)
+        for part in self._inner_optimizers if self.replicas > 1 else ():
             part.use_ema = False  # the average is of what the replicas share: see `average`
         self._known = ids | {id(one) for one in (*foreign, *self._optimizer.variables)}
 
@@ -372,7 +373,7 @@ class FunctionalModel:
         value = spec.variable.value if assigned is None else assigned
         return np.asarray(keras.ops.convert_to_numpy(value), spec.dtype)
 
-    def fix(self, values: Sequence[Any]) -> None:
+    def set_fixed(self, values: Sequence[Any]) -> None:
         """Set the initial values of the `fixed` variables; layers compute constants from them again."""
         mapping = [(spec.variable, np.asarray(value)) for spec, value in zip(self.fixed, values, strict=True)]
         self._initial_values |= {id(variable): value for variable, value in mapping}
@@ -396,9 +397,9 @@ class FunctionalModel:
 
     def weight_of(self, spec: VariableSpec) -> VariableSpec | None:
         """Return the trained weight that an optimizer's variable belongs to; None for one of all, such as the iterations."""
-        references = (part.references.get(id(spec.variable)) for part in self._parts)
-        reference = next((one for one in references if one is not None), None)
-        return next((one for one in self.trained if one.variable is reference), None)
+        weights = (part.weights_by_slot.get(id(spec.variable)) for part in self._inner_optimizers)
+        weight = next((one for one in weights if one is not None), None)
+        return next((one for one in self.trained if one.variable is weight), None)
 
     def predict(self, shared: Values, local: Values, inputs: Any) -> Any:
         """Return the model's outputs for a batch of inputs. The optimizer's part of `local` may be left out."""
@@ -433,15 +434,18 @@ class FunctionalModel:
         after = [*scope.values(self.changing(self.shared, self.local)), *self._metrics_after(scope)]
         return results.pop("loss", mean_loss), outputs, after, _stack(results.values())
 
-    def step(self, held: Variables, metrics: Values, batch: Batch, position: Any, live: Any) -> tuple[list[Any], Any, Any]:
-        """Train variables, handles, in place on a batch at a global step, int64, as one of N replicas.
+    def step(
+        self, held: Variables, metrics: Values, batch: Batch, global_step: Any, live_devices: Any
+    ) -> tuple[list[Any], Any, Any]:
+        """Train variables, handles, in place on a batch at a global step, int64, as one of `live_devices` of all hosts.
 
-        Returns the metrics' variables after it; the batch's loss, which is there once all is written; and since the metrics
-        began the mean loss of samples and the metrics by `metric_names`, float32 [1 + M].
+        Returns:
+            The metrics' variables after it; the batch's loss, computed once all variables are written; the mean loss of samples
+            and the metrics by `metric_names` since the metrics were reset, float32 [1 + M].
         """
-        store = _Store([*zip(self.shared, held.shared, strict=True), *zip(self.local, held.local, strict=True)])
-        shared = store.read(self.shared)
-        scope = self._enter(shared, store.read(self.local), metrics)
+        writer = _VariableWriter([*zip(self.shared, held.shared, strict=True), *zip(self.local, held.local, strict=True)])
+        shared = writer.read(self.shared)
+        scope = self._enter(shared, writer.read(self.local), metrics)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(shared[: len(self.trained)])
             with scope:
@@ -451,15 +455,15 @@ class FunctionalModel:
                 mean_loss = private.track_loss(self.model, loss, batch.inputs)
         # Current values: a layer may assign its own weights, for example to normalize them.
         trained = scope.values(self.trained)
-        # Of an Embedding they are IndexedSlices, of whose words Keras counts each occurrence for itself.
-        changes = tape.gradient(scaled, trained)
-        if all(change is None for change in changes):
+        # Those of an Embedding are IndexedSlices, with an entry for each occurrence of a word in the batch, as in Keras.
+        gradients = tape.gradient(scaled, trained)
+        if all(gradient is None for gradient in gradients):
             line = f"the loss of the model {self.model.name} does not depend on any of its weights: nothing would train"
             raise JobError(line)
-        with tf.control_dependencies([one for one in tf.nest.flatten(changes, expand_composites=True) if one is not None]):
+        with tf.control_dependencies([one for one in tf.nest.flatten(gradients, expand_composites=True) if one is not None]):
             computed = tf.no_op()
         with tf.control_dependencies([computed]):
-            moved, slots = self._apply(store, trained, changes, position, live)
+            moved, slots = self._apply(writer, trained, gradients, global_step, live_devices)
             for spec, value in zip((*self.trained, *self.slots), (*moved, *slots), strict=True):
                 scope.add_update((spec.variable, value))
             with scope:
@@ -470,14 +474,19 @@ class FunctionalModel:
                 )
                 raise JobError(f"{line} which the steps before did not. Valid: a model whose steps change the same variables")
             for spec in (*self.shared, *self.local):
-                store.write(spec.variable, scope.get_current_value(spec.variable))
+                writer.write(spec.variable, scope.get_current_value(spec.variable))
             counted = held.step.assign(held.step.read_value() + 1)
-        with tf.control_dependencies([*store.written, counted]):
+        with tf.control_dependencies([*writer.written, counted]):
             mean = _mean(loss)
         return self._metrics_after(scope), mean, _stack([results.pop("loss", mean_loss), *results.values()])
 
     def measure(self, state: Values, batch: Batch, outputs: Any, added: Sequence[Any] = ()) -> tuple[Any, Any, list[Any], Any]:
-        """Return the loss with those that layers added, its mean over samples, and the metrics' state and values."""
+        """Return the batch's loss and metrics from its outputs; `added` are losses of layers.
+
+        Returns:
+            The loss, with the added ones; its mean over samples since `state` was initial; the metrics' state after the batch;
+            and the metrics by `metric_names`, float32 [M].
+        """
         scope = self._enter((), (), state)
         with scope:
             compiled = private.compiled_loss(self.model)
@@ -492,28 +501,30 @@ class FunctionalModel:
         with _Scope(list(zip((spec.variable for spec in self.slots), slots, strict=True))):
             return self._optimizer.scale_loss(loss)
 
-    def apply(self, trained: Sequence[Handle], slots: Sequence[Handle], changes: Values, position: Any) -> list[Any]:
+    def apply(self, trained: Sequence[Handle], slots: Sequence[Handle], gradients: Values, global_step: Any) -> list[Any]:
         """Update weights and optimizer variables in place along gradients, at a global step; return the operations."""
         pairs = list(zip((*self.trained, *self.slots), (*trained, *slots), strict=True))
-        store = _Store(pairs)
-        weights, others = self._apply(store, store.read(self.trained), changes, position, 1)
+        writer = _VariableWriter(pairs)
+        weights, others = self._apply(writer, writer.read(self.trained), gradients, global_step, 1)
         for (spec, _), value in zip(pairs, (*weights, *others), strict=True):
-            store.write(spec.variable, value)
-        return store.written
+            writer.write(spec.variable, value)
+        return writer.written
 
-    def _apply(self, store: _Store, trained: Values, changes: Values, position: Any, live: Any) -> tuple[list[Any], list[Any]]:
-        """Return weights and optimizer variables after a step along gradients; what kernels update is written, too."""
+    def _apply(
+        self, writer: _VariableWriter, trained: Values, gradients: Values, global_step: Any, live_devices: Any
+    ) -> tuple[list[Any], list[Any]]:
+        """Return weights and optimizer variables after a step along gradients; what kernels update is already written."""
         for schedule in self._schedules:
-            schedule.set_step(position + self._iterations_before, live)
-        self._store = store
+            schedule.set_step(global_step + self._iterations_before, live_devices)
+        self._writer = writer
         with keras.StatelessScope(initialize_variables=False):
-            moved, slots = self._optimizer.stateless_apply(store.read(self.slots), list(changes), list(trained))
+            moved, slots = self._optimizer.stateless_apply(writer.read(self.slots), list(gradients), list(trained))
         return list(moved), list(slots)
 
     def _update(self, *arguments: Any) -> bool:
-        return self._store is not None and self._store.update(*arguments)
+        return self._writer is not None and self._writer.update(*arguments)
 
-    def least_bytes(self, on_gpu: bool) -> int:
+    def min_memory_bytes(self, on_gpu: bool) -> int:
         """Return the memory that a host needs at least to train: a copy of all variables, and unless a GPU has them, those
         after a step and the gradients.
         """
@@ -523,7 +534,8 @@ class FunctionalModel:
     def average_line(self, max_steps: int) -> str | None:
         """Return a line if averages of weights span more steps than a replica takes of a job's; else None.
 
-        With several replicas they cannot: their decay rises with the steps, to cover the last tenth of them.
+        With one replica these would be mostly of the first steps. With several, whose decay rises with the steps, they would be
+        of the last tenth.
         """
         momentum, part = self.decay, "first ones" if self.replicas == 1 else "last tenth"
         steps = max(max_steps // self.replicas, 1)
@@ -532,12 +544,12 @@ class FunctionalModel:
         line = f"ema_momentum={momentum:g} averages weights over {1.0 / max(1.0 - momentum, 1e-9):,.0f} steps, and each replica"
         return f"{line} takes {steps:,}: the averages are mostly of its {part}. Valid: at most {1.0 - 1.0 / steps:.4g}"
 
-    def average_share(self, steps: Any, position: Any) -> Any:
-        """Return the share of the way, float32, by which averages move towards the weights after steps at a global step.
+    def average_share(self, steps: Any, global_step: Any) -> Any:
+        """Return the fraction, float32, of their difference by which averages move to the weights after steps at a global step.
 
         It is large at first. Source: tf.train.ExponentialMovingAverage, whose decay is at most (1 + n) / (10 + n).
         """
-        each, taken = (tf.cast(one, tf.float32) / self.replicas for one in (steps, position))
+        each, taken = (tf.cast(one, tf.float32) / self.replicas for one in (steps, global_step))
         return tf.where(each > 0.0, 1.0 - tf.minimum(self.decay**each, taken / (taken + 9.0)), 0.0)
 
     def averaged(self, shared: Sequence[Any], local: Sequence[Any]) -> list[tuple[Any, Any]]:
@@ -611,7 +623,7 @@ class FunctionalModel:
         """Raise JobError for losses, metrics or weights of an output that the model lacks."""
         names = list(getattr(self.model, "output_names", ()))
         names += [name for name in outputs if name not in names] if isinstance(outputs, Mapping) else []
-        for what, setting in (*self._user.items(), ("sample weights", batch.weights)):
+        for what, setting in (*self._compile_settings.items(), ("sample weights", batch.weights)):
             unknown = [key for key in setting if key not in names] if names and isinstance(setting, Mapping) else []
             if unknown:
                 line = f"the {what.replace('_', ' ')} {'is' if what == 'loss' else 'are'} invalid: the model {self.model.name}"
@@ -726,12 +738,12 @@ def _metrics_of(given: Metrics) -> Any:
 def _compare(function: Callable[..., Any], targets: Any, outputs: Any, **more: Any) -> Any:
     """Return a loss of Keras; ValueError if it would broadcast targets over outputs, as `fit` does without an error."""
     if function in _BY_PLACE and not targets.shape.is_compatible_with(outputs.shape):
-        raise ValueError(f"{function.__name__} compares place by place, so both must be of one shape")
+        raise ValueError(f"{function.__name__} compares elementwise, so both must have one shape")
     return function(targets, outputs, **more)
 
 
 def _value(given: Any) -> Any:
-    """Return a tensor, of a variable its value in the scope that this is called in."""
+    """Return a variable's value in the current scope, or a tensor as it is."""
     return given.value if isinstance(given, keras.Variable) else given
 
 

@@ -87,16 +87,16 @@ class StepBudget:
         self._changed = threading.Condition()
         self.release()
 
-    def begin(self, leads: bool, seconds: float = 0.0) -> None:
-        """Wait until a replica may take its first step; the master, which `leads`, waits until all are prepared or late.
+    def begin(self, is_chief: bool, seconds: float = 0.0) -> None:
+        """Wait until a replica may take its first step; the chief waits until all are prepared or late.
 
         A replica that trains would slow down the preparation of others on the same processors. `seconds` is the time that its
         own preparation took: on slow hosts the master waits longer.
         """
         with self._changed:
-            self._unprepared -= not leads
+            self._unprepared -= not is_chief
             self._changed.notify_all()
-            if leads:
+            if is_chief:
                 patience = max(_PREPARE_SECONDS, _PREPARE_TIMES * seconds)
                 self._changed.wait_for(lambda: self._unprepared <= 0 or self.stopped, patience)
                 self._started = True
@@ -114,7 +114,7 @@ class StepBudget:
             self._until = min(self._max_steps, (self.step // self._every + 1) * self._every)
             self._changed.notify_all()
 
-    def reserve(self, name: str, steps: int, leads: bool = False) -> int:
+    def reserve(self, name: str, steps: int, is_chief: bool = False) -> int:
         """Reserve steps for a replica's round, at most this many; return 0 if the job is at its last step or stopped.
 
         Towards the end they are a replica's share of the remaining steps, so that all end at about the same time. If others
@@ -124,7 +124,7 @@ class StepBudget:
             while self.step < self._max_steps and not self.stopped:
                 late = self.overdue()
                 free = self._until - self.step - sum(one for other, (one, _) in self._reserved.items() if other not in late)
-                if leads and self._until < self._max_steps:
+                if is_chief and self._until < self._max_steps:
                     free = max(free, 1)
                 if free > 0:
                     mine = min(steps, max(free // self._replicas, 1))
@@ -151,8 +151,8 @@ class StepBudget:
             return {name for name, (_, since) in self._reserved.items() if now - since > max(_PATIENCE_SECONDS, usual[name])}
 
     @property
-    def live(self) -> int:
-        """The number of replicas that train, without those whose round is overdue; the mean is over these."""
+    def live_hosts(self) -> int:
+        """The number of hosts that train now, a replica each, without those whose round is overdue; the mean is over these."""
         return max(1, len(self.training - self.overdue()))
 
 
@@ -161,10 +161,10 @@ class ReplicaLoop:
     """A replica, the master or a worker.
 
     Attributes:
-        take: a function `take(steps, live)` that runs a round, and returns its result.
+        take: a function `take(steps, live_hosts)` that runs a round, and returns its result.
         period: the steps of a round on each of its `devices`, but for the first round, which has `first`.
         emits: functions that log its Train lines, by the name in the line.
-        leads: True for the chief.
+        is_chief: True for the chief.
     """
 
     name: str
@@ -172,7 +172,7 @@ class ReplicaLoop:
     period: SyncPeriod
     log_interval: float
     emits: Mapping[str, Callable[[str], None]]
-    leads: bool = True
+    is_chief: bool = True
     devices: int = 1
     first: int = 1
 
@@ -184,10 +184,10 @@ def train(replica: ReplicaLoop, progress: StepBudget) -> Iterator[Round]:
     steps, first = replica.first, True
     progress.training.add(replica.name)
     try:
-        while reserved := progress.reserve(replica.name, steps * replica.devices, replica.leads):
+        while reserved := progress.reserve(replica.name, steps * replica.devices, replica.is_chief):
             began, taken = time.monotonic(), None
             try:
-                taken = replica.take(reserved, progress.live)
+                taken = replica.take(reserved, progress.live_hosts)
                 if not math.isfinite(taken.loss):
                     whose = "another replica" if math.isfinite(taken.local_loss) else replica.name
                     what = f"the loss of {whose} is {taken.loss} at step {taken.global_step}"
@@ -203,7 +203,7 @@ def train(replica: ReplicaLoop, progress: StepBudget) -> Iterator[Round]:
                         emit(train_line(name, taken.global_step, taken.local_loss, taken.metrics, now - start, *pace[:2]))
                     progress.paces[replica.name] = pace
                     last, last_step, local_steps, rounds, staleness, first = now, taken.global_step, 0, 0, 0, False
-                if replica.leads and replica.period.line != period_line:
+                if replica.is_chief and replica.period.line != period_line:
                     period_line = replica.period.line
                     replica.emits[replica.name](period_line)
             finally:  # a host that is gone may also be noticed as it prints the line

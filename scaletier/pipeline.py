@@ -21,7 +21,7 @@ from scaletier.loop import ReplicaLoop, Round, StepBudget, train
 from scaletier.private import copy_to_device
 from scaletier.round_graph import list_handles, named_handles, pack_round, unpack_round
 from scaletier.runtime import devices_of, import_tensorflow, say, say_there
-from scaletier.stages import Stage, forward_backward, partition, units
+from scaletier.stages import Stage, forward_backward, make_units, partition
 from scaletier.sync_period import SyncPeriod
 from scaletier.tf_config import Cluster, await_peers
 from scaletier.training import Training
@@ -48,7 +48,7 @@ class DistributedCopy(LocalCopy):
         self.shared, self.local = ([by_name[spec.name] for spec in part] for part in (network.shared, network.local))
         self.step = tf.Variable(np.int64(reader.step if reader else 0))
         if reader:
-            self.fix()
+            self.set_fixed()
 
     def _variable(self, spec: VariableSpec, device: str) -> Any:
         """Create a variable on its host; the master's memory has one at a time."""
@@ -93,22 +93,22 @@ class ModelParallel(Training):
         """Connect to the workers, and create a stage on each."""
         self.size = self.source.keep_largest()
         self.network.require_portable()
-        self.network.require_parts()
-        parts = units(self.network)
+        self.network.require_splittable()
+        units = make_units(self.network)
         hosts = _connect(self.cluster)
-        cuts = partition([unit.size for unit in parts], len(hosts))
+        cuts = partition([unit.size for unit in units], len(hosts))
         if len(cuts) == 2:
-            what = f"its layers {parts[0].name} cannot be parted" if len(parts) == 1 else "there is one host"
-            raise JobError(f"the model {self.network.model.name} is not laid on several hosts: {what}")
+            what = f"its layers {units[0].name} cannot be divided" if len(units) == 1 else "there is one host"
+            raise JobError(f"the model {self.network.model.name} is not divided among several hosts: {what}")
         stages = [
-            Stage(name, device, parts[start:end]) for (name, device), (start, end) in zip(hosts, pairwise(cuts), strict=False)
+            Stage(name, device, units[start:end]) for (name, device), (start, end) in zip(hosts, pairwise(cuts), strict=False)
         ]
         return DistributedCopy(self.network, stages, reader)
 
     def begin(self, step: int) -> StepBudget:
         stages = self.copy.stages
         with tf.device(stages[0].device):
-            self.iterator = iter(self.source.training_here(0, 1, step - int(self.position.begin)))
+            self.iterator = iter(self.source.training_here(0, 1, step - int(self.data_position.begin)))
         for stage in stages:
             megabytes = 4e-6 * sum(unit.size for unit in stage.units)
             say(f"Placed {', '.join(unit.name for unit in stage.units)} on {stage.replica}: {megabytes:.1f} MB of parameters")
@@ -118,10 +118,10 @@ class ModelParallel(Training):
     def rounds(self) -> Iterator[Round]:
         hosts = {stage.replica: stage.device for stage in reversed(self.copy.stages)}
         emits = {name: functools.partial(_print, device) for name, device in hosts.items()}
-        replica = ReplicaLoop(self.name, self._take, SyncPeriod(1, True), self.flags.log_interval, emits)
+        replica = ReplicaLoop(self.name, self._run_round, SyncPeriod(1, True), self.flags.log_interval, emits)
         return train(replica, self.progress)
 
-    def _take(self, *_: int) -> Round:
+    def _run_round(self, *_: int) -> Round:
         return unpack_round(self.network, self.graph(self.iterator).numpy())
 
     def rescue(self) -> None:
@@ -130,7 +130,7 @@ class ModelParallel(Training):
     def _step(self, iterator: Any) -> Any:
         network, stages, batch = self.network, self.copy.stages, Batch.of(iterator.get_next())
         held, count = named_handles(network, list_handles(self.copy)), len(network.local) - len(network.slots)
-        position, slots = held.step.read_value(), held.local[count:]
+        global_step, slots = held.step.read_value(), held.local[count:]
         microbatches = min(self.flags.microbatches, self.size)
         values = [slot.read_value() for slot in slots]
         passed = forward_backward(network, stages, batch, self.size, microbatches, lambda loss: network.scaled(loss, values))
@@ -138,17 +138,17 @@ class ModelParallel(Training):
             results = tf.concat([[passed.loss] * 2, passed.results], 0)
         ready = [results]
         for stage in stages:
-            changes = [passed.changes[spec.name] for unit in stage.units for spec in unit.trained]
-            with tf.device(stage.device), tf.control_dependencies(changes):
+            gradients = [passed.gradients[spec.name] for unit in stage.units for spec in unit.trained]
+            with tf.device(stage.device), tf.control_dependencies(gradients):
                 ready.append(tf.no_op())
         with tf.control_dependencies(ready):  # a batch without results or gradients changes nothing
             trained = held.shared[: len(network.trained)]
-            written = network.apply(trained, slots, [passed.changes[spec.name] for spec in network.trained], position)
+            written = network.apply(trained, slots, [passed.gradients[spec.name] for spec in network.trained], global_step)
             for one in (*held.shared[len(trained) :], *held.local[:count]):
                 written.append(one.assign(passed.others[one.spec.name]))
-            written.append(held.step.assign(position + 1))
+            written.append(held.step.assign(global_step + 1))
         with tf.control_dependencies(written):
-            return pack_round(1, position + 1, results)
+            return pack_round(1, global_step + 1, results)
 
 
 def _print(device: str, line: str) -> None:

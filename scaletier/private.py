@@ -144,11 +144,11 @@ def make_stateless(
     `in_place(optimizer, gradient, variable, learning_rate)` returns True, it has updated the variable. `place(variable)` is
     a context to update each in; what else is done for each variable, such as weight decay, is then on the device of the
     variable's value. `global_clipnorm` takes the length of each gradient on its device, and allocates nothing of its size.
-    `references` map the id of a variable that is made for a weight, such as a velocity, to the weight.
+    `weights_by_slot` maps the id of a variable that is made for a weight, such as a velocity, to the weight.
     """
     import keras
 
-    if hasattr(optimizer, "references"):
+    if hasattr(optimizer, "weights_by_slot"):
         return optimizer
     own = next(kind for kind in type(optimizer).__mro__ if kind.__name__ == "TFOptimizer")
     shared: Any = next(kind for kind in type(optimizer).__mro__ if kind.__name__ == "BaseOptimizer")
@@ -190,7 +190,7 @@ def make_stateless(
 
     def add(self: Any, reference_variable: Any, name: Any = None, initializer: Any = "zeros") -> Any:
         slot = shared.add_variable_from_reference(self, reference_variable, name, initializer)
-        references[id(slot)] = reference_variable
+        weights_by_slot[id(slot)] = reference_variable
         return slot
 
     def make(self: Any, *args: Any, **named: Any) -> Any:
@@ -198,9 +198,9 @@ def make_stateless(
         with keras.StatelessScope(initialize_variables=False):
             return shared.add_variable(self, *args, **named)
 
-    references: dict[int, Any] = {}
+    weights_by_slot: dict[int, Any] = {}
     methods |= {"_backend_update_step": update, "_clip_gradients": clip, "_clip_by_norm": clip_one, "apply": apply}
-    methods |= {"add_variable": make, "add_variable_from_reference": add, "references": references}
+    methods |= {"add_variable": make, "add_variable_from_reference": add, "weights_by_slot": weights_by_slot}
     # Between the optimizer's own methods, which may call these, and what is for TensorFlow.
     common = type("Stateless", (keras.optimizers.Optimizer,), methods)
     optimizer.__class__ = type(kind.__name__, (kind, common), {})

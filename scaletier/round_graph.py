@@ -17,11 +17,18 @@ tf = import_tensorflow()
 
 
 class LocalResult(NamedTuple):
-    """Local steps from a global step on, int64, by one of `live` hosts; `results` are the mean loss and the metrics."""
+    """The result of a host's local steps.
+
+    Attributes:
+        steps: the number of steps on all devices of the host, int64.
+        global_step: the global step before them, int64.
+        live_hosts: the number of hosts that train now, int64.
+        results: the mean loss and the metrics, float32 [1 + M].
+    """
 
     steps: Any
-    position: Any
-    live: Any
+    global_step: Any
+    live_hosts: Any
     results: Any
 
 
@@ -43,16 +50,16 @@ class Exchange:
 
         Returns the global step, once they have it, and the results, as in `LocalResult`.
         """
-        written = self.average(held, taken.steps, taken.position)
-        with tf.control_dependencies([*written, held.step.assign(taken.position + taken.steps)]):
+        written = self.average(held, taken.steps, taken.global_step)
+        with tf.control_dependencies([*written, held.step.assign(taken.global_step + taken.steps)]):
             return held.step.read_value(), taken.results
 
-    def average(self, held: Variables, steps: Any, position: Any) -> list[Any]:
+    def average(self, held: Variables, steps: Any, global_step: Any) -> list[Any]:
         """Move the averages towards the weights, after steps of all replicas at a global step; return the operations."""
         averages = self.network.averaged(held.shared, held.local)
         if self.network.replicas == 1 or not averages:  # with one replica the optimizer does that in each step, as in Keras
             return []
-        share = self.network.average_share(steps, position)
+        share = self.network.average_share(steps, global_step)
         values = [(average, average.read_value(), weight.read_value()) for average, weight in averages]
         return [average.assign(value + share * (weight - value)) for average, value, weight in values]
 
@@ -152,25 +159,26 @@ def make_round(
     size = len(handle_specs(network))
 
     def run(iterator: Any, handles: Sequence[Any], numbers: Any) -> Any:
-        steps, live = (tf.cast(number, tf.int64) for number in tf.unstack(numbers))
+        steps, live_hosts = (tf.cast(number, tf.int64) for number in tf.unstack(numbers))
         held = [named_handles(network, handles[at : at + size]) for at in range(0, len(handles), size)]
-        position, start = exchange.begin(held[0])
-        with tf.control_dependencies([position]), tf.control_dependencies(_copy(held)):
+        begin_step, start = exchange.begin(held[0])
+        with tf.control_dependencies([begin_step]), tf.control_dependencies(_copy(held)):
             began = tf.timestamp()
         losses, results = list[Any](), list[Any]()
         for index, (device, variables) in enumerate(zip(devices, held, strict=True)):
             mine = (steps + len(devices) - 1 - index) // len(devices)
+            live_devices = live_hosts * len(devices)
             with tf.control_dependencies([began]), tf.device(device if len(devices) > 1 else None):
-                loss_sum, figures = local_steps(network, iterator, variables, position, live * len(devices), mine, metrics)
+                loss_sum, figures = local_steps(network, iterator, variables, begin_step, live_devices, mine, metrics)
             losses.append(loss_sum)
             results.append(figures)
         with tf.control_dependencies(losses), tf.control_dependencies(_average(held, steps)):
             computed = tf.timestamp()
         loss = tf.add_n(losses) / tf.maximum(tf.cast(steps, tf.float32), 1.0)
         with tf.control_dependencies([computed]):
-            taken = LocalResult(steps, position, live, tf.concat([[loss], results[0]], 0))
+            taken = LocalResult(steps, begin_step, live_hosts, tf.concat([[loss], results[0]], 0))
             global_step, shared_results = exchange.end(start, held[0], taken)
-        return pack_round(steps, global_step, shared_results, loss, global_step - position - steps, computed - began)
+        return pack_round(steps, global_step, shared_results, loss, global_step - begin_step - steps, computed - began)
 
     # There is no Python control flow for AutoGraph to convert, and converting takes time.
     handles, numbers = handle_specs(network, len(devices)), tf.TensorSpec([2], tf.float64)
@@ -197,26 +205,33 @@ def _average(held: Sequence[Variables], steps: Any) -> list[Any]:
     return [one.assign(mean) for one, mean in zip(held[0].shared, means, strict=True)]
 
 
-def run_round(network: FunctionalModel, run: Run, iterator: Any, held: Sequence[Any], steps: int, live: int) -> Round:
+def run_round(network: FunctionalModel, run: Run, iterator: Any, held: Sequence[Any], steps: int, live_hosts: int) -> Round:
     """Run one round on the current device, on the variables of each of its devices; return the figures."""
     with here():
-        numbers = tf.constant([steps, live], tf.float64)
+        numbers = tf.constant([steps, live_hosts], tf.float64)
     handles = [handle for one in held for handle in list_handles(one)]
     return unpack_round(network, run(iterator, handles, numbers).numpy())
 
 
 def local_steps(
-    network: FunctionalModel, iterator: Any, held: Variables, position: Any, live: Any, steps: Any, metrics: Sequence[Any] = ()
+    network: FunctionalModel,
+    iterator: Any,
+    held: Variables,
+    begin_step: Any,
+    live_devices: Any,
+    steps: Any,
+    metrics: Sequence[Any] = (),
 ) -> tuple[Any, Any]:
     """Take steps, int64, with the iterator's next batches, on the current device, and train its variables in place.
 
-    Returns the sum of losses, and the metrics. The first step has the global step `position`, int64; each further step adds
-    `live`, the devices that train in the job. Metrics are reset, or continue in `metrics`, tf.Variables.
+    Returns the sum of losses, and the metrics. The first step has the global step `begin_step`, int64; each further step
+    adds `live_devices`, the number of devices that train now on all hosts. Metrics are reset, or continue in `metrics`,
+    tf.Variables.
     """
 
     def body(taken: Any, loss_sum: Any, _results: Any, *measured: Any) -> Any:
         batch = Batch.of(iterator.get_next())
-        after, loss, results = network.step(held, measured, batch, position + taken * live, live)
+        after, loss, results = network.step(held, measured, batch, begin_step + taken * live_devices, live_devices)
         with tf.control_dependencies([loss]):
             return taken + 1, loss_sum + loss, results, *after
 

@@ -42,12 +42,12 @@ def run(job: Job, arguments: argparse.Namespace | Sequence[str] | None = None) -
 
     Args:
         job: the job.
-        arguments: a namespace of `scaletier.parser()`, or words to parse. Default: the command line.
+        arguments: a namespace of `scaletier.parser()`, or a list of command-line arguments. Default: those of the process.
     """
-    leave(code_of(job, flags_of(arguments)))
+    exit_process(run_to_exit_code(job, flags_of(arguments)))
 
 
-def code_of(job: Job, flags: Flags) -> int:
+def run_to_exit_code(job: Job, flags: Flags) -> int:
     """Return the exit code of this process's part of a job, whatever ends it."""
     try:
         return train(job, flags)
@@ -58,7 +58,7 @@ def code_of(job: Job, flags: Flags) -> int:
         return 1
 
 
-def leave(code: int) -> NoReturn:
+def exit_process(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     if code == RETRY_EXIT_CODE:
@@ -73,7 +73,7 @@ def main(job: Job, arguments: argparse.Namespace | Sequence[str] | None = None) 
 
     Args:
         job: the job.
-        arguments: a namespace of `scaletier.parser()`, or words to parse. Default: the command line.
+        arguments: a namespace of `scaletier.parser()`, or a list of command-line arguments. Default: those of the process.
 
     Returns:
         The exit code, as in `run`; 143 if the job should resume.
@@ -89,7 +89,7 @@ def train(job: Job, flags: Flags) -> int:
     try:
         task = cluster()
         if problem := unfit(task, flags.strategy):
-            return fail(problem, 2)
+            return print_failure(problem, 2)
         if task.task_type == "ps" and flags.strategy != "async":
             say(f"Idle [{task.name}]: strategy {flags.strategy} needs no parameter servers; this one waits for the job's end")
             signal.sigwait({signal.SIGTERM, signal.SIGINT})
@@ -97,7 +97,7 @@ def train(job: Job, flags: Flags) -> int:
         if task.task_type == "ps" or (task.task_type == "worker" and flags.strategy != "sync"):
             _serve(task, flags.allow_cpu)
     except (ClusterError, JobError) as error:
-        return fail(str(error), 2)
+        return print_failure(str(error), 2)
 
     return _guarded(job, task, lambda: _perform(job, flags, task))
 
@@ -151,7 +151,7 @@ def export(job: Job, arguments: argparse.Namespace | Sequence[str] | None = None
 
     Args:
         job: the job, which ended before its export.
-        arguments: a namespace of `scaletier.parser()`, or words to parse. Default: the command line.
+        arguments: a namespace of `scaletier.parser()`, or a list of command-line arguments. Default: those of the process.
 
     Returns:
         The exit code: 0, or 2 if there is no readable checkpoint of the job's model.
@@ -172,7 +172,7 @@ def _guarded(job: Job, task: Cluster, work: Callable[[], None]) -> int:
     try:
         check_keras()
     except JobError as error:
-        return fail(str(error), 2)
+        return print_failure(str(error), 2)
 
     from scaletier.checkpoint import CheckpointError
     from scaletier.data import DataError, batch_errors
@@ -181,25 +181,25 @@ def _guarded(job: Job, task: Cluster, work: Callable[[], None]) -> int:
     try:
         work()
     except (JobError, DataError, CheckpointError) as error:
-        return fail(str(error), 2)
+        return print_failure(str(error), 2)
     except DivergedError as error:
-        return fail(str(error), 1)
+        return print_failure(str(error), 1)
     except PreemptedError as error:
-        return fail(str(error), RETRY_EXIT_CODE)
+        return print_failure(str(error), RETRY_EXIT_CODE)
     except errors.OpError as error:
         if is_lost_host(error) and task.jobs:
-            return fail(f"a host of the cluster is lost: {one_line(error)}", RETRY_EXIT_CODE)
+            return print_failure(f"a host of the cluster is lost: {one_line(error)}", RETRY_EXIT_CODE)
         if is_lost_host(error) and not isinstance(error, errors.InternalError):
-            return fail(f"a service that the job uses does not answer: {one_line(error)}", RETRY_EXIT_CODE)
+            return print_failure(f"a service that the job uses does not answer: {one_line(error)}", RETRY_EXIT_CODE)
         damaged = isinstance(error, errors.DataLossError)
         if not damaged and not isinstance(error, batch_errors()):
             raise  # an error of this host's own
         what = "a batch of the job cannot be made, or does not go through its model"
         what = "the job's data is damaged" if damaged else what
-        return fail((job.explain(error) if job.explain else None) or f"{what}: {one_line(error)}", 2)
+        return print_failure((job.explain(error) if job.explain else None) or f"{what}: {one_line(error)}", 2)
     return 0
 
 
-def fail(message: str, code: int) -> int:
+def print_failure(message: str, code: int) -> int:
     print(f"error: {message}", file=sys.stderr, flush=True)
     return code

@@ -26,7 +26,9 @@ ACCELERATOR = "SCALETIER_ACCELERATOR"
 # The environment variable that has the number of devices that the CPU forms, to test several without GPUs.
 CPU_DEVICES = "SCALETIER_CPU_DEVICES"
 # The reason why something that must come before TensorFlow's first operation is too late.
-BEGUN = "TensorFlow has computed something before; give Job functions that make its model, data, optimizer and metrics"
+TOO_LATE_MESSAGE = (
+    "TensorFlow has computed something before; give Job functions that make its model, data, optimizer and metrics"
+)
 _AROUND_ERROR = re.compile(r"^(Graph execution error:|Detected at node .*| +File .*|<stack traces .*)$", re.MULTILINE)
 # A process with less memory returns none: it would only request it again. The rest is of one that is watched.
 _LARGE_BYTES, _GROWTH, _WATCH_SECONDS = 1e9, 1.1, 1.0
@@ -170,7 +172,7 @@ def prepare_process() -> None:
         try:
             tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], [one] * count)
         except RuntimeError:
-            raise JobError(f"{CPU_DEVICES}={count} is set too late: {BEGUN}") from None
+            raise JobError(f"{CPU_DEVICES}={count} is set too late: {TOO_LATE_MESSAGE}") from None
 
 
 def local_devices() -> tuple[str, ...]:

@@ -10,26 +10,26 @@ from keyword import iskeyword
 from typing import Any
 
 from scaletier import checkpoint
-from scaletier.data import BatchSource, free_batch
+from scaletier.data import BatchSource, with_any_batch_size
 from scaletier.functional_model import Batch, FunctionalModel
 from scaletier.job import Job, JobError
 from scaletier.private import lookup_tables
 from scaletier.runtime import import_tensorflow, one_line, say
 
 tf = import_tensorflow()
-import keras  # noqa: E402 - TensorFlow imports it, without its noise
+import keras  # noqa: E402 - after TensorFlow, whose log messages are held back
 
 
-def served(job: Job, network: FunctionalModel, shared: Sequence[Any], local: Sequence[Any], inputs: Any) -> Any:
+def make_serving_module(job: Job, network: FunctionalModel, shared: Sequence[Any], local: Sequence[Any], inputs: Any) -> Any:
     """Return the `tf.Module` to export: `shared` and `local` are tf.Variables, `inputs` the model's spec.
 
-    Its signature `serving_default` is the job's `serving`, or maps the model's inputs by name to its outputs; a single input
-    without a name is `inputs`. Raises JobError if `serving` gives no signature.
+    Its signature `serving_default` is the job's `serving`, or maps the model's inputs by name to its outputs; inputs that are
+    not in a dict are `inputs`, `inputs_1`, …. Raises JobError if `serving` gives no signature.
     """
     module = tf.Module()
     module.shared, module.local = list(shared), list(local[: len(local) - len(network.slots)])
     module.tables = lookup_tables(network.model)
-    module.serve = (job.serving or _plain(inputs))(lambda given: network.predict(module.shared, module.local, given))
+    module.serve = (job.serving or _default_serving(inputs))(lambda given: network.predict(module.shared, module.local, given))
     if not hasattr(module.serve, "get_concrete_function"):
         line = f"the job's serving gives a {type(module.serve).__name__}; valid is a tf.function with an input_signature"
         raise JobError(line)
@@ -37,7 +37,10 @@ def served(job: Job, network: FunctionalModel, shared: Sequence[Any], local: Seq
 
 
 def export(module: Any, job_dir: str) -> str:
-    """Write a module of `served` atomically; return the path, `<job_dir>/export/Servo/<seconds since 1970>`."""
+    """Write a module of `make_serving_module`; return the path, `<job_dir>/export/Servo/<seconds since 1970>`.
+
+    The folder appears at once on a file system, and object by object in a bucket (gs://).
+    """
     folder = f"{job_dir}/export/Servo"
     timestamp = int(time.time())
     try:
@@ -69,10 +72,10 @@ def save_model(model: Any, job_dir: str) -> None:
         say(f"There is no {folder}/model.keras: {one_line(error)}")
 
 
-def _plain(inputs: Any) -> Callable[[Callable[[Any], Any]], Any]:
-    """Return the model's function: its inputs by name to its outputs by name, or `outputs`."""
+def _default_serving(inputs: Any) -> Callable[[Callable[[Any], Any]], Any]:
+    """Return the default of `Job.serving`: a function that makes a tf.function from inputs by name to outputs by name."""
     specs = _by_name(inputs, "inputs")
-    signature = [free_batch(one, name) for name, one in specs.items()]
+    signature = [with_any_batch_size(one, name) for name, one in specs.items()]
     # Ragged and sparse inputs are several tensors, whose names begin with that of the parameter.
     names = [name if (name := re.sub(r"\W", "_", one)).isidentifier() and not iskeyword(name) else f"_{name}" for one in specs]
 
@@ -88,7 +91,10 @@ def _plain(inputs: Any) -> Callable[[Callable[[Any], Any]], Any]:
 
 
 def _by_name(structure: Any, default: str) -> dict[str, Any]:
-    """Return the parts of a structure: those of dicts by their path, such as `a_price`, others numbered."""
+    """Return the tensors of a structure by name: in a dict their path, such as `a_price`; else the default name, numbered.
+
+    They are numbered, such as `inputs`, `inputs_1`, also if two paths give one name.
+    """
     parts = keras.tree.flatten_with_path(structure)
     names = ["_".join(map(str, path)) for path, _ in parts]
     if not isinstance(structure, dict) or len(set(names)) < len(names):
@@ -106,4 +112,4 @@ def export_latest(job: Job, job_dir: str, seed: int) -> str:
     assert reader
     copy = checkpoint.LocalCopy(network)
     copy.restore(reader, finished=True)
-    return export(served(job, network, copy.shared, copy.local, Batch.of(spec).inputs), job_dir)
+    return export(make_serving_module(job, network, copy.shared, copy.local, Batch.of(spec).inputs), job_dir)

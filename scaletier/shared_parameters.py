@@ -82,8 +82,8 @@ class SharedParameters(Exchange):
             return tf.identity(step), slices
 
     def end(self, start: Any, held: Variables, taken: LocalResult) -> tuple[Any, Any]:
-        """Push this host's share of the delta: 1 / `taken.live`, the number of hosts that train now."""
-        share = tf.cast(1.0 / tf.cast(taken.live, tf.float64), tf.float32)
+        """Push this host's share of the delta: 1 / `taken.live_hosts`, the number of hosts that train now."""
+        share = tf.cast(1.0 / tf.cast(taken.live_hosts, tf.float64), tf.float32)
         return self.push_delta(start, [one.read_value() for one in held.shared], share, taken.steps), taken.results
 
     def _pull(self, pieces: Sequence[Any], function: Callable[[Any, Sequence[Range]], Any]) -> list[Any]:

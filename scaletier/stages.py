@@ -16,17 +16,14 @@ from scaletier.private import copy_to_device
 from scaletier.runtime import import_tensorflow
 
 tf = import_tensorflow()
-import keras  # noqa: E402 - it comes with TensorFlow, whose import is the quiet one
+import keras  # noqa: E402 - after TensorFlow, whose log messages are held back
 
-_TWICE = "the model {} cannot be laid on several hosts: it goes through one layer more than once"
+_REUSED_LAYER = "the model {} cannot be divided among several hosts: it calls one layer more than once"
 
 
 @dataclass(frozen=True)
 class Unit:
-    """The smallest piece of a model that can be placed on a host: one or more layers.
-
-    A single tensor passes from one to the next.
-    """
+    """One or more consecutive layers that must be on one host; a single tensor passes to the next unit."""
 
     name: str
     model: Any
@@ -52,7 +49,10 @@ class Stage:
     variables: dict[str, Any] = field(default_factory=dict)
 
     def forward(self, values: Mapping[str, Any], inputs: Any, training: bool) -> tuple[Any, dict[str, Any], list[Any]]:
-        """Return the output, the other variables' values after it, and the layers' losses, on the stage's device."""
+        """Return the output, the new values of variables that are not trained, and the layers' losses.
+
+        The caller enters the stage's device.
+        """
         after, added = dict[str, Any](), list[Any]()
         for unit in self.units:
             trained, others = ([values[spec.name] for spec in specs] for specs in (unit.trained, unit.others))
@@ -64,38 +64,39 @@ class Stage:
         return inputs, after, added
 
 
-def units(network: FunctionalModel) -> list[Unit]:
-    """Return the pieces into which a model can be cut, in order; JobError if it has none."""
+def make_units(network: FunctionalModel) -> list[Unit]:
+    """Divide a model into units, in order; JobError if it is subclassed, or calls one layer more than once."""
     specs = {id(spec.variable): spec for spec in (*network.shared, *network.local)}
-    unit_list = []
-    for name, piece in _pieces(network.model):
+    units = []
+    for name, model in _split(network.model):
         trained, others = (
             tuple(specs[id(variable)] for variable in kind)
-            for kind in (piece.trainable_variables, piece.non_trainable_variables)
+            for kind in (model.trainable_variables, model.non_trainable_variables)
         )
-        unit_list.append(Unit(name, piece, trained, others))
-    names = [spec.name for unit in unit_list for spec in unit.specs]
+        units.append(Unit(name, model, trained, others))
+    names = [spec.name for unit in units for spec in unit.specs]
     if len(names) > len(set(names)):
-        raise JobError(_TWICE.format(network.model.name))
-    return unit_list
+        raise JobError(_REUSED_LAYER.format(network.model.name))
+    return units
 
 
-def _pieces(model: Any) -> list[tuple[str, Any]]:
+def _split(model: Any) -> list[tuple[str, Any]]:
+    """Return the name and the Keras model of each unit; the name has those of its layers."""
     whole = model
     if isinstance(model, keras.Sequential):  # rebuild it as a functional model, where masks are operations too
         with keras.StatelessScope(initialize_variables=False):
             whole = keras.Model(model.inputs[0], model.outputs[0])
     if not (operations := getattr(whole, "operations", None)):
         valid = "valid are Sequential models and those made of keras.Input"
-        raise JobError(f"the layers of the model {model.name} cannot be laid on several hosts, as it is subclassed; {valid}")
+        raise JobError(f"the model {model.name} cannot be divided among several hosts: it is subclassed; {valid}")
     inputs = {id(tensor) for tensor in model.inputs}
     layers = [layer for layer in operations if not isinstance(layer, keras.layers.InputLayer)]
     try:
         edges = [(layer, _flat(layer.input), _flat(layer.output)) for layer in layers]
     except (ValueError, AttributeError):
-        raise JobError(_TWICE.format(model.name)) from None
+        raise JobError(_REUSED_LAYER.format(model.name)) from None
     last = {id(tensor) for tensor in model.outputs}
-    pieces, begin, names, alive = [], whole.input, list[str](), set(inputs)
+    units, begin, names, alive = [], whole.input, list[str](), set(inputs)
     tensors_by_id = {id(tensor): tensor for _, _, tensors in edges for tensor in tensors}
     for at, (layer, _, outputs) in enumerate(edges):
         names.append(layer.name)
@@ -105,9 +106,9 @@ def _pieces(model: Any) -> list[tuple[str, Any]]:
         if ends or (len(crossing) == 1 and not crossing & inputs):
             reached = whole.output if ends else tensors_by_id[next(iter(crossing))]
             with keras.StatelessScope(initialize_variables=False):
-                pieces.append((" ".join(names), keras.Model(begin, reached)))
+                units.append((" ".join(names), keras.Model(begin, reached)))
             begin, names, alive = reached, [], crossing
-    return pieces
+    return units
 
 
 def _flat(tensors: Any) -> list[Any]:
@@ -115,12 +116,12 @@ def _flat(tensors: Any) -> list[Any]:
 
 
 def partition(sizes: Sequence[int], count: int) -> list[int]:
-    """Divide layers of these sizes into at most `count` groups; the largest is as small as possible.
+    """Divide units of these sizes into at most `count` stages; the largest is as small as possible.
 
-    Each group has consecutive layers, at least one.
+    Each stage has consecutive units, at least one.
 
     Returns:
-        Where each group begins, and the end: [0, 2, 3] are the layers 0 and 1, and the layer 2.
+        Where each stage begins, and the end: [0, 2, 3] are the units 0 and 1, and the unit 2.
     """
 
     @functools.cache
@@ -141,14 +142,14 @@ class StepResult:
     """The result of a batch.
 
     Attributes:
-        changes: gradients by the weights' names, each on its stage's host.
+        gradients: those of the weights by name, each on its stage's host.
         others: new values of the variables that are not trained, by name.
         loss: the batch's mean loss.
         metrics: the variables of the metrics, such as a total and a count.
         results: the values of the metrics, computed from these variables.
     """
 
-    changes: dict[str, Any]
+    gradients: dict[str, Any]
     others: dict[str, Any]
     loss: Any
     metrics: list[Any]
@@ -172,7 +173,7 @@ def forward_backward(
         microbatch = batch.map(operator.itemgetter(slice(begin, end)))
         backs.append(_forward(network, stages, microbatch, (end - begin) / size, values, total, scaled))
     for back in backs:
-        back(total.changes)
+        back(total.gradients)
     return total
 
 
@@ -218,11 +219,11 @@ def _forward(
         upstream: list[Any] = []
         for stage, tape, sources, targets, names in reversed(passed):
             with tf.device(stage.device):
-                gradients = [*(tf.identity(one) for one in upstream), *(tf.ones([]) for _ in targets[len(upstream) :])]
-                changes = tape.gradient(targets, sources, output_gradients=gradients, unconnected_gradients="zero")
-                upstream = changes[: len(changes) - len(names)]
-                for name, change in zip(names, changes[len(changes) - len(names) :], strict=True):
-                    change = tf.convert_to_tensor(change)
-                    sums[name] = change if name not in sums else sums[name] + change
+                given = [*(tf.identity(one) for one in upstream), *(tf.ones([]) for _ in targets[len(upstream) :])]
+                gradients = tape.gradient(targets, sources, output_gradients=given, unconnected_gradients="zero")
+                upstream = gradients[: len(gradients) - len(names)]
+                for name, gradient in zip(names, gradients[len(gradients) - len(names) :], strict=True):
+                    gradient = tf.convert_to_tensor(gradient)
+                    sums[name] = gradient if name not in sums else sums[name] + gradient
 
     return back

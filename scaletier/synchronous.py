@@ -1,9 +1,9 @@
-"""Strategy `sync`: all replicas take the same number of steps, then average their parameter deltas.
+"""Strategy `sync`: all replicas take the same number of local steps, then average their parameters.
 
-tf.distribute's MultiWorkerMirroredStrategy carries the all-reduce. Each replica takes several steps before it takes part in
-one, as each moves all parameters twice through every host: with one step each, the network is the limit. Of several devices of
-a host each takes these steps, and their mean takes part, on the first of them. Source: Stich 2019, "Local SGD converges fast
-and communicates little".
+An all-reduce of tf.distribute's MultiWorkerMirroredStrategy sums them. It sends all parameters twice through the network of
+every host, which would be the limit if it came after every step. If a host has several devices, each takes these steps; the
+host averages them, and its first device takes part in the all-reduce. Source: Stich 2019, "Local SGD converges fast and
+communicates little".
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from scaletier.functional_model import FunctionalModel, Variables
 from scaletier.job import Job, JobError
 from scaletier.loop import ReplicaLoop, Round, StepBudget, train
 from scaletier.round_graph import Exchange, LocalResult, initial_local, make_round, make_variables, run_round
-from scaletier.runtime import BEGUN, import_tensorflow, quiet_stderr, say
+from scaletier.runtime import TOO_LATE_MESSAGE, import_tensorflow, quiet_stderr, say
 from scaletier.shared_parameters import fill, overlap, split_evenly
 from scaletier.sync_period import DEFAULT_SYNC_PERIOD, SyncPeriod
 from scaletier.tf_config import Cluster
@@ -30,30 +30,30 @@ from scaletier.training import Training, cluster_resolver
 
 tf = import_tensorflow()
 
-# Elements of the last sums for each host: enough for TensorFlow to divide them into aligned parts. Every host first receives
-# one of these parts, so that it detects a lost host at once, and not after ten seconds without heartbeats.
+# Elements of a barrier's sum for each host: enough for TensorFlow to divide the sum into aligned parts. Then each host receives
+# one of these first, and so detects a lost host at once, not after ten seconds without heartbeats.
 _SUM_ELEMENTS = 64
-# The most numbers of a message, 16 MB: a host has those of one message beside its own.
-_MOST_ELEMENTS = 4_000_000
+# The maximum of elements in an all-reduce, 16 MB: a host needs this memory beside its variables.
+_MAX_ELEMENTS = 4_000_000
 
 
 class AllReduce(Exchange):
-    """The mean of the parameters of all replicas, which began the round with the same; `add` sums a value of each."""
+    """Average the parameters of all replicas, which began the round with the same ones; `add` sums a value over replicas."""
 
     def __init__(self, network: FunctionalModel, count: int, add: Callable[[Any], Any]) -> None:
         super().__init__(network)
         self.count, self.add = count, add
 
     def end(self, _start: Any, held: Variables, taken: LocalResult) -> tuple[Any, Any]:
-        """Give the variables the mean of all replicas', once all of it is there; the results are means, too.
+        """Average variables and results over all replicas; variables are written once all means are received.
 
-        Only the sum is the strategy's. Within its `run` Keras divides each loss by the number of replicas, for sums of
-        gradients; here each replica takes its own steps.
+        The strategy only sums. If the steps ran within its `run`, Keras would divide each loss by the number of replicas, as
+        for gradients that are summed.
         """
         ends = np.cumsum([0, *(spec.size for spec in self.network.shared)]).tolist()
         ranges, flat = list(pairwise(ends)), [tf.reshape(one.read_value(), [-1]) for one in held.shared]
         # One message for all if they are few; the results are the last numbers.
-        pieces = list(pairwise(split_evenly(0, ends[-1], math.ceil(ends[-1] / _MOST_ELEMENTS))))
+        pieces = list(pairwise(split_evenly(0, ends[-1], math.ceil(ends[-1] / _MAX_ELEMENTS))))
         means, results = list[Any](), taken.results
         for piece in pieces:
             with tf.control_dependencies(means[-1:]):
@@ -62,8 +62,8 @@ class AllReduce(Exchange):
         means[-1], results = tf.split(means[-1], [pieces[-1][1] - pieces[-1][0], results.shape[0]])
         written = fill(list(zip(held.shared, ranges, strict=True)), means, pieces, means)
         with tf.control_dependencies(written):
-            written = self.average(held, taken.steps * self.count, taken.position)
-            counted = held.step.assign(taken.position + taken.steps * self.count)
+            written = self.average(held, taken.steps * self.count, taken.global_step)
+            counted = held.step.assign(taken.global_step + taken.steps * self.count)
         with tf.control_dependencies([*written, counted]):
             return held.step.read_value(), results
 
@@ -73,8 +73,8 @@ class Synchronous(Training):
 
     def __init__(self, job: Job, flags: Flags, cluster: Cluster) -> None:
         self.strategy, self.options = _strategy(cluster, flags.communication)
-        self.leads, index = cluster.task_type == "chief", cluster.task_index
-        self.index, self.name = (0, self.name) if self.leads else (1 + index, f"worker/{index}")
+        self.is_chief, index = cluster.task_type == "chief", cluster.task_index
+        self.index, self.name = (0, self.name) if self.is_chief else (1 + index, f"worker/{index}")
         self.count = 1 + len(cluster.jobs["worker"])
         super().__init__(job, flags, cluster)
 
@@ -85,46 +85,46 @@ class Synchronous(Training):
     def begin(self, step: int) -> StepBudget:
         """Give every replica the chief's variables: those of the optimizer too, if the job resumes from a checkpoint."""
         copy, count = self.copy, len(self.devices)
-        give = tf.function(self._give, autograph=False)
-        give([copy.step, self.position.begin])
+        broadcast = tf.function(self._broadcast, autograph=False)
+        broadcast([copy.step, self.data_position.begin])
         step = int(copy.step)
-        give([*copy.shared, *(copy.local if step else copy.fixed)])
-        copy.fix()
+        broadcast([*copy.shared, *(copy.local if step else copy.fixed)])
+        copy.set_fixed()
         first, *others = initial_local(self.network, copy.local, self.index, self.count, count, step)
         for variable, value in zip(copy.local, first, strict=True):
             variable.assign(value)
         devices = zip(self.devices[1:], others, strict=True)
         self.variables: list[Any] = [copy, *(make_variables(self.network, values, device) for device, values in devices)]
-        self.end_epoch = tf.function(self._take_rates, autograph=False)
+        self.end_epoch = tf.function(self._broadcast_rates, autograph=False)
         if self.job.callbacks:
             self.end_epoch(tf.constant(0.0))
-        self.meet = tf.function(lambda: self.add(tf.ones([_SUM_ELEMENTS * self.count])), autograph=False)
-        self.iterator = iter(self.source.training(self.index, self.count, step - int(self.position.begin)))
+        self.barrier = tf.function(lambda: self.add(tf.ones([_SUM_ELEMENTS * self.count])), autograph=False)
+        self.iterator = iter(self.source.training(self.index, self.count, step - int(self.data_position.begin)))
         exchange = AllReduce(self.network, self.count, self.add)
         self.graph = make_round(self.network, exchange, self.iterator, self.devices)
-        self.every = self.flags.eval_steps or self.flags.max_steps
-        self.epoch = step // self.every
-        return StepBudget(step, self.flags.max_steps, every=self.every)
+        self.steps_per_epoch = self.flags.eval_steps or self.flags.max_steps
+        self.epoch = step // self.steps_per_epoch
+        return StepBudget(step, self.flags.max_steps, every=self.steps_per_epoch)
 
     def rounds(self) -> Iterator[Round]:
         """Yield rounds with the same number of steps on every replica; the global step counts those of all."""
         period = SyncPeriod(self.flags.sync_period or DEFAULT_SYNC_PERIOD, True)
         emits, devices = {self.name: say}, len(self.devices) * self.count
-        replica = ReplicaLoop(self.name, self._take, period, self.flags.log_interval, emits, True, devices, period.steps)
+        replica = ReplicaLoop(self.name, self._run_round, period, self.flags.log_interval, emits, True, devices, period.steps)
         return train(replica, self.progress)
 
-    def _take(self, steps: int, _live: int) -> Round:
+    def _run_round(self, steps: int, _live_hosts: int) -> Round:
         steps = math.ceil(steps / self.count)
         return run_round(self.network, self.graph, self.iterator, self.variables, steps, self.count)
 
-    def ended(self, taken: Round) -> bool:
-        """At the end of an epoch, give every replica what the chief's callbacks have set."""
+    def after_round(self, taken: Round) -> bool:
+        """Broadcast at the end of an epoch what the chief's callbacks have set; return True if they have ended training."""
         self.progress.release()
-        epoch, before = taken.global_step // self.every, self.epoch
+        epoch, before = taken.global_step // self.steps_per_epoch, self.epoch
         self.epoch = epoch
         if not self.job.callbacks or epoch == before:
             return False
-        return bool(self.end_epoch(tf.constant(float(super().ended(taken)))))
+        return bool(self.end_epoch(tf.constant(float(super().after_round(taken)))))
 
     def run(self) -> None:
         super().run()
@@ -133,34 +133,34 @@ class Synchronous(Training):
     def leave(self) -> None:
         """Wait until every other replica can end too: data that a process has not sent is lost when it exits.
 
-        All replicas take part in two sums. In the first one a worker waits for the chief to finish. No replica has the second
-        sum before all have the first one, and then it is not needed any more. The job is done when the chief is here: an error
-        of another host changes nothing.
+        There are two barriers. In the first one the workers wait for the chief to finish. No replica passes the second one
+        before all have passed the first; then all is sent, so errors in the second one are ignored. When the chief gets here
+        the job is done, so it ignores errors in both.
         """
         ignored = contextlib.suppress(tf.errors.OpError)
-        with quiet_stderr(), ignored if self.leads else contextlib.nullcontext():
-            self.meet()
+        with quiet_stderr(), ignored if self.is_chief else contextlib.nullcontext():
+            self.barrier()
         with quiet_stderr(), ignored:
-            self.meet()
+            self.barrier()
 
-    def _give(self, variables: Sequence[Any]) -> None:
+    def _broadcast(self, variables: Sequence[Any]) -> None:
         """Give every replica the chief's values of these variables."""
         for variable in variables:
             value = variable.read_value()
             value = value if value.dtype.is_floating else tf.cast(value, tf.int64)
             variable.assign(tf.cast(self._from_chief(value), variable.dtype))
 
-    def _take_rates(self, stopped: Any) -> Any:
-        """Give every replica the learning rates that the chief's callbacks have set, and the chief's `stopped`, a number."""
+    def _broadcast_rates(self, stopped: Any) -> Any:
+        """Give every replica the chief's learning rates, which callbacks may have set; return the chief's number `stopped`."""
         for at, spec in enumerate(self.network.local):
-            if spec in self.network.reset_on_start:
+            if spec in self.network.learning_rates:
                 rate = self._from_chief(self.copy.local[at].read_value())
                 for variables in self.variables:
                     variables.local[at].assign(rate, read_value=False)
         return self._from_chief(stopped)
 
     def _from_chief(self, value: Any) -> Any:
-        return self.add(value if self.leads else tf.zeros_like(value))
+        return self.add(value if self.is_chief else tf.zeros_like(value))
 
     def add(self, value: Any) -> Any:
 
@@ -176,13 +176,13 @@ def _strategy(cluster: Cluster, communication: str) -> tuple[Any, Any]:
     experimental = tf.distribute.experimental
     chosen = experimental.CommunicationImplementation[communication.upper()]
     options = experimental.CommunicationOptions(implementation=chosen)
-    # The devices of a host have one delta: its first GPU alone takes part for it.
+    # A host averages its devices before the all-reduce, in which only its first GPU takes part.
     gpus = min(1, len(tf.config.list_physical_devices("GPU")))
     resolver = cluster_resolver(cluster, ("chief", "worker"), num_accelerators={"GPU": gpus})
     try:
         strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver, communication_options=options)
     except RuntimeError as error:
         if "program startup" in str(error):
-            raise JobError(f"strategy sync cannot begin any more: {BEGUN}") from None
+            raise JobError(f"strategy sync cannot begin any more: {TOO_LATE_MESSAGE}") from None
         raise
     return strategy, options

@@ -22,7 +22,7 @@ from scaletier.job import Job, JobError
 from scaletier.loop import DivergedError, EvalInterval, PreemptedError, Round, StepBudget, eval_line, final_line
 from scaletier.private import is_lost_host
 from scaletier.runtime import give_memory_back, host_memory, import_tensorflow, local_devices, one_line, say, say_device
-from scaletier.savedmodel import export, save_model, served
+from scaletier.savedmodel import export, make_serving_module, save_model
 from scaletier.summaries import Summaries
 from scaletier.tf_config import Cluster
 
@@ -40,13 +40,13 @@ class Training(abc.ABC):
     """One job, from its first step or its last checkpoint to its exported model.
 
     Attributes:
-        leads: True for the chief, which evaluates, saves, logs and exports.
+        is_chief: True for the chief, which evaluates, saves, logs and exports.
         count: the hosts that train, each on its `devices`.
         portable: True if other hosts get the data from this one.
         place: a function that returns the context in which the optimizer updates a variable.
     """
 
-    name, leads, count, portable = "master/0", True, 1, False
+    name, is_chief, count, portable = "master/0", True, 1, False
     place: Callable[[Any], Any] | None = None
 
     def __init__(self, job: Job, flags: Flags, cluster: Cluster) -> None:
@@ -57,14 +57,14 @@ class Training(abc.ABC):
         self.source = BatchSource(job.data, portable=self.portable)
         if job.callbacks:
             self.flags = flags = job.callbacks.plan(flags, self.source.length)
-        self.evaluated = evaluation(job.eval_data, self.portable) if self.leads and job.eval_data is not None else None
+        self.evaluated = evaluation(job.eval_data, self.portable) if self.is_chief and job.eval_data is not None else None
         spec = self.evaluated.element_spec if self.evaluated else None
         self.network = FunctionalModel(job, self.source.element_spec, flags.seed, self.replicas, self.place, spec)
         self.require_memory()
-        self.reader = checkpoint.find(flags.job_dir, self.network) if self.leads else None
+        self.reader = checkpoint.find(flags.job_dir, self.network) if self.is_chief else None
         self.copy = self.make_copy(self.reader)
-        self.position = checkpoint.DataPosition(self.source, self.reader)
-        self.chief = ChiefTasks(self) if self.leads else None
+        self.data_position = checkpoint.DataPosition(self.source, self.reader)
+        self.chief = ChiefTasks(self) if self.is_chief else None
         self.progress = self.begin(int(self.copy.step))
         self.finite = tf.function(self._all_finite, autograph=False)
         give_memory_back()
@@ -75,7 +75,7 @@ class Training(abc.ABC):
 
     def require_memory(self) -> None:
         """Raise JobError if the model certainly needs more memory than this host has."""
-        needed, memory = self.network.least_bytes("GPU" in self.devices[0]), host_memory()
+        needed, memory = self.network.min_memory_bytes("GPU" in self.devices[0]), host_memory()
         if needed > memory:
             line = (
                 f"the model {self.network.model.name} is invalid: {self.name} needs at least {needed / 1e6:,.0f} MB of memory"
@@ -106,7 +106,7 @@ class Training(abc.ABC):
                 self.check()
                 if self.chief:
                     self.chief.after(taken)
-                if self.ended(taken):
+                if self.after_round(taken):
                     break
             self.progress.stop()
             self.check()
@@ -124,8 +124,8 @@ class Training(abc.ABC):
         if self.progress.failure:
             raise self.progress.failure
 
-    def ended(self, _taken: Round) -> bool:
-        """Return True once a callback has ended training."""
+    def after_round(self, _taken: Round) -> bool:
+        """Do what the strategy needs after a round; return True if a callback has ended training."""
         return bool(self.chief and self.chief.stopped)
 
     def rescue(self) -> None:
@@ -163,8 +163,8 @@ class ChiefTasks:
         except tf.errors.OpError as error:
             raise DataError(f"--job-dir {folder} cannot be made: {one_line(error)}") from None
         inputs = Batch.of(training.source.element_spec).inputs
-        self._served = served(job, self._network, self._copy.shared, self._copy.local, inputs)
-        variables = {**self._copy.variables, **training.position.variables}
+        self._serving_module = make_serving_module(job, self._network, self._copy.shared, self._copy.local, inputs)
+        variables = {**self._copy.variables, **training.data_position.variables}
         if job.callbacks:
             variables[checkpoint.CALLBACKS] = job.callbacks.state
         if vocabulary := self._network.vocabulary:
@@ -273,7 +273,7 @@ class ChiefTasks:
         try:
             if self._callbacks:
                 save_model(self._network.model, self._flags.job_dir)
-            exported = export(self._served, self._flags.job_dir)
+            exported = export(self._serving_module, self._flags.job_dir)
             give_memory_back()
             say(f"Exporting prediction graph to {exported}")
         finally:  # the metrics are logged even if the export failed

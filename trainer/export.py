@@ -21,10 +21,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = flags.parser(os.environ)
     parser.prog, parser.description = "python -m trainer.export", "Exports the latest checkpoint of a job."
     parsed = parser.parse_args(arguments)
-    return scaletier.export(dataclasses.replace(task.job(parsed), data=_nothing), parsed)
+    return scaletier.export(dataclasses.replace(task.job(parsed), data=_placeholder_data), parsed)
 
 
-def _nothing() -> Any:
+def _placeholder_data() -> Any:
     """Return one image of the model's kind: an export needs no data."""
     import tensorflow as tf
 

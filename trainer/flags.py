@@ -38,7 +38,7 @@ def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         type=_paths,
         metavar="PATHS",
         default=f"{data}/train*.tfrecord*" if data else None,
-        help="TFRecord files: glob, directory (its train*.tfrecord*) or comma list; by default $SCALETIER_DATA",
+        help="TFRecord files: a glob, a directory (its train*.tfrecord*), or several with commas; by default $SCALETIER_DATA",
     )
     add(
         "--eval-data",
@@ -52,7 +52,13 @@ def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     add("--hidden-units", type=widths, default="128,32", metavar="N,N,…", help="widths of the mlp's hidden layers")
     add("--precision", choices=PRECISIONS, default="float32", help="of the arithmetic; the others are for GPUs")
     add("--batch-size", type=at_least(1), default=100, metavar="N", help="images a step")
-    add("--learning-rate", type=positive, default=0.1, metavar="X", help="of stochastic gradient descent, of one replica")
+    add(
+        "--learning-rate",
+        type=positive,
+        default=0.1,
+        metavar="X",
+        help="the highest of SGD with one replica; N replicas: times N, at most 8",
+    )
     add("--warmup-steps", type=at_least(1), default=20, metavar="N", help="steps of each replica in which the rate rises")
     add("--momentum", type=share, default=0.9, metavar="X", help="Nesterov's, 0 for none")
     add(
@@ -65,8 +71,8 @@ def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         "--average",
         type=share,
         metavar="X",
-        help="evaluate and export moving averages of the weights, with this decay in a step of a replica at most; "
-        "0 for none, by default 0.98 for the cnn",
+        help="evaluate and export moving averages of the weights, with at most this decay per step of a replica; "
+        "0 for none, by default 0.98 for the cnn and 0 for the mlp",
     )
     add("--label-smoothing", type=share, default=0.0, metavar="X", help="share of a label that is spread over all classes")
     add("--shift", type=at_least(0), default=0, metavar="N", help="move each training image by up to N pixels")

@@ -13,7 +13,7 @@ from scaletier.runtime import import_tensorflow
 from trainer.mnist import CLASS_COUNT, PIXELS, SIDE
 
 tf = import_tensorflow()
-import keras  # noqa: E402 - it comes with TensorFlow, whose import is the quiet one
+import keras  # noqa: E402 - after TensorFlow, whose log messages are held back
 
 # Moving means must follow within few steps: five replicas take about 150 each.
 _MEAN_MOMENTUM = 0.9

@@ -42,8 +42,8 @@ class Report(tf.train.SessionRunHook):
         self.last_time, self.last_step, self.last_local = now, int(values["step"]), self.local
 
 
-class Test(tf.train.SessionRunHook):
-    """The last word of the master: loss and accuracy on all of the test data."""
+class FinalEvaluation(tf.train.SessionRunHook):
+    """The master's last line: loss and accuracy on all of the test data."""
 
     def __init__(self, step, loss, accuracy):
         self.tensors = [loss, accuracy]
@@ -61,12 +61,12 @@ class Test(tf.train.SessionRunHook):
         print(f"Final metrics after {steps} steps, loss: {loss:.3f}, accuracy: {accuracy:.3f}", flush=True)
 
 
-def saving(every):
-    """Return a session's checkpoint arguments: one every `every` steps, of which all stay, or defaults."""
-    if not every:
+def checkpoint_arguments(steps):
+    """Return the arguments of a session for a checkpoint every `steps` steps, all of which are kept; None: its defaults."""
+    if not steps:
         return {}
     scaffold = tf.train.Scaffold(saver=tf.train.Saver(max_to_keep=None, sharded=True))
-    return {"scaffold": scaffold, "save_checkpoint_secs": None, "save_checkpoint_steps": every}
+    return {"scaffold": scaffold, "save_checkpoint_secs": None, "save_checkpoint_steps": steps}
 
 
 def train(args, target, replica, device, is_chief, config):
@@ -83,9 +83,14 @@ def train(args, target, replica, device, is_chief, config):
             tf.summary.scalar("accuracy", accuracy)
             images, labels = data.test_batch(args.data)
             with tf.variable_scope("model", reuse=True):
-                hooks.append(Test(step, *metrics(MODELS[args.model](images, 1.0), labels)))
+                hooks.append(FinalEvaluation(step, *metrics(MODELS[args.model](images, 1.0), labels)))
         with tf.train.MonitoredTrainingSession(
-            target, is_chief, checkpoint_dir=args.job_dir, hooks=hooks, config=config, **saving(args.checkpoint_steps)
+            target,
+            is_chief,
+            checkpoint_dir=args.job_dir,
+            hooks=hooks,
+            config=config,
+            **checkpoint_arguments(args.checkpoint_steps),
         ) as session:
             while not session.should_stop():
                 session.run(train_op)

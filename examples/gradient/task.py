@@ -1,4 +1,4 @@
-"""`python -m gradient.task`: learns which points lie in the unit circle, by parameter servers."""
+"""`python -m gradient.task`: learns which points lie in the unit circle, by Paperspace Gradient's convention."""
 
 import argparse
 import json
@@ -17,14 +17,14 @@ def batch(size):
 def mlp(points, units=16):
     """Return logits [n, 1]."""
     first = tf.get_variable("first", [2, units])
-    shift = tf.get_variable("shift", [units], initializer=tf.zeros_initializer())
+    first_bias = tf.get_variable("first_bias", [units], initializer=tf.zeros_initializer())
     last = tf.get_variable("last", [units, 1])
-    level = tf.get_variable("level", [1], initializer=tf.zeros_initializer())
-    return tf.matmul(tf.nn.relu(tf.matmul(points, first) + shift), last) + level
+    last_bias = tf.get_variable("last_bias", [1], initializer=tf.zeros_initializer())
+    return tf.matmul(tf.nn.relu(tf.matmul(points, first) + first_bias), last) + last_bias
 
 
 def train(args, server, cluster, job, index, model_dir):
-    """Run asynchronous steps until `--max-steps` in all; print a line every tenth of them."""
+    """Run asynchronous steps until `--max-steps` in all; print a line after each tenth of `--max-steps`."""
     name, is_chief = f"{os.environ['TYPE']}/{index}", job in ("master", "chief")
     with tf.Graph().as_default():
         with tf.device(tf.train.replica_device_setter(cluster=cluster, worker_device=f"/job:{job}/task:{index}")):
@@ -34,7 +34,7 @@ def train(args, server, cluster, job, index, model_dir):
             accuracy = tf.reduce_mean(tf.cast(tf.equal(logits > 0, inside > 0), tf.float32))
             step = tf.train.get_or_create_global_step()
             train_op = tf.train.GradientDescentOptimizer(0.5).minimize(loss, global_step=step)
-        # Without a word it would let a worker sleep for 30 s when the master is not ready.
+        # By default a Supervisor sleeps for 30 s, and logs nothing, if the master is not ready.
         supervisor = tf.train.Supervisor(is_chief=is_chief, logdir=model_dir, global_step=step, recovery_wait_secs=1)
         config = tf.ConfigProto(device_filters=["/job:ps", f"/job:{job}/task:{index}"])
         with supervisor.managed_session(server.target, config=config) as session:

@@ -1,4 +1,4 @@
-"""A plain scikit-learn script: fits several models to handwritten digits, and keeps the best one."""
+"""A plain scikit-learn script: fits two models to handwritten digits, and keeps the better one."""
 
 import argparse
 import os

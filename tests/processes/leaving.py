@@ -17,11 +17,11 @@ leave = Synchronous.leave
 
 def leave_early(replica: Synchronous) -> None:
     """Kill this process if it is a worker, once the chief exports and so has the last round."""
-    if replica.leads:
+    if replica.is_chief:
         leave(replica)
         return
     for _ in range(int(os.environ["MEETINGS"])):
-        replica.meet()
+        replica.barrier()
     while not list(Path(os.environ["JOB_DIR"]).glob("export/Servo/*")):
         time.sleep(0.02)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -39,7 +39,7 @@ def test_objects_are_trained_or_refused_by_strategy(tmp_path: Path, strategy: st
                 )
         elif strategy == "model-parallel":  # one layer is on one host
             assert code == 2
-            job.await_line("chief-0", "^error: the model sequential is not laid on several hosts: its layers ")
+            job.await_line("chief-0", "^error: the model sequential is not divided among several hosts: its layers ")
         else:
             assert code == 0, job.log("chief-0")
             job.await_line("chief-0", r"^Final metrics after 20\d steps, loss: 0\.00\d, mae: 0\.0\d+$")

@@ -181,7 +181,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a loss by name that would be spread": (
         {"data": lambda: dataset(INPUTS, np.zeros((24, 7), np.float32)), "loss": "mse", "metrics": ()},
         "the loss does not fit: the model gives float32 [?, 1], the targets are float32 [?, 7]: mean_squared_error compares "
-        "place by place, so both must be of one shape",
+        "elementwise, so both must have one shape",
     ),
     "a loss of Keras that would be spread": (
         {"data": lambda: dataset(INPUTS, np.zeros((24, 2, 3), np.float32)), "loss": keras.losses.Huber(), "metrics": ()},

@@ -739,7 +739,7 @@ def test_a_model_trains_like_fit_or_is_refused_in_one_line(name: str) -> None:
         assert str(error.value).startswith(row.refused)
         assert "\n" not in str(error.value)
         return
-    network = FunctionalModel(job, data.element_spec, 0, evaluated=dataset(row).element_spec)
+    network = FunctionalModel(job, data.element_spec, 0, eval_element=dataset(row).element_spec)
     copy, iterator = LocalCopy(network), iter(data)
     run = make_round(network, None, iterator, ("/device:CPU:0",), [tf.Variable(value) for value in network.initial_metrics()])
     rounds = [run_round(network, run, iterator, [copy], 1, 1) for _ in range(steps)]

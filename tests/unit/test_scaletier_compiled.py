@@ -160,5 +160,5 @@ def test_a_model_parallel_model_may_not_override_loss_or_metrics() -> None:
         (keras.Sequential(layers), total, "the loss total is invalid with --strategy model-parallel: its reduction is sum."),
     ):
         with pytest.raises(JobError) as error:
-            FunctionalModel(Job(model, data, loss), data.element_spec, 0).require_parts()
+            FunctionalModel(Job(model, data, loss), data.element_spec, 0).require_splittable()
         assert str(error.value).startswith(reason)

@@ -96,7 +96,7 @@ def test_two_pieces_of_a_device_are_on_their_way_at_a_time(monkeypatch: pytest.M
 def test_variables_get_parameters_once_all_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server or a replica that is lost before leaves the values of the steps before."""
     monkeypatch.setattr("scaletier.shared_parameters._LEAST_ELEMENTS", 2)
-    monkeypatch.setattr("scaletier.synchronous._MOST_ELEMENTS", 2)
+    monkeypatch.setattr("scaletier.synchronous._MAX_ELEMENTS", 2)
     specs = [VariableSpec(name, (4,), "float32", None) for name in "ab"]
     network: Any = SimpleNamespace(shared=specs, local=[], replicas=1, averaged=lambda *_: [])
     parameters = SharedParameters(network, DEVICES, [np.zeros(4, np.float32)] * 2, 7)

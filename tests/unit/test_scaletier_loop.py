@@ -135,7 +135,7 @@ def replica(name: str, take: Any, emit: Any = lambda line: None, seconds: float 
 def test_a_round_reserves_steps_and_frees_them_if_its_host_is_lost() -> None:
     calls = list[tuple[int, int]]()
 
-    def take(steps: int, live: int) -> Round:
+    def take(steps: int, live_hosts: int) -> Round:
         calls.append((steps, progress.step))
         if len(calls) == 2:
             raise ConnectionError
@@ -155,8 +155,8 @@ def test_a_replica_starts_with_a_single_step_and_continues_with_its_period() -> 
     calls, lines = list[tuple[int, int]](), list[str]()
     progress = StepBudget(0, 40, 2)
 
-    def take(steps: int, live: int) -> Round:
-        calls.append((steps, live))
+    def take(steps: int, live_hosts: int) -> Round:
+        calls.append((steps, live_hosts))
         return Round(steps, progress.step + steps, 0.5, {"mae": 0.25}, local_loss=0.75)
 
     progress.training.add("master/0")
@@ -180,20 +180,20 @@ def test_a_replica_that_does_not_print_its_line_does_not_count_as_live() -> None
     def emit(line: str) -> None:
         nonlocal now
         now += 1000.0
-        live.append(progress.live)
+        live.append(progress.live_hosts)
 
     worker = replica("worker/0", lambda steps, live: Round(steps, steps, 1.0), emit)
     rounds = train(worker, progress)
     next(rounds)
     assert live == [1]
-    assert progress.live == 2
+    assert progress.live_hosts == 2
 
 
 def test_a_line_covers_the_steps_since_the_previous_line(monkeypatch: pytest.MonkeyPatch) -> None:
     now, lines, progress = 0.0, list[str](), StepBudget(0, 100)
     monkeypatch.setattr("time.monotonic", lambda: now)
 
-    def take(steps: int, live: int) -> Round:
+    def take(steps: int, live_hosts: int) -> Round:
         nonlocal now
         now += 0.5
         return Round(steps, progress.step + 2 * steps, 1.0, {}, steps)

@@ -129,7 +129,7 @@ def test_every_replica_starts_from_the_chief_s_values(step: int, monkeypatch: py
     """With the optimizer's variables if the job resumes; at its start they are equal everywhere."""
     synchronous, slot, fixed, weight = Synchronous.__new__(Synchronous), tf.Variable(1.0), tf.Variable(2.0), tf.Variable(3.0)
     calls = MagicMock()
-    synchronous.job, synchronous.flags, synchronous.position = (
+    synchronous.job, synchronous.flags, synchronous.data_position = (
         SimpleNamespace(callbacks=None),
         flags_of(["--max-steps=9"]),
         SimpleNamespace(begin=2),
@@ -144,14 +144,14 @@ def test_every_replica_starts_from_the_chief_s_values(step: int, monkeypatch: py
         [fixed],
         step,
     )
-    synchronous._give = calls.give
+    synchronous._broadcast = calls.broadcast
     monkeypatch.setattr(tf, "function", lambda function, **_: function)
     monkeypatch.setattr("scaletier.synchronous.AllReduce", MagicMock())
     monkeypatch.setattr("scaletier.synchronous.make_round", MagicMock())
     assert synchronous.begin(0).step == step
-    assert [name for name, *_ in calls.mock_calls] == ["give", "give", "copy.fix", "source.training"]
+    assert [name for name, *_ in calls.mock_calls] == ["broadcast", "broadcast", "copy.set_fixed", "source.training"]
     calls.source.training.assert_called_once_with(1, 2, step - 2)
-    assert [call.args[0] for call in calls.give.call_args_list] == [
+    assert [call.args[0] for call in calls.broadcast.call_args_list] == [
         [step, 2],
         [weight, slot, fixed] if step else [weight, fixed],
     ]
@@ -161,9 +161,9 @@ def test_every_replica_starts_from_the_chief_s_values(step: int, monkeypatch: py
 @pytest.mark.parametrize("chief", [True, False])
 def test_only_the_chief_contributes_values(chief: bool) -> None:
     synchronous, summed = Synchronous.__new__(Synchronous), list[Any]()
-    synchronous.leads, variables = chief, [tf.Variable([1.0, 2.0]), tf.Variable(7, dtype=tf.uint32)]
+    synchronous.is_chief, variables = chief, [tf.Variable([1.0, 2.0]), tf.Variable(7, dtype=tf.uint32)]
     synchronous.add = lambda value: summed.append((value.numpy().tolist(), value.dtype)) or value + 1
-    synchronous._give(variables)
+    synchronous._broadcast(variables)
     assert summed == [([1.0, 2.0] if chief else [0.0, 0.0], tf.float32), (7 if chief else 0, tf.int64)]
     assert [value.numpy().tolist() for value in variables] == ([[2.0, 3.0], 8] if chief else [[1.0, 1.0], 1])
 

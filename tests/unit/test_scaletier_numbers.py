@@ -22,7 +22,7 @@ from scaletier.loop import Round
 from scaletier.round_graph import handle_specs, initial_local, list_handles, make_round, named_handles, run_round
 from scaletier.runtime import import_tensorflow
 from scaletier.shared_parameters import SharedParameters, _divide_packed, _expand, _pack, overlap
-from scaletier.stages import Stage, forward_backward, partition, units
+from scaletier.stages import Stage, forward_backward, make_units, partition
 from scaletier.synchronous import AllReduce
 
 tf = import_tensorflow()
@@ -617,7 +617,7 @@ def test_metrics_of_one_name_are_numbered() -> None:
 
 def split_stages(network: FunctionalModel, count: int) -> list[Stage]:
     """Return the model's parts on `count` hosts, all on this device."""
-    parts = units(network)
+    parts = make_units(network)
     cuts = partition([unit.size for unit in parts], count)
     assert len(cuts) == count + 1
     model_stages = [Stage(f"worker/{at}", "/device:CPU:0", parts[begin:end]) for at, (begin, end) in enumerate(pairwise(cuts))]
@@ -671,9 +671,9 @@ def test_forward_and_backward_through_stages_give_the_gradients_of_the_model(cas
     result = forward_backward(network, split_stages(network, hosts), Batch.of(batch), size, microbatches, lambda loss: loss)
     cuts = [size * at // microbatches for at in range(microbatches + 1)]
     expected, mean = gradients(model, keras_loss(case), batch, cuts)
-    assert {*result.changes} == {spec.name for spec in network.trained}
+    assert {*result.gradients} == {spec.name for spec in network.trained}
     for spec in network.trained:
-        np.testing.assert_allclose(result.changes[spec.name], expected[id(spec.variable)], atol=1e-5, err_msg=spec.name)
+        np.testing.assert_allclose(result.gradients[spec.name], expected[id(spec.variable)], atol=1e-5, err_msg=spec.name)
     assert float(result.loss) == pytest.approx(mean, rel=1e-5)
     for spec in network.shared[len(network.trained) :]:  # the moving means and variances, which Keras has updated by now
         np.testing.assert_allclose(result.others[spec.name], np.asarray(spec.variable), atol=1e-5, err_msg=spec.name)
@@ -696,9 +696,9 @@ def test_a_shared_layer_with_weights_is_refused_on_several_hosts() -> None:
     middle = keras.layers.Dense(4, name="middle")(keras.layers.ReLU()(twice(keras.layers.Dense(4, name="first")(begin))))
     model = keras.Model(begin, keras.layers.Dense(2, name="out")(twice(middle)), name="tied")
     job = Job(model, dataset(INPUTS, TARGETS), "mse")
-    expected = r"^the model tied cannot be laid on several hosts: it goes through one layer more than once$"
+    expected = r"^the model tied cannot be divided among several hosts: it calls one layer more than once$"
     with pytest.raises(JobError, match=expected):
-        units(FunctionalModel(job, job.data.element_spec, 0))
+        make_units(FunctionalModel(job, job.data.element_spec, 0))
 
 
 def test_masks_are_passed_between_stages() -> None:
@@ -731,7 +731,7 @@ def functional(begin: Any, layers: Sequence[Any]) -> Any:
 def test_a_skip_connection_keeps_its_layers_together(make: Callable[[Any, Any], Any]) -> None:
     model, data = make(keras.Input((4,), dtype="int64"), mask_around()), dataset(WORDS, TARGETS, batch=7)
     network = FunctionalModel(Job(model, data, "mse"), data.element_spec, 0)
-    layers = [[name for name in unit.name.split() if not name.startswith("not_equal")] for unit in units(network)]
+    layers = [[name for name in unit.name.split() if not name.startswith("not_equal")] for unit in make_units(network)]
     assert layers == [["words", "each", "mean"], ["two"], ["out"]]
     batch = Batch.of(next(iter(data)))
     result = forward_backward(network, split_stages(network, 2), batch, 7, 1, lambda loss: loss)

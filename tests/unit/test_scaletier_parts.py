@@ -13,7 +13,7 @@ from scaletier.functional_model import Batch, FunctionalModel
 from scaletier.job import Job
 from scaletier.pipeline import DistributedCopy
 from scaletier.runtime import import_tensorflow
-from scaletier.stages import Stage, units
+from scaletier.stages import Stage, make_units
 
 tf = import_tensorflow()
 import keras  # noqa: E402 - TensorFlow imports it, without its log messages
@@ -63,7 +63,7 @@ def test_the_parts_in_sequence_equal_the_model(make: Callable[[], Any], inputs: 
     values = {
         spec.name: value for spec, value in zip((*network.shared, *network.local), (*state.shared, *state.local), strict=True)
     }
-    parts, outputs = units(network), batch.inputs
+    parts, outputs = make_units(network), batch.inputs
     assert [part.name for part in parts][-len(last) :] == last
     for part in parts:
         boundary = tf.nest.map_structure(tf.identity, outputs)  # another host gets only the values
@@ -90,7 +90,7 @@ def test_stages_are_evaluated_with_the_averages_of_weights() -> None:
         average.assign(tf.ones(weight.shape))
     laid.shared, laid.local = state.shared, state.local
     values = {spec.name: value for spec, value in zip(network.shared, state.shared, strict=True)}
-    laid.stages = [Stage("master/0", "/device:CPU:0", units(network), values)]
+    laid.stages = [Stage("master/0", "/device:CPU:0", make_units(network), values)]
     loss, outputs, _, _ = laid.test(laid.initial_test(), batch)
     expected = network.test(averages, state.local, network.initial_test(averages, state.local), batch)
     np.testing.assert_allclose(outputs, expected[1], rtol=1e-6)
@@ -114,7 +114,7 @@ def test_variables_are_initialized_only_on_access(fixed: bool, sequential: bool)
 
     data = tf.data.Dataset.from_tensor_slices((NUMBERS, np.zeros([3, 1], np.float32))).batch(3, drop_remainder=fixed)
     network = FunctionalModel(Job(model=model, data=data, loss="mse"), data.element_spec, 0)
-    assert len(units(network)) == 1
+    assert len(make_units(network)) == 1
     assert not initialized_shapes
     LocalCopy(network)
     assert initialized_shapes == [(4, 1)]

@@ -158,7 +158,7 @@ def test_optimizer_variables_are_placed_and_updated_with_their_weights() -> None
         return contextlib.nullcontext()
 
     _, optimizer = stateless_update(keras.optimizers.Adam(), place)
-    weights = [reference.name for reference in optimizer.references.values()]
+    weights = [reference.name for reference in optimizer.weights_by_slot.values()]
     assert sorted(weights) == ["weight0", "weight0", "weight1", "weight1"]
     assert placed == ["weight0", "weight1"], "once, as the graph is traced"
 
@@ -197,7 +197,7 @@ def test_an_optimizer_computes_on_the_device_of_each_variable() -> None:
         np.testing.assert_allclose(one, expected, rtol=1e-5)
     of_weights = {
         id(variable): int(weight.name[-1])
-        for variable, weight in ((v, optimizer.references.get(id(v))) for v in optimizer.variables)
+        for variable, weight in ((v, optimizer.weights_by_slot.get(id(v))) for v in optimizer.variables)
         if weight is not None
     }
 

@@ -19,7 +19,7 @@ from scaletier.data import DataError
 from scaletier.flags import flags_of
 from scaletier.job import Job, JobError
 from scaletier.loop import DivergedError, PreemptedError
-from scaletier.run import RETRY_EXIT_CODE, _guarded, code_of, train
+from scaletier.run import RETRY_EXIT_CODE, _guarded, run_to_exit_code, train
 from scaletier.runtime import import_tensorflow
 from scaletier.tf_config import Cluster
 
@@ -80,15 +80,15 @@ def test_a_program_s_own_error_is_shown_and_ctrl_c_is_not(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(MODULE, "train", raising(ValueError("a fault of the program")))
-    assert code_of(Job(None, None), flags_of([])) == 1
+    assert run_to_exit_code(Job(None, None), flags_of([])) == 1
     written = capsys.readouterr().err
     assert written.startswith("Traceback")
     assert written.endswith("ValueError: a fault of the program\n")
     monkeypatch.setattr(MODULE, "train", raising(KeyboardInterrupt()))
-    assert code_of(Job(None, None), flags_of([])) == 130
+    assert run_to_exit_code(Job(None, None), flags_of([])) == 130
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(MODULE, "train", lambda *_: 5)
-    assert code_of(Job(None, None), flags_of([])) == 5
+    assert run_to_exit_code(Job(None, None), flags_of([])) == 5
 
 
 def task(monkeypatch: pytest.MonkeyPatch, task_type: str, **jobs: list[str]) -> None:
@@ -121,9 +121,9 @@ def test_a_cluster_that_cannot_train_is_one_line(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("code", [0, 3, RETRY_EXIT_CODE])
 def test_a_process_leaves_by_its_code_or_by_sigterm(code: int) -> None:
     program = (
-        "import atexit, signal; from scaletier.run import leave; atexit.register(print, 'late')\n"
+        "import atexit, signal; from scaletier.run import exit_process; atexit.register(print, 'late')\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
-        f"print('before'); leave({code})"
+        f"print('before'); exit_process({code})"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert result.stdout == "before\n"

@@ -80,11 +80,11 @@ def test_a_short_job_synchronizes_often() -> None:
 
 def test_training_replicas_are_counted() -> None:
     progress = StepBudget(0, 400, 3)
-    assert progress.live == 1
+    assert progress.live_hosts == 1
     progress.training |= {"master/0", "worker/0", "worker/1"}
-    assert progress.live == 3
+    assert progress.live_hosts == 3
     progress.training -= {"worker/0", "worker/1"}
-    assert progress.live == 1
+    assert progress.live_hosts == 1
 
 
 def test_a_replica_with_a_hanging_round_is_not_counted() -> None:
@@ -92,11 +92,11 @@ def test_a_replica_with_a_hanging_round_is_not_counted() -> None:
     progress = StepBudget(0, 400, 2, clock=lambda: now)
     progress.training |= {"master/0", "worker/0"}
     progress.reserve("worker/0", 4)
-    assert progress.live == 2
+    assert progress.live_hosts == 2
     now = 60.0
-    assert progress.live == 1
+    assert progress.live_hosts == 1
     progress.commit("worker/0", 4)
-    assert progress.live == 2
+    assert progress.live_hosts == 2
 
 
 def test_the_master_starts_after_the_workers_are_prepared() -> None:
@@ -104,7 +104,7 @@ def test_the_master_starts_after_the_workers_are_prepared() -> None:
 
     def worker() -> None:
         order.append("worker prepared")
-        progress.begin(leads=False)
+        progress.begin(is_chief=False)
         order.append("worker begins")
 
     thread = threading.Thread(target=worker)
@@ -112,7 +112,7 @@ def test_the_master_starts_after_the_workers_are_prepared() -> None:
     wait_for(lambda: len(order) > 0, "the worker's preparation")
     thread.join(0.3)
     assert order == ["worker prepared"]  # it waits for the master
-    progress.begin(leads=True)
+    progress.begin(is_chief=True)
     thread.join(limit())
     assert order == ["worker prepared", "worker begins"]
 
@@ -121,5 +121,5 @@ def test_stopping_a_job_releases_a_waiting_worker() -> None:
     progress = StepBudget(0, 400, 3)
     progress.stop(RuntimeError("first"))
     progress.stop(RuntimeError("second"))
-    progress.begin(leads=False)
+    progress.begin(is_chief=False)
     assert str(progress.failure) == "first"

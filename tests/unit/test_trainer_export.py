@@ -45,7 +45,7 @@ def test_exports_are_complete_and_side_by_side(tmp_path: Path, monkeypatch: pyte
     (folder / "temp-1800000000").mkdir(parents=True)  # the remains of a killed export
 
     def export_model() -> str:
-        return savedmodel.export(savedmodel.served(JOB, NETWORK, copy.shared, copy.local, SPEC[0]), str(tmp_path))
+        return savedmodel.export(savedmodel.make_serving_module(JOB, NETWORK, copy.shared, copy.local, SPEC[0]), str(tmp_path))
 
     assert export_model() == f"{folder}/1800000000"
     assert export_model() == f"{folder}/1800000001"
@@ -95,7 +95,7 @@ def test_variables_missing_in_a_checkpoint_are_exported_with_initial_values(
             spec.name: value.numpy() for spec, value in zip((*network.shared, *network.local), (*shared, *local), strict=True)
         }
 
-    monkeypatch.setattr(savedmodel, "served", return_values)
+    monkeypatch.setattr(savedmodel, "make_serving_module", return_values)
     monkeypatch.setattr(savedmodel, "export", lambda values, _: values)
     first = make("sgd")
     copy = checkpoint.LocalCopy(FunctionalModel(first, BatchSource(first.data).element_spec, 0))
