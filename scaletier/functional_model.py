@@ -675,7 +675,9 @@ def _as_job_error(what: str, errors: tuple[type[Exception], ...] = (Exception,))
         yield
     except errors as error:
         if "No loss to compute" in str(error):
-            raise JobError("the job has no loss, and its model is not compiled with one: pass Job(loss=…)") from None
+            raise JobError(
+                "the job has no loss: compile the model with one, model.compile(loss=…), or pass Job(loss=…)"
+            ) from None
         raise JobError(f"{what}: {one_line(error)}") from error
 
 

@@ -52,14 +52,9 @@ class AllReduce(Exchange):
         """
         ends = np.cumsum([0, *(spec.size for spec in self.network.shared)]).tolist()
         ranges, flat = list(pairwise(ends)), [tf.reshape(one.read_value(), [-1]) for one in held.shared]
-        # One message for all if they are few; the results are the last numbers.
-        pieces = list(pairwise(split_evenly(0, ends[-1], math.ceil(ends[-1] / _MAX_ELEMENTS))))
-        means, results = list[Any](), taken.results
-        for piece in pieces:
-            with tf.control_dependencies(means[-1:]):
-                values = overlap(piece, ranges, flat) + [results] * (piece is pieces[-1])
-                means.append(self.add(tf.concat(values, 0)) / float(self.count))
-        means[-1], results = tf.split(means[-1], [pieces[-1][1] - pieces[-1][0], results.shape[0]])
+        # The results are the last numbers of the last message.
+        pieces, means = _in_pieces(ranges, flat, lambda values: self.add(values) / float(self.count), [taken.results])
+        means[-1], results = tf.split(means[-1], [pieces[-1][1] - pieces[-1][0], taken.results.shape[0]])
         written = fill(list(zip(held.shared, ranges, strict=True)), means, pieces, means)
         with tf.control_dependencies(written):
             written = self.average(held, taken.steps * self.count, taken.global_step)
@@ -145,10 +140,18 @@ class Synchronous(Training):
 
     def _broadcast(self, variables: Sequence[Any]) -> None:
         """Give every replica the chief's values of these variables."""
+        numbers = [one for one in variables if one.dtype == tf.float32]
+        if numbers:
+            ends = np.cumsum([0, *(one.shape.num_elements() for one in numbers)]).tolist()
+            ranges, flat = list(pairwise(ends)), [tf.reshape(one.read_value(), [-1]) for one in numbers]
+            pieces, values = _in_pieces(ranges, flat, self._from_chief)
+            for variable, place in zip(numbers, ranges, strict=True):
+                variable.assign(tf.reshape(tf.concat(overlap(place, pieces, values), 0), variable.shape))
         for variable in variables:
-            value = variable.read_value()
-            value = value if value.dtype.is_floating else tf.cast(value, tf.int64)
-            variable.assign(tf.cast(self._from_chief(value), variable.dtype))
+            if variable.dtype != tf.float32:
+                value = variable.read_value()
+                value = value if value.dtype.is_floating else tf.cast(value, tf.int64)
+                variable.assign(tf.cast(self._from_chief(value), variable.dtype))
 
     def _broadcast_rates(self, stopped: Any) -> Any:
         """Give every replica the chief's learning rates, which callbacks may have set; return the chief's number `stopped`."""
@@ -169,6 +172,27 @@ class Synchronous(Training):
             return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, mine, self.options)
 
         return self.strategy.run(reduced, (value,))
+
+
+def _in_pieces(
+    ranges: Sequence[tuple[int, int]], flat: Sequence[Any], exchange: Callable[[Any], Any], last: Sequence[Any] = ()
+) -> tuple[list[tuple[int, int]], list[Any]]:
+    """Exchange tensors in messages of equal size, one after another.
+
+    Args:
+        ranges: of each tensor in the sequence of all elements.
+        flat: the tensors, float32 [elements].
+        exchange: sends a message, and returns what all replicas get for it.
+        last: tensors that are added to the last message.
+
+    Returns: the range of each message, and what was received for it.
+    """
+    end = ranges[-1][1]
+    pieces, received = list(pairwise(split_evenly(0, end, math.ceil(end / _MAX_ELEMENTS)))), list[Any]()
+    for piece in pieces:
+        with tf.control_dependencies(received[-1:]):
+            received.append(exchange(tf.concat(overlap(piece, ranges, flat) + [*last] * (piece is pieces[-1]), 0)))
+    return pieces, received
 
 
 def _strategy(cluster: Cluster, communication: str) -> tuple[Any, Any]:

@@ -152,16 +152,20 @@ def exit_message(record: ReplicaRecord, more: str = "") -> str:
         or _rank_hint(record)
         or _busy_hint(record)
         or missing_libraries.remedy(record.errorMessage.splitlines())
-        or _last_line(record)
+        or _cause(record)
     )
     sentence = f"The replica {name} exited with a non-zero status of {code}{more}."
     return " ".join(filter(None, (sentence, hint))) + f"\n{record.errorMessage}"
 
 
-def _last_line(record: ReplicaRecord) -> str:
-    """Return the last line of a program that exited and printed no error, such as the text of `sys.exit`; else empty."""
-    lines = [] if record.firstError or record.signal else record.errorMessage.split("\n")
-    return next((f"Last line: {line}" for line in reversed(lines) if line.strip()), "")
+def _cause(record: ReplicaRecord) -> str:
+    """Return the first error of a program that exited, or its last line, such as the text of `sys.exit`; else empty."""
+    if record.signal:
+        return ""
+    if record.firstError:
+        message = record.firstError.message
+        return f"First error: {message.removeprefix('error: ')}" if message in record.errorMessage else ""
+    return next((f"Last line: {line}" for line in reversed(record.errorMessage.split("\n")) if line.strip()), "")
 
 
 def _reason_in_brackets(record: ReplicaRecord) -> str:

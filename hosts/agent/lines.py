@@ -64,6 +64,11 @@ _TF_REMARKS = re.compile(
     r"|E\d{4} \d\d:\d\d:[\d.]+ +\d+ util\.cc:\d+\] oneDNN supports DT_\w+ only on platforms with "
     r"|To enable the following instructions: [A-Z0-9_ ]+, in other operations, rebuild TensorFlow with "
 )
+# TensorFlow's reports that another process has ended: a program that cannot continue prints an error of its own.
+_LOST_PEER = re.compile(
+    r"E\d{4} \d\d:\d\d:[\d.]+ +\d+ base_collective_executor\.cc:\d+\] BaseCollectiveExecutor::StartAbort "
+    r"|ERROR:tensorflow:Worker /job:\S+ failed with "
+)
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 
 
@@ -263,6 +268,8 @@ class Messages:
 
 def severity_of(text: str) -> str | None:
     """Return DEBUG, INFO, WARNING, ERROR or CRITICAL if the line itself has a severity; else None."""
+    if _LOST_PEER.match(text):
+        return "WARNING"
     for mark in _MARKS:
         if match := mark.match(text):
             return _SEVERITY.get(match[1], match[1])

@@ -139,7 +139,8 @@ def test_a_traceback_is_in_the_error(make: Make) -> None:
     cluster = make("def step():\n    raise ValueError('bad shape')\nstep()")
     cluster.run()
     lines = cluster.job.errorMessage.splitlines()
-    assert lines[:2] == ["The replica master 0 exited with a non-zero status of 1.", "Traceback (most recent call last):"]
+    sentence = "The replica master 0 exited with a non-zero status of 1. First error: ValueError: bad shape"
+    assert lines[:2] == [sentence, "Traceback (most recent call last):"]
     assert lines[-1] == "ValueError: bad shape"
     first = cluster.record("master-0").firstError
     assert first is not None

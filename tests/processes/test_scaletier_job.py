@@ -231,7 +231,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"model": Stepped},
         "the model stepped is invalid: its class Stepped overrides train_step, which scaletier does not call. Valid: ",
     ),
-    "no loss": ({"loss": None}, "the job has no loss, and its model is not compiled with one: pass Job(loss=…)"),
+    "no loss": ({"loss": None}, "the job has no loss: compile the model with one, model.compile(loss=…), or pass Job(loss=…)"),
 }
 
 

@@ -105,8 +105,8 @@ def test_a_failed_job_is_explained_in_one_file(stack: Stack, tmp_path: Path) -> 
     assert result.code == 1, result.text
     record = stack.describe("raises")
     assert record["state"] == "FAILED"
-    assert record["errorMessage"].startswith("The replica worker 0 exited with a non-zero status of 1.")
-    assert "RuntimeError: worker-0 was told to raise" in record["errorMessage"]
+    sentence = "The replica worker 0 exited with a non-zero status of 1. First error: RuntimeError: worker-0 was told to raise"
+    assert record["errorMessage"].startswith(f"{sentence}\n")
     file = tmp_path / "bundle.tar.gz"
     result = stack.fab("bundle", "raises", str(file))
     assert (result.code, "no diagnosis" in result.err) == (0, False), result.text

@@ -191,8 +191,8 @@ def test_an_exit_fails_the_job_after_one_second(name: str, code: int) -> None:
     snapshot = view(failed, exited={name: 0.99})
     assert decide(job(), snapshot) is None
     new = advance(job(), replace(snapshot, exited={name: 1.0}))
-    message = f"The replica {name.replace('-', ' ')} exited with a non-zero status of {code}.\nTraceback\nValueError: x"
-    assert (new.state, new.errorMessage) == ("FAILED", message)
+    sentence = f"The replica {name.replace('-', ' ')} exited with a non-zero status of {code}. First error: ValueError: x"
+    assert (new.state, new.errorMessage) == ("FAILED", f"{sentence}\nTraceback\nValueError: x")
 
 
 def test_a_program_that_failed_without_an_error_has_its_last_line() -> None:
@@ -200,6 +200,8 @@ def test_a_program_that_failed_without_an_error_has_its_last_line() -> None:
     sentence = "The replica master 0 exited with a non-zero status of 1."
     assert exit_message(quiet) == f"{sentence} Last line: no data in /bucket/data\n{quiet.errorMessage}"
     assert exit_message(replace(quiet, errorMessage=" ")) == f"{sentence}\n "
+    long_ago = replace(quiet, firstError=ERROR)
+    assert exit_message(long_ago) == f"{sentence}\n{quiet.errorMessage}"
 
 
 def test_the_wait_after_an_exit_is_at_most_one_heartbeat() -> None:

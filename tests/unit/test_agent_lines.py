@@ -254,6 +254,11 @@ def test_where_a_long_line_is_cut(line: bytes, cut: int, monkeypatch: pytest.Mon
         ("task.py: error: the following arguments are required: --data", "ERROR"),
         ("[W1126 12:00:00.123456789 socket.cpp:697] [c10d] x", "WARNING"),
         ("Fatal Python error: Segmentation fault", "CRITICAL"),
+        (
+            "E0000 00:00:1795714804.137383   14401 base_collective_executor.cc:252] BaseCollectiveExecutor::StartAbort x",
+            "WARNING",
+        ),
+        ("ERROR:tensorflow:Worker /job:worker/replica:0/task:0 failed with UnavailableError():Socket closed", "WARNING"),
         ("zlib.error: x", None),
         ("Error: x", None),
         ("", None),
