@@ -105,9 +105,12 @@ def _pulumi(root: Path, *arguments: str) -> str:
         if name and _other_state(root, name):
             raise UsageError(f"stack {name!r} is not in {backend.url(root)}, and this checkout has one: unset {backend.URL}")
         if name:
-            raise UsageError(
-                f"stack {name!r} (PULUMI_STACK) is not up here: run pulumi up --stack {name} (Pulumi knows none: {why})"
-            )
+            from infra.connection import FOLDER
+
+            up = sorted(path.parent.name for path in (root / FOLDER).glob("*/inventory.json"))
+            instead = f"; up is {' and '.join(up)}" if up else ""
+            how = f"make stack STACK={name} && pulumi up --stack {name}"
+            raise UsageError(f"stack {name!r} (--stack, PULUMI_STACK) does not exist here{instead}. Run: {how}")
         raise UsageError(f"no stack is up here: run pulumi up (Pulumi knows none: {why})")
     return ran.stdout
 

@@ -72,20 +72,23 @@ def test_the_list_of_commands(fab: Fab, argv: list[str]) -> None:
         (["train", "--prioritty", "3"], "fab train has no flag --prioritty; did you mean --priority?"),
         (["describe", "job01", "job02"], "fab describe takes no further argument 'job02': see fab describe --help"),
         (["nope", "--help"], "there is no command 'nope'"),
-        (["logs", "--stack", "elsewhere", "worker"], "stack 'elsewhere' (PULUMI_STACK) is not up"),
+        (["logs", "--stack", "elsewhere", "worker"], "stack 'elsewhere' (--stack, PULUMI_STACK) does not exist here"),
         (["--stack"], "--stack needs a value"),
         (["jobs", "--project", "/nowhere"], "/nowhere is no checkout of scaletier: it does not have scaletier's Pulumi.yaml"),
-        (["jobs", "--stack", "elsewhere"], "stack 'elsewhere' (PULUMI_STACK) is not up"),
-        (["logs"], "stack 'nowhere' (PULUMI_STACK) is not up"),
+        (["jobs", "--stack", "elsewhere"], "stack 'elsewhere' (--stack, PULUMI_STACK) does not exist here"),
+        (["logs"], "stack 'nowhere' (--stack, PULUMI_STACK) does not exist here"),
         (["logs", "all", "--lines"], "--lines needs a value"),
         (["logs", "all", "--job"], "--job needs a value"),
         (["train", "--job", "job01", "--priority"], "--priority needs a value"),
         (["--help", "nope"], "there is no command 'nope'"),
-        (["train", "--job", "job01", "--args", "--follow --job x"], "stack 'nowhere' (PULUMI_STACK) is not up"),
-        (["shell", "master-0", "--", "df", "-h"], "stack 'nowhere' (PULUMI_STACK) is not up"),
-        (["report", "job01", "job02"], "stack 'nowhere' (PULUMI_STACK) is not up"),
+        (
+            ["train", "--job", "job01", "--args", "--follow --job x"],
+            "stack 'nowhere' (--stack, PULUMI_STACK) does not exist here",
+        ),
+        (["shell", "master-0", "--", "df", "-h"], "stack 'nowhere' (--stack, PULUMI_STACK) does not exist here"),
+        (["report", "job01", "job02"], "stack 'nowhere' (--stack, PULUMI_STACK) does not exist here"),
         (["report", *"abcdefgh"], "fab report takes no further argument 'h': see fab report --help"),
-        (["jobs"], "run pulumi up --stack nowhere"),
+        (["jobs"], "Run: make stack STACK=nowhere && pulumi up --stack nowhere"),
     ],
 )
 def test_an_invalid_call_is_one_line_and_exit_code_2(fab: Fab, argv: list[str], message: str) -> None:
@@ -247,7 +250,7 @@ def test_fab_runs_in_any_folder(tmp_path: Path) -> None:
     environ = {**os.environ, "PULUMI_STACK": "nowhere"}
     line = [Path(sys.executable).with_name("fab"), "jobs"]
     result = subprocess.run(line, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=limit(), check=False)
-    assert (result.returncode, "stack 'nowhere' (PULUMI_STACK) is not up" in result.stderr) == (2, True)
+    assert (result.returncode, "stack 'nowhere' (--stack, PULUMI_STACK) does not exist here" in result.stderr) == (2, True)
     (tmp_path / "state").mkdir()
     (tmp_path / "Pulumi.yaml").write_text("name: scaletier\nruntime: python\nbackend: {url: file://./state}\n")
     result = subprocess.run(

@@ -227,8 +227,13 @@ def test_a_destroyed_stack_is_removed_locally(tmp_path: Path, pulumi: Pulumi, mo
 @pytest.mark.parametrize(
     ("requested", "reason", "message"),
     [
-        ("", "no stack selected", "no stack is up here: run pulumi up"),
-        ("b", "no stack named b found", "stack 'b' (PULUMI_STACK) is not up here: run pulumi up --stack b"),
+        ("", "no stack selected", "no stack is up here: run pulumi up (Pulumi knows none: no stack selected)"),
+        (
+            "b",
+            "no stack named b found",
+            "stack 'b' (--stack, PULUMI_STACK) does not exist here; up is a and local. "
+            "Run: make stack STACK=b && pulumi up --stack b",
+        ),
     ],
 )
 def test_a_missing_stack_is_an_error(
@@ -236,9 +241,12 @@ def test_a_missing_stack_is_an_error(
 ) -> None:
     pulumi.set_output(err=f"error: {reason}", code=1)
     monkeypatch.setenv("PULUMI_STACK", requested)
+    for stack in ("local", "a") if requested else ():
+        (tmp_path / ".scaletier" / stack).mkdir(parents=True)
+        (tmp_path / ".scaletier" / stack / "inventory.json").touch()
     with pytest.raises(UsageError) as error:
         load(tmp_path)
-    assert str(error.value) == f"{message} (Pulumi knows none: {reason})"
+    assert str(error.value) == message
 
 
 def test_a_pulumi_error_is_not_a_missing_stack(tmp_path: Path, pulumi: Pulumi) -> None:
