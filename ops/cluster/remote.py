@@ -145,9 +145,7 @@ class Fleet:
             if not path.is_file():
                 raise UsageError(f"{path} is missing: run pulumi up")
         self._known_hosts = paramiko.HostKeys(str(known_hosts))
-        # No fabric.yaml and no FABRIC_ variable of the user may change how a cluster is reached.
-        self._config = Config(runtime_ssh_path=str(ssh_config), lazy=True)
-        self._config.load_ssh_config()
+        self._ssh_config = paramiko.SSHConfig.from_path(str(ssh_config))
         self._addresses = {host.name: host.address for host in inventory.hosts}
         self._open: dict[str, Any] = {}
         self._opening: dict[str, threading.Lock] = defaultdict(threading.Lock)
@@ -262,7 +260,10 @@ class Fleet:
     def _new(self, name: str) -> Any:
         own = {"look_for_keys": False, "allow_agent": False}
         limits = {"auth_timeout": SSHD_SECONDS, "banner_timeout": SSHD_SECONDS}
-        connection = _Connection(name, config=self._config, connect_timeout=CONNECT_SECONDS, connect_kwargs={**own, **limits})
+        # Lazy: no fabric.yaml and no FABRIC_ variable of the user may change how a cluster is reached. A config of its own:
+        # a new connection sets values in its config, which is empty meanwhile, so that one of another thread would fail.
+        config = Config(ssh_config=self._ssh_config, lazy=True)
+        connection = _Connection(name, config=config, connect_timeout=CONNECT_SECONDS, connect_kwargs={**own, **limits})
         for path in connection.connect_kwargs.pop("key_filename", []):
             connection.connect_kwargs["pkey"] = self._load_key(Path(path).expanduser())
         connection.client.set_missing_host_key_policy(paramiko.RejectPolicy())  # Fabric's own would accept any

@@ -18,6 +18,7 @@ import paramiko
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from fabric import Config
 from opsdata import inventory_json, put_job, put_log
 from replicahosts import until
 from waiting import limit
@@ -111,6 +112,19 @@ def test_several_hosts_run_at_once_and_each_failure_is_named(fleet: Fleet) -> No
     assert outcome.results == {name: f"{name}\n" for name in ("ps-0", "master-0", "worker-0", "worker-1")}
     connected = fleet.connect_each(fleet.inventory.names)
     assert (list(connected.results), list(connected.failures)) == (list(fleet.inventory.names[:-1]), ["evaluator-0"])
+
+
+def test_a_new_connection_changes_no_config_of_another(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    other, merge, merged = fleet._new("ps-0"), Config.merge, []
+
+    def empty_and_merge(config: Config) -> None:
+        config._set(_config={})
+        merged.append(other.authentication.strategy_class)
+        merge(config)
+
+    monkeypatch.setattr(Config, "merge", empty_and_merge)
+    fleet._new("master-0")
+    assert merged, "Fabric merges a connection's config once it is made: if no longer, this test has no reason"
 
 
 def test_a_broken_connection_is_opened_again(fleet: Fleet) -> None:
