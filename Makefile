@@ -73,8 +73,8 @@ demo: ## STANDARD_1 up, train MNIST, show its logs, destroy, in a stack of its o
 lint: dev ## ruff and mypy --strict
 	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy
 
-unit: dev ## tests with no network, in seconds, and stack tests under Pulumi's mocks; PYTEST="-k cancel" for some
-	@$(BIN)/pytest -n auto --dist worksteal -m "not full" tests/unit tests/stack $(PYTEST)
+unit: dev ## tests with no network, in seconds, and stack tests under Pulumi's mocks; PYTEST="-k cancel" or PYTEST=FILES for some
+	@$(BIN)/pytest -n auto --dist worksteal -m "not full" $(if $(filter tests/%,$(PYTEST)),,tests/unit tests/stack) $(PYTEST)
 
 test: ## what a change must pass: lint, tests without hosts, and one story on real hosts
 	@SET_UP="$(TOGETHER) $(LOCAL) dev" setup/test.sh test

@@ -66,7 +66,7 @@ class Host:
 
     @property
     def hardware(self) -> tuple[object, ...]:
-        """What is equal for interchangeable hosts; a spot host differs in its cost."""
+        """The properties that interchangeable hosts share; a spot host's cost differs."""
         gpu = self.accelerator and tuple(sorted(self.accelerator.items()))
         return self.machine_type, self.cpus, self.memory_bytes, gpu, self.hourly_cost
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -81,6 +82,15 @@ class _Default(int):
 
 class Parser(argparse.ArgumentParser):
     """Report a wrong call in one line, with exit code 2."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Return the parsed arguments; for an unknown flag, name the one that is like it."""
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            valid = [option for action in self._actions for option in action.option_strings]
+            like = difflib.get_close_matches(unknown[0].partition("=")[0], valid, 1)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}" + "".join(f"; did you mean {flag}?" for flag in like))
+        return parsed
 
     def error(self, message: str) -> None:  # type: ignore[override]
         self.exit(2, f"error: {message}; see --help\n")

@@ -272,7 +272,7 @@ def copy_optimizer(optimizer: Any) -> tuple[Any, dict[int, Any]]:
 
 @contextlib.contextmanager
 def optimizers_in_stateless_scope() -> Iterator[None]:
-    """Let optimizers be created in a StatelessScope, which refuses variables of given values, as their step counts are."""
+    """Let optimizers be created in a StatelessScope, which otherwise refuses their step counts: they have values at once."""
     state = importlib.import_module("keras.src.backend.common.global_state")
     base = importlib.import_module("keras").optimizers.Optimizer
     create = base.__init__

@@ -159,12 +159,14 @@ def exit_message(record: ReplicaRecord, more: str = "") -> str:
 
 
 def _cause(record: ReplicaRecord) -> str:
-    """Return the first error of a program that exited, or its last line, such as the text of `sys.exit`; else empty."""
+    """Return the first error of a program that exited, or its last line, such as the text of `sys.exit`; else empty.
+
+    A first error that is no longer in the end of its log need not be why it exited.
+    """
     if record.signal:
         return ""
-    if record.firstError:
-        message = record.firstError.message
-        return f"First error: {message.removeprefix('error: ')}" if message in record.errorMessage else ""
+    if record.firstError and record.firstError.message in record.errorMessage:
+        return f"First error: {record.firstError.message.removeprefix('error: ')}"
     return next((f"Last line: {line}" for line in reversed(record.errorMessage.split("\n")) if line.strip()), "")
 
 

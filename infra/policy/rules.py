@@ -200,7 +200,7 @@ RULES = (
         {"allowed": {"type": "boolean", "default": False}},
     ),
     Rule("no-default-account", "Hosts run as service accounts of their own", no_default_account),
-    Rule("no-primitive-role", "No role is too broad", no_broad_role),
+    Rule("no-primitive-role", "Roles that are too broad, such as Owner and Editor, are not granted", no_broad_role),
     Rule("bucket-is-private", "The bucket is never public", bucket_is_private),
     Rule("labelled", "Instances and buckets have the labels of their stack", labelled),
     Rule("shielded", "Hosts are shielded VMs", shielded),

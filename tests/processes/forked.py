@@ -1,7 +1,7 @@
 """Start programs as forks of a process that has imported TensorFlow, which each of them would need seconds for.
 
 Run as a program it is that process. It reads requests as lines of JSON and answers each with one line:
-`{"words", "env", "folder", "log"}` starts a program and is answered with its pid; `{"pid"}` is answered with
+`{"arguments", "env", "folder", "log"}` starts a program and is answered with its pid; `{"pid"}` is answered with
 the exit code of a program that has ended, or with null.
 """
 
@@ -23,20 +23,20 @@ from typing import Any
 
 
 class Program:
-    """Run `python WORDS` as a process; its methods and attributes are those of subprocess.Popen that tests use.
+    """Run `python ARGUMENTS` as a process; its methods and attributes are those of subprocess.Popen that tests use.
 
     Args:
-        words: `-m MODULE` or the path of a script, and flags.
+        arguments: `-m MODULE` or the path of a script, and flags.
         env: the whole environment. Of what Python reads at its start only PYTHONPATH has an effect.
         folder: the directory in which it runs.
         log: gets what the program prints.
     """
 
-    def __init__(self, *words: str, env: Mapping[str, str], folder: Path, log: Path) -> None:
+    def __init__(self, *arguments: str, env: Mapping[str, str], folder: Path, log: Path) -> None:
         self.log = log
         log.write_bytes(b"")  # before this returns, as a test may read it at once
         self.returncode: int | None = None
-        self.pid: int = _ask({"words": words, "env": dict(env), "folder": str(folder), "log": str(log)})
+        self.pid: int = _ask({"arguments": arguments, "env": dict(env), "folder": str(folder), "log": str(log)})
 
     def poll(self) -> int | None:
         if self.returncode is None:
@@ -78,7 +78,7 @@ def _ask(request: Mapping[str, Any]) -> Any:
 
 
 def _serve() -> list[str]:
-    """Answer requests until there are no more; return in a fork, with the words of its program."""
+    """Answer requests until there are no more; return in a fork, with the arguments of its program."""
     for line in sys.stdin:
         request = json.loads(line)
         if "pid" in request:
@@ -90,17 +90,17 @@ def _serve() -> list[str]:
     sys.exit()
 
 
-def _become(words: list[str], env: Mapping[str, str], folder: str, log: str) -> list[str]:
+def _become(arguments: list[str], env: Mapping[str, str], folder: str, log: str) -> list[str]:
     """Give this process the environment, directory, import path and output of the program."""
     os.environ.clear()
     os.environ.update(env)
     os.chdir(folder)
-    first = folder if words[0] == "-m" else str(Path(words[0]).parent)
+    first = folder if arguments[0] == "-m" else str(Path(arguments[0]).parent)
     sys.path[:] = [first, *filter(None, env.get("PYTHONPATH", "").split(":")), *_SYSTEM_PATH]
     with Path(os.devnull).open("rb") as nothing, Path(log).open("wb") as output:
         for number, file in enumerate((nothing, output, output)):
             os.dup2(file.fileno(), number)
-    return words
+    return arguments
 
 
 if __name__ == "__main__":
@@ -108,11 +108,11 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[2])
     importlib.import_module("scaletier.runtime").import_tensorflow()
     gc.freeze()
-    _words = _serve()
+    _arguments = _serve()
     # The program runs here, outside of the loop, so that it ends as an interpreter ends.
-    if _words[0] == "-m":
-        sys.argv = _words[1:]
-        runpy.run_module(_words[1], run_name="__main__", alter_sys=True)
+    if _arguments[0] == "-m":
+        sys.argv = _arguments[1:]
+        runpy.run_module(_arguments[1], run_name="__main__", alter_sys=True)
     else:
-        sys.argv = _words
-        runpy.run_path(_words[0], run_name="__main__")
+        sys.argv = _arguments
+        runpy.run_path(_arguments[0], run_name="__main__")

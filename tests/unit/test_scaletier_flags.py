@@ -90,7 +90,8 @@ def test_a_program_adds_its_own_flags() -> None:
         (["--log-interval", "0"], "--log-interval: 0 must be above 0"),
         (["--sync-period", "x"], "--sync-period: 'x' is not a whole number"),
         (["--communication", "mpi"], "invalid choice: 'mpi' (choose from 'auto', 'ring', 'nccl')"),
-        (["--max", "5"], "unrecognized arguments: --max 5"),
+        (["--m", "5"], "unrecognized arguments: --m 5; see --help"),
+        (["--max-step=5", "--x"], "unrecognized arguments: --max-step=5 --x; did you mean --max-steps?"),
         (["--batch-size", "5"], "unrecognized arguments: --batch-size 5"),
     ],
 )
