@@ -27,7 +27,7 @@ from scaletier.runtime import (
 )
 from scaletier.tf_config import Cluster, ClusterError, cluster, unfit
 
-# The job should resume from its last checkpoint: a host is lost, or this one was told to end. The process ends by SIGTERM,
+# The job should resume from its last checkpoint: a host is lost, or this process got SIGTERM. The process ends by SIGTERM,
 # which a supervisor does not count as the program's fault, as it would a code.
 RETRY_EXIT_CODE = 128 + signal.SIGTERM
 _INTERRUPT_EXIT_CODE = 130
@@ -184,8 +184,9 @@ def _guarded(job: Job, task: Cluster, work: Callable[[], None]) -> int:
         return print_failure(str(error), 2)
     except DivergedError as error:
         return print_failure(str(error), 1)
-    except PreemptedError as error:
-        return print_failure(str(error), RETRY_EXIT_CODE)
+    except PreemptedError as error:  # a job that is cancelled has no error
+        print(error, file=sys.stderr, flush=True)
+        return RETRY_EXIT_CODE
     except errors.OpError as error:
         if is_lost_host(error) and task.jobs:
             return print_failure(f"a host of the cluster is lost: {one_line(error)}", RETRY_EXIT_CODE)

@@ -219,7 +219,7 @@ class ChiefTasks:
 
     def _end_if_preempted(self) -> None:
         if self._preempted.is_set():
-            raise PreemptedError(f"told to end at step {self.save()}; a checkpoint is saved")
+            raise PreemptedError(f"Ends by SIGTERM at step {self.save()}; a checkpoint is saved")
 
     def _evaluate_now(self) -> int:
         step = self._training.refresh()

@@ -93,7 +93,7 @@ def test_a_resumed_run_equals_an_unbroken_one(tmp_path: Path) -> None:
     terminated = start(STOPPED, tmp_path, *flags, JOB_DIR=str(tmp_path / "ended"), END_AT="29")
     output = terminated.output(limit())
     assert terminated.returncode == -signal.SIGTERM
-    stop = re.search(r"^error: told to end at step (\d+); a checkpoint is saved$", output, re.MULTILINE)
+    stop = re.search(r"^Ends by SIGTERM at step (\d+); a checkpoint is saved$", output, re.MULTILINE)
     assert stop
     assert 30 <= int(stop[1]) < 60
     resumed = start(STOPPED, tmp_path, *flags, JOB_DIR=str(tmp_path / "ended"))

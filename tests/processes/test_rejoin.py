@@ -117,7 +117,7 @@ def test_replicas_that_return_have_the_optimizer_s_variables_and_new_random_numb
         job.start("worker", 0)
         check(["worker-0"])
         assert job.terminate("chief-0") == -signal.SIGTERM
-        job.await_line("chief-0", r"^error: told to end at step (\d+); a checkpoint is saved$")
+        job.await_line("chief-0", r"^Ends by SIGTERM at step (\d+); a checkpoint is saved$")
         check_numbers(["chief-0"])
         for name in ("worker-0", "ps-0"):
             job.terminate(name, signal.SIGKILL)

@@ -614,7 +614,7 @@ def test_a_stopped_chief_breaks_off_its_evaluation(
     assert len(batches) == 3
     output = capfd.readouterr()
     assert "Eval" not in output.out
-    assert re.fullmatch(r"error: told to end at step (\d+); a checkpoint is saved\n", output.err)
+    assert re.fullmatch(r"Ends by SIGTERM at step (\d+); a checkpoint is saved\n", output.err)
     assert [*tmp_path.glob("checkpoints/model-*.index")]
 
 

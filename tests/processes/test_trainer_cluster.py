@@ -56,7 +56,7 @@ def test_a_job_survives_lost_replicas_and_reaches_its_last_step(job: Job) -> Non
 
     job.await_line("evaluator-0", r"^Eval, step \d+: loss: ")
     assert job.terminate("chief-0") == -signal.SIGTERM
-    saved = int(job.await_line("chief-0", r"^error: told to end at step (\d+); a checkpoint is saved$")[1])
+    saved = int(job.await_line("chief-0", r"^Ends by SIGTERM at step (\d+); a checkpoint is saved$")[1])
 
     job.flags = (*flags, f"--max-steps={saved + 2000}")
     job.start("chief", 0)
@@ -102,7 +102,7 @@ def test_other_replicas_finish_without_an_unresponsive_worker(job: Job) -> None:
         step = job.await_step("worker-1", step + 1)
     worker.send_signal(signal.SIGSTOP)
     assert job.terminate("chief-0") == -signal.SIGTERM
-    saved = int(job.await_line("chief-0", r"^error: told to end at step (\d+); a checkpoint is saved$")[1])
+    saved = int(job.await_line("chief-0", r"^Ends by SIGTERM at step (\d+); a checkpoint is saved$")[1])
 
     worker.send_signal(signal.SIGCONT)
     job.flags = (*flags, f"--max-steps={saved + 3000}")

@@ -43,7 +43,6 @@ def raising(error: BaseException) -> Callable[..., Any]:
         (DataError("no batch"), Cluster(), 2, "no batch"),
         (CheckpointError("no checkpoint"), Cluster(), 2, "no checkpoint"),
         (DivergedError("the loss is nan"), Cluster(), 1, "the loss is nan"),
-        (PreemptedError("stopped at step 7"), Cluster(), 143, "stopped at step 7"),
         (LOST, CLUSTER, 143, "a host of the cluster is lost: failed to connect to all addresses"),
         (LOST, Cluster(), 143, "a service that the job uses does not answer: failed to connect to all addresses"),
         (errors.DataLossError(None, None, "corrupted record"), Cluster(), 2, "the job's data is damaged: corrupted record"),
@@ -61,6 +60,11 @@ def test_an_expected_end_is_a_line_and_a_code(
 ) -> None:
     assert _guarded(Job(None, None), cluster, raising(error)) == code
     assert capsys.readouterr().err == f"error: {line}\n"
+
+
+def test_an_end_by_sigterm_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _guarded(Job(None, None), Cluster(), raising(PreemptedError("Ends by SIGTERM at step 7"))) == 143
+    assert capsys.readouterr().err == "Ends by SIGTERM at step 7\n"
 
 
 def test_work_that_ends_well_has_code_0(capsys: pytest.CaptureFixture[str]) -> None:
