@@ -134,6 +134,14 @@ class _Connection(Connection):  # type: ignore[misc]  # Fabric has no types
         return ours
 
 
+class _SSHConfig(paramiko.SSHConfig):
+    """The stack's ssh_config. paramiko would look up this machine's own name for each key's path, which can take seconds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.TOKENS_BY_CONFIG_KEY = {k: tokens for k, tokens in self.TOKENS_BY_CONFIG_KEY.items() if k != "identityfile"}
+
+
 class Fleet:
     """Connections to the hosts of one inventory, opened when first used and kept for the command's life."""
 
@@ -145,7 +153,7 @@ class Fleet:
             if not path.is_file():
                 raise UsageError(f"{path} is missing: run pulumi up")
         self._known_hosts = paramiko.HostKeys(str(known_hosts))
-        self._ssh_config = paramiko.SSHConfig.from_path(str(ssh_config))
+        self._ssh_config = _SSHConfig.from_path(str(ssh_config))
         self._addresses = {host.name: host.address for host in inventory.hosts}
         self._open: dict[str, Any] = {}
         self._opening: dict[str, threading.Lock] = defaultdict(threading.Lock)

@@ -127,6 +127,11 @@ def test_a_new_connection_changes_no_config_of_another(fleet: Fleet, monkeypatch
     assert merged, "Fabric merges a connection's config once it is made: if no longer, this test has no reason"
 
 
+def test_this_machines_name_is_not_looked_up(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "getfqdn", lambda *_: pytest.fail("a slow resolver takes seconds for it"))
+    assert fleet._new("ps-0").connect_kwargs["pkey"]
+
+
 def test_a_broken_connection_is_opened_again(fleet: Fleet) -> None:
     fleet.run("ps-0", "true")
     first = fleet.connection("ps-0")
