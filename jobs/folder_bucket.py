@@ -1,4 +1,4 @@
-"""The bucket in a folder that all hosts of one machine mount; any bucket by its URL."""
+"""The bucket in a folder that all hosts of one machine mount. `open_bucket` opens any kind by its URL."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class FolderBucket:
     """A bucket that is a folder.
 
     A new object gets its name by link(2), which fails where the name is taken. A replacement compares and renames under
-    flock(2) of its folder, which the kernel gives up with the process that holds it: no lock is ever left behind. What is
-    acknowledged is on the disk: file and folder are synced first. An upload makes no folder for a job that has no record, as
-    it was deleted: otherwise a further job of that id would get the old job's files of a host.
+    flock(2) of its folder, which the kernel releases when the process ends: no lock is ever left behind. A write that is
+    acknowledged is on the disk: file and folder are synced first. An upload creates no folder for a job without a record: it
+    was deleted, and a later job with the same id would find the old job's files.
     """
 
     def __init__(self, root: Path, seconds: float = _LOCK_SECONDS) -> None:
@@ -53,7 +53,7 @@ class FolderBucket:
     def scan(self, pattern: str) -> dict[str, bytes]:
         with file_errors(self._root):
             self._check_there()
-            with suppress(*_NOTHING):  # glob returns nothing for an unreadable folder
+            with suppress(*_NOTHING):  # raises for an unreadable folder, for which glob returns nothing
                 next((self._root / pattern.partition("*")[0]).iterdir(), None)
             contents = {}
             for path in sorted(self._root.glob(pattern)):
@@ -64,7 +64,7 @@ class FolderBucket:
 
     def create(self, name: str, content: bytes) -> str:
         target = self._root / name
-        with file_errors(self._root), self._part(target, [content]) as part:
+        with file_errors(self._root), self._temporary(target, [content]) as part:
             try:
                 os.link(part, target)
             except FileExistsError:
@@ -85,7 +85,7 @@ class FolderBucket:
                 return new
             if there != version:
                 raise Conflict(name)
-            with self._part(target, [content]) as part:
+            with self._temporary(target, [content]) as part:
                 part.replace(target)
             _sync(target.parent)
         return new
@@ -114,7 +114,7 @@ class FolderBucket:
         """Write an object piece by piece; nothing of it is seen before all is there."""
         target = self._root / name
         job = self._root.joinpath(*Path(name).parts[:2], "job.json") if name.startswith("jobs/") else None
-        with file_errors(self._root), self._part(target, content, job) as part:
+        with file_errors(self._root), self._temporary(target, content, job) as part:
             part.replace(target)
             _sync(target.parent)
 
@@ -176,7 +176,7 @@ class FolderBucket:
             raise BucketError(f"{self._root} is not there")  # an unmounted bucket is not an empty one
 
     @contextmanager
-    def _part(self, target: Path, content: Iterable[bytes], job: Path | None = None) -> Iterator[Path]:
+    def _temporary(self, target: Path, content: Iterable[bytes], job: Path | None = None) -> Iterator[Path]:
         """Yield a temporary file with the content; remove it afterwards unless it was renamed.
 
         Raises Conflict if that needs a folder of a `job` whose record was deleted.

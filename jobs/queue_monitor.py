@@ -23,8 +23,8 @@ _PAUSE_SECONDS = 3.0
 class QueueMonitor:
     """Poll every entry of the queue every few seconds, and do what no other process will.
 
-    A silent process has the time of a lease on this monitor's own clock. Several monitors may run at once: each write is
-    conditional.
+    A process counts as gone once its record has not changed for the time of a lease, on this monitor's own clock. Several
+    monitors may run at once: each write is conditional.
     """
 
     def __init__(
@@ -47,15 +47,15 @@ class QueueMonitor:
         jobs = self._ledger.jobs_named(entry.jobId for entry in queue.entries)
         for entry in queue.entries:
             with suppress(Conflict, RecordError):  # another process changed it
-                if self._is_over(entry, jobs.get(entry.jobId)):
+                if self._end_if_abandoned(entry, jobs.get(entry.jobId)):
                     self._ledger.change_queue(lambda queue, entry=entry: queue.without(entry))  # type: ignore[misc]
         if self._starter:
             self._starter.request_starts(
-                host for entry in queue.entries if self._all_hosts_silent(entry, jobs.get(entry.jobId)) for host in entry.hosts
+                host for entry in queue.entries if self._is_leaderless(entry, jobs.get(entry.jobId)) for host in entry.hosts
             )
 
-    def _all_hosts_silent(self, entry: QueueEntry, stored: Stored[JobRecord] | RecordError | None) -> bool:
-        """Return True if a job has its hosts and all of them are unresponsive. The first of them that starts leads the job."""
+    def _is_leaderless(self, entry: QueueEntry, stored: Stored[JobRecord] | RecordError | None) -> bool:
+        """Return True if a job has its hosts and no leader for two lease times. The first of them that starts leads the job."""
         if not entry.held or not isinstance(stored, Stored):
             return False
         job = stored.record
@@ -63,21 +63,23 @@ class QueueMonitor:
             return False
         return self._leaderless_seconds(entry, job) >= 2 * self._seconds
 
-    def _is_over(self, entry: QueueEntry, stored: Stored[JobRecord] | RecordError | None) -> bool:
-        """Return True if an entry is to be removed, after its job was ended if necessary."""
+    def _end_if_abandoned(self, entry: QueueEntry, stored: Stored[JobRecord] | RecordError | None) -> bool:
+        """End a job if no other process will; return True if its entry is to be removed."""
         if isinstance(stored, RecordError):
-            return self._same(entry, "unreadable")
+            return self._unchanged_for_lease(entry, "unreadable")
         if stored is None:
-            if self._same(entry, "missing", lease.SUBMITTER_FACTOR):
+            if self._unchanged_for_lease(entry, "missing", lease.SUBMITTER_FACTOR):
                 # Its submitter is gone; this record prevents a late write of it from creating the job.
                 self._ledger.create_job(_missing_job(entry).with_holder(self._me))
                 return True
             return False
         job = stored.record
         if job.final:
-            return self._same(entry, job.lease)  # its leader does it as soon as all replicas have stopped
+            return self._unchanged_for_lease(
+                entry, job.lease
+            )  # its leader removes the entry as soon as all replicas have stopped
         if job.lease.submitter:
-            if self._same(entry, job.lease, lease.SUBMITTER_FACTOR):
+            if self._unchanged_for_lease(entry, job.lease, lease.SUBMITTER_FACTOR):
                 self._end(stored, NOT_HANDED_OVER)
                 return True
             return False
@@ -112,8 +114,8 @@ class QueueMonitor:
         """Return the seconds since the last renewal by a leader."""
         return self._watch.observe(("leads", entry.jobId, entry.token), str(job.lease))
 
-    def _same(self, entry: QueueEntry, value: object, times: int = 1) -> bool:
-        """Return True once this has been so for the time of a lease, or of several."""
+    def _unchanged_for_lease(self, entry: QueueEntry, value: object, times: int = 1) -> bool:
+        """Return True once this value has not changed for `times` lease times; the token tells entries of one id apart."""
         return self._watch.observe(("entry", entry.jobId, entry.token), str(value)) >= times * self._seconds
 
     def _waited(self, entry: QueueEntry) -> float:

@@ -168,7 +168,7 @@ class Asynchronous(Training):
         index = 1 + tf.DeviceSpec.from_string(tf.timestamp().device).task
         name = f"worker/{index - 1}"
         try:
-            iterator = iter(self.source.training_here(index, self.count, self.progress.step - self.data_begin))
+            iterator = iter(self.source.training_on_device(index, self.count, self.progress.step - self.data_begin))
             for _ in self._train(name, index, iterator, devices_of("worker", index - 1), say_there):
                 pass
         except tf.errors.DataLossError as error:

@@ -1,4 +1,4 @@
-"""Prepare a job's data for each replica: batches without end."""
+"""Prepare a job's data: endless batches for each replica, and one pass for an evaluation."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class BatchSource:
     Attributes:
         element_spec: the structure of a batch.
         length: the number of batches, or None if it is unknown or infinite.
-        description: tells the data from other data, without reading it.
+        description: the number and structure of the batches, by which changed data is noticed.
 
     Raises:
         JobError: the data is invalid.
@@ -66,7 +66,7 @@ class BatchSource:
         self.element_spec, size = first.element_spec, int(first.cardinality())
         self.endless = size == tf.data.INFINITE_CARDINALITY
         self.description = f"{size} batches of {self.element_spec}"
-        self._size: int | None = None
+        self._batch_size: int | None = None
         self.length = size if size > 0 else None
         shapes = [getattr(one, "shape", None) for one in tf.nest.flatten(first.element_spec)]
         if any(shape is not None and shape.rank is None for shape in shapes):
@@ -90,13 +90,13 @@ class BatchSource:
         return dataset
 
     def training(self, replica: int = 0, replicas: int = 1, step: int = 0) -> Any:
-        """Return batches without end for a replica, after those of `step` steps of all replicas, made ahead of their use.
+        """Return endless, prefetched batches for a replica, after those of `step` steps of all replicas together.
 
-        Of a dataset that all n replicas share each takes every n-th batch. If the number of batches is no multiple of n, these
-        are others in each pass, so that all replicas see all data.
+        Of a dataset that all n replicas share each takes every n-th batch. If n and the number of batches have no common
+        factor, these are others in each pass, so that all replicas see all data.
         """
         dataset, batches = self._make(ReplicaContext(replicas, replica, replicas)), step // replicas
-        if size := self._size:  # a graph over hosts is of parts that are known beforehand
+        if size := self._batch_size:  # a graph that spans hosts needs static shapes
             dataset = dataset.filter(lambda *parts: tf.equal(tf.shape(tf.nest.flatten(parts)[0])[0], size))
             shaped = functools.partial(tf.nest.map_structure, lambda one: tf.ensure_shape(one, [size, *one.shape[1:]]))
             several = isinstance(dataset.element_spec, tuple)
@@ -110,16 +110,16 @@ class BatchSource:
     def once(self) -> Any:
         return self._make(ReplicaContext())
 
-    def keep_largest(self) -> int:
+    def fix_batch_size(self) -> int:
         """Train on batches of one size from now on, the largest of the first ones; return their number of samples."""
         if (size := tf.nest.flatten(self.element_spec)[0].shape[0]) is None:
             sizes = self.once().take(_FIRST_BATCHES).map(lambda *parts: tf.shape(tf.nest.flatten(parts)[0])[0])
-            self._size = size = max(int(size) for size in sizes)
-            say(f"Trains on batches of {size}; smaller ones are left out")
+            self._batch_size = size = max(int(size) for size in sizes)
+            say(f"Trains on batches of {size}; others are left out")
         return int(size)
 
-    def training_here(self, replica: int, replicas: int, step: int = 0) -> Any:
-        """Return the dataset of `training` on the current device, which may be another host's; a function runs on this host."""
+    def training_on_device(self, replica: int, replicas: int, step: int = 0) -> Any:
+        """Return `training` on the current device, which may be another host's; a function that makes the data runs here."""
         if self._graph is not None:
             return self.training(replica, replicas, step)
         with here():
@@ -158,15 +158,15 @@ def _deserialize(packed: Any, element_spec: Any) -> Any:
     return tf.data.experimental.from_variant(tf.raw_ops.DatasetFromGraph(graph_def=packed), element_spec)
 
 
-def _endless(dataset: Any, batches: int) -> Any:
-    """Return batches without end, after the first ones.
+def _endless(dataset: Any, skipped: int) -> Any:
+    """Return batches without end, after the first `skipped` ones.
 
-    A pass that is skipped as a whole is started but not read: so the next one has the order that it would have after it.
+    A pass that is skipped as a whole is started, so that shuffling goes on, but not read: the next one has the right order.
     """
     size = int(dataset.cardinality())
     if size == tf.data.INFINITE_CARDINALITY:
-        return dataset.skip(batches)
-    passes, rest = divmod(batches, size) if size > 0 else (0, batches)
+        return dataset.skip(skipped)
+    passes, rest = divmod(skipped, size) if size > 0 else (0, skipped)
     if not passes:
         return dataset.repeat().skip(rest)
 

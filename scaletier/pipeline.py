@@ -91,7 +91,7 @@ class ModelParallel(Training):
 
     def make_copy(self, reader: CheckpointReader | None) -> LocalCopy:
         """Connect to the workers, and create a stage on each."""
-        self.size = self.source.keep_largest()
+        self.size = self.source.fix_batch_size()
         self.network.require_portable()
         self.network.require_splittable()
         units = make_units(self.network)
@@ -108,7 +108,7 @@ class ModelParallel(Training):
     def begin(self, step: int) -> StepBudget:
         stages = self.copy.stages
         with tf.device(stages[0].device):
-            self.iterator = iter(self.source.training_here(0, 1, step - int(self.data_position.begin)))
+            self.iterator = iter(self.source.training_on_device(0, 1, step - int(self.data_position.begin)))
         for stage in stages:
             megabytes = 4e-6 * sum(unit.size for unit in stage.units)
             say(f"Placed {', '.join(unit.name for unit in stage.units)} on {stage.replica}: {megabytes:.1f} MB of parameters")

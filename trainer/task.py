@@ -40,7 +40,7 @@ def _model(parsed: argparse.Namespace) -> Any:
 def _data(parsed: argparse.Namespace, context: Any) -> Any:
     """Return all of the training data for each replica, in an order of its own.
 
-    So a lost replica takes no data away.
+    So a lost replica takes no data away. The segments of a file are its parts without damaged records.
     """
     from scaletier.data import replica_seed
     from trainer.data import augment, find_segments, train_pipeline
@@ -72,18 +72,19 @@ def _loss(smoothing: float, labels: Any, logits: Any) -> Any:
 
 
 def _optimizer(parsed: argparse.Namespace, replicas: int) -> Any:
-    """Return Nesterov's momentum; with several replicas gradients are clipped to length 1.
+    """Return SGD with Nesterov's momentum; with several replicas gradients are clipped to norm 1.
 
-    Without that their learning rate can diverge. Sources: Sutskever et al. 2013, "On the importance of initialization and
-    momentum in deep learning"; Pascanu et al. 2013, "On the difficulty of training recurrent neural networks", for the length.
+    Without that, training at their higher learning rate can diverge. Sources: Sutskever et al. 2013, "On the importance of
+    initialization and momentum in deep learning"; Pascanu et al. 2013, "On the difficulty of training recurrent neural
+    networks", for the norm.
     """
     import keras
 
     from trainer.model import WarmupCosineDecay
 
-    average = (0.98 if parsed.model == "cnn" else 0.0) if parsed.average is None else parsed.average
-    # Over a tenth of the job at most: a longer average would lag behind.
-    decay = max(0.0, min(average, 1 - 10 * replicas / parsed.max_steps))
+    momentum_of_average = (0.98 if parsed.model == "cnn" else 0.0) if parsed.average is None else parsed.average
+    # The moving average covers a tenth of the job at most: a longer one would lag behind.
+    decay = max(0.0, min(momentum_of_average, 1 - 10 * replicas / parsed.max_steps))
     rate = WarmupCosineDecay(parsed.learning_rate, parsed.warmup_steps, parsed.max_steps, replicas)
     momentum = parsed.momentum
     clip = {"global_clipnorm": _CLIP_NORM if replicas > 1 else None}
@@ -115,6 +116,7 @@ def _serving(predict: Any) -> Any:
 
 
 def _inspector(parsed: argparse.Namespace) -> Any:
+    """Return what an evaluation computes besides loss and metrics: the results of each class, and the worst images."""
     from trainer.data import find_files
     from trainer.evaluation import ImageEvaluation, classes
 
@@ -132,7 +134,7 @@ def _explain(parsed: argparse.Namespace, error: Exception) -> str | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return its exit code, as in scaletier.main."""
+    """Run the command within this process, as tests do; return its exit code, as in scaletier.main."""
     parsed = flags.parse(arguments)
     return scaletier.main(job(parsed), parsed)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hosts.agent import cgroup, diagnosis, keep_unsaved, launcher_client, network, unsaved
-from hosts.agent.launcher_client import SOCKET, Launcher, scratch_folder
+from hosts.agent.launcher_client import SOCKET_VARIABLE, Launcher, trial_reports_folder
 from hosts.agent.log import Log, LogArchive, archived
 from hosts.agent.manifest import ManifestCompletion
 from hosts.agent.notifier import COMMAND_SECONDS, NotificationTask
@@ -35,7 +35,7 @@ from jobs.records import STOP_FILE_VARIABLE, HostFile, JobRecord, Plan, ReplicaR
 # Set by systemd for the agent alone.
 _PRIVATE = ("INVOCATION_ID", "JOURNAL_STREAM", "NOTIFY_SOCKET", "SYSTEMD_EXEC_PID", "WATCHDOG_PID", "WATCHDOG_USEC")
 # True of the agent's user, and not of the trainers'.
-_OWN = ("HOME", "LOGNAME", "SHELL", "USER", SOCKET)
+_OWN = ("HOME", "LOGNAME", "SHELL", "USER", SOCKET_VARIABLE)
 _TRAINER = "trainer"
 # For a command that reports a job's end.
 _STOP_SECONDS, _POLL_SECONDS = 5.0, 0.05
@@ -195,7 +195,7 @@ class JobFiles:
     def _job_folders(self) -> set[str]:
         """Return the jobs and trials whose files the launcher could remove."""
         names: set[str] = set()
-        for folder in (self._state / "jobs", self._state / "fetched", scratch_folder(self._state)):
+        for folder in (self._state / "jobs", self._state / "fetched", trial_reports_folder(self._state)):
             with suppress(OSError):  # it is not there
                 names |= {each.name for each in folder.iterdir()}
         return names

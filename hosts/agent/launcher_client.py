@@ -17,13 +17,13 @@ from typing import Any
 from hosts.agent.process import ProcessRun
 from hosts.agent.replica_rules import SIGKILL_STATUS, Exit
 
-SOCKET = "SCALETIER_LAUNCH"
+SOCKET_VARIABLE = "SCALETIER_LAUNCH"
 """The variable that names the launcher's socket on a host; without it programs are plain children."""
 STOP_FILE = "/run/scaletier-stop"
-"""The file with the seconds that a launcher's program has left to end."""
-# systemd starts a launcher's process for each program, which takes long on a busy machine.
+"""The file in a program's sandbox with the seconds that it has left to end."""
+# systemd starts a launcher process for each connection, which takes long on a busy machine.
 _START_SECONDS = 60.0
-_PATH_ENDS = r"[^\s'\",;:|&<>*?\[\]{}\\]*"
+_PATH_REST = r"[^\s'\",;:|&<>*?\[\]{}\\]*"
 
 
 class Launcher:
@@ -48,22 +48,22 @@ class Launcher:
             channel = self._waiting.pop()
             if not select.select([channel], [], [], 0)[0]:
                 return channel
-            channel.close()  # it has answered, or ended: no launcher is there any more
+            channel.close()  # readable before a request: its launcher has ended
         return _connected(self._address)
 
     def tidy(self, keep: Collection[str]) -> None:
-        """Remove packages and homes of all other jobs on this host; OSError if that is not possible now."""
+        """Remove packages and homes of all jobs on this host but these; OSError if that is not possible now."""
         with _connected(self._address) as channel:
             _ask(channel, {"keep": sorted(keep)}, [])
             _answer(channel)
 
 
 def request(run: ProcessRun, bucket: str) -> dict[str, Any]:
-    """Return the request to the launcher, which decides by itself which paths the program sees."""
+    """Return the request to the launcher. The launcher itself decides which paths the program sees."""
     if any("\0" in word for word in (*run.argv, *run.env.values())):
         raise ValueError("embedded null byte")
     output = run.env.get("JOB_DIR", "").rstrip("/")
-    below = re.compile(rf"{re.escape(bucket)}/{_PATH_ENDS}")
+    below = re.compile(rf"{re.escape(bucket)}/{_PATH_REST}")
     words = [*run.argv, *run.env.values()] if bucket.startswith("/") else []
     return {
         "job": run.job,
@@ -84,7 +84,7 @@ class Launched:
     def __init__(self, channel: socket.socket, asked: dict[str, Any], output: int, stop_signal: str = "main") -> None:
         """Start the program; OSError if it did not begin."""
         self._channel, self._stop_signal = channel, stop_signal
-        self._exit = Exit(SIGKILL_STATUS)  # a launcher that is gone has taken the program along
+        self._exit = Exit(SIGKILL_STATUS)  # if the launcher is gone, its program was killed with it
         self._over = threading.Event()
         try:
             _ask(channel, asked, [output])
@@ -120,7 +120,9 @@ class Launched:
         with suppress(OSError, ValueError, KeyError, TypeError):
             reply = _answer(self._channel)
             status = -int(reply["signal"]) if reply["signal"] else int(reply["code"])
-            self._exit = Exit(status, bool(reply["outOfMemory"]), reply["memoryLimit"], int(reply["left"]))
+            self._exit = Exit(
+                status, bool(reply["outOfMemory"]), reply["memoryLimit"], int(reply["left"])
+            )  # processes that it left
         self._over.set()
         os.kill(os.getpid(), signal.SIGCHLD)  # as the end of a child does
 
@@ -161,10 +163,10 @@ def _answer(channel: socket.socket) -> dict[str, Any]:
 
 def launcher(bucket: str, environ: os._Environ[str] | dict[str, str]) -> Launcher | None:
     """Return this host's launcher, or None if there is none."""
-    address = environ.get(SOCKET)
+    address = environ.get(SOCKET_VARIABLE)
     return Launcher(address, bucket) if address else None
 
 
-def scratch_folder(state: Path) -> Path:
-    """Return the folder of the trials' reports, of a host with a launcher."""
+def trial_reports_folder(state: Path) -> Path:
+    """Return the folder for the reports of trials, on a host with a launcher."""
     return state / "trials"

@@ -1,12 +1,12 @@
 """A token broker on Google's hosts: an emulated metadata server with tokens limited to one job.
 
-`python -m hosts.agent.token_broker OUTPUT -- COMMAND` runs a program of a job for fab with the rights that the job had, to
-write its OUTPUT, for as long as the command runs. PORT among the command's words is the broker's port.
+`python -m hosts.agent.token_broker OUTPUT -- COMMAND` runs COMMAND for fab with a broker whose tokens may write OUTPUT and
+read the stack's data. The word @port@ in COMMAND is replaced by the broker's port.
 
 The host's own token may do all that the host may: write every job's records, and have other hosts started. A trainer is not to
 have it. It gets one that is downscoped to its job, from here, because TensorFlow, google-auth and gcsfs all ask the server
-in GCE_METADATA_HOST. The broker cannot know which buckets outside the stack a program needs. It allows those that its
-arguments and its environment name, if the host may use them. Sources: Cloud Storage documentation,
+in GCE_METADATA_HOST. The broker cannot know which buckets outside the stack a program needs. It allows those that the
+program's arguments and environment name, if the host may use them. Sources: Cloud Storage documentation,
 "Credential Access Boundaries", for the rules and their limits; Compute Engine documentation, "About VM metadata", for the
 paths.
 """
@@ -38,11 +38,11 @@ PORT = "@port@"
 """An argument of the command that is replaced by the port."""
 MOST_BUCKETS = 6
 """The most buckets outside the stack: a boundary has at most ten rules, and the stack's bucket takes four."""
-_PREFIXES_A_RULE, _MOST_PREFIXES = 3, 6  # a condition may have twelve logical operators
+_PREFIXES_PER_RULE, _MOST_PREFIXES = 3, 6  # a condition may have twelve logical operators
 _MOST_AT_ONCE, _SILENCE_SECONDS = 32, 10.0
 _LOOPBACK = "127.0.0.1"
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
-_EARLY = 300.0  # seconds before its end in which a token is renewed, as clients do
+_EARLY = 300.0  # a token is renewed this many seconds before it expires, as by Google's clients
 _ROOT = "/computeMetadata/v1/"
 _ACCOUNT = f"{_ROOT}instance/service-accounts/default"
 _FLAVOR = {"Metadata-Flavor": "Google"}
@@ -51,7 +51,7 @@ _URL = re.compile(r"gs://([a-z0-9][a-z0-9._-]{1,220}[a-z0-9])((?:/[^\s'\",;:]*)?
 
 @dataclass(frozen=True)
 class Access:
-    """A job's rights: prefixes of names in the stack's `bucket`, and whole other buckets."""
+    """A job's rights: prefixes of names in the stack's `bucket`, and whole other buckets, which it may also write."""
 
     bucket: str
     writes: tuple[str, ...]
@@ -78,11 +78,11 @@ def access(plan: Plan, task: Task, bucket: str) -> Access:
 
 def boundary(granted: Access) -> Boundary:
     """Return the rules of a credential access boundary, in the form of Google's API; pure."""
-    some = [granted.reads[place : place + _PREFIXES_A_RULE] for place in range(0, len(granted.reads), _PREFIXES_A_RULE)]
+    groups = [granted.reads[place : place + _PREFIXES_PER_RULE] for place in range(0, len(granted.reads), _PREFIXES_PER_RULE)]
     return [
         _rule(granted.bucket, "roles/storage.objectUser", _within(granted.bucket, granted.writes)),
-        *(_rule(granted.bucket, "roles/storage.objectViewer", _within(granted.bucket, each, dotted=True)) for each in some),
-        # That the bucket exists, which TensorFlow asks before it makes a folder.
+        *(_rule(granted.bucket, "roles/storage.objectViewer", _within(granted.bucket, each, dotted=True)) for each in groups),
+        # TensorFlow asks whether the bucket exists before it makes a folder.
         _rule(granted.bucket, "roles/storage.bucketViewer"),
         *(_rule(other, "roles/storage.objectUser") for other in granted.others),
     ]
@@ -97,9 +97,10 @@ def _rule(bucket: str, role: str, condition: str = "") -> dict[str, Any]:
 
 
 def _within(bucket: str, folders: Iterable[str], dotted: bool = False) -> str:
-    """Return a condition for objects of these names, or in folders of these names, and lists of these.
+    """Return a condition for objects with these names, objects in folders with these names, and listings of these folders.
 
-    A list's prefix is no part of a name. With `dotted` it includes names that continue with a dot, as a checkpoint's files do.
+    A listing names no object, so its prefix is checked by itself. With `dotted` it includes names that continue with a dot, as
+    a checkpoint's files do.
     """
     terms = []
     for folder in folders:
@@ -148,12 +149,12 @@ class _Server(ThreadingHTTPServer):
 
 
 class Broker:
-    """Answers on a loopback port of its own until `close`; the port is the trainer's to know."""
+    """Answers on a loopback port of its own until `close`; only the trainer is told the port."""
 
     def __init__(
         self, granted: Access, mint: Mint, report: Callable[[str], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Start the broker; `report` is called once for each failure to get a token."""
+        """Start the broker; `report` is called when a failure to get a token begins, or its reason changes."""
         self._rules, self._mint, self._report, self._clock = boundary(granted), mint, report, clock
         self._last_error = ""
         self._lock = threading.Lock()
@@ -234,15 +235,15 @@ class _Handler(BaseHTTPRequestHandler):
 
 def mint(rules: Boundary) -> tuple[str, float]:
     """Return a token of this host's account, downscoped by Google's token service."""
-    import google.auth  # a third of a second that a host of this machine need not wait
+    import google.auth  # here, as it takes a third of a second, and LXD hosts need none of it
     import urllib3
     from google.auth import downscoped, exceptions
     from google.auth.transport.urllib3 import Request
 
-    tokens = []
+    boundary_rules = []
     for rule in rules:
         condition = rule.get("availabilityCondition")
-        tokens.append(
+        boundary_rules.append(
             downscoped.AccessBoundaryRule(
                 rule["availableResource"],
                 rule["availablePermissions"],
@@ -251,9 +252,9 @@ def mint(rules: Boundary) -> tuple[str, float]:
         )
     try:
         source, _ = google.auth.default(scopes=[_SCOPE])
-        narrow = downscoped.Credentials(source, downscoped.CredentialAccessBoundary(tokens))
+        narrow = downscoped.Credentials(source, downscoped.CredentialAccessBoundary(boundary_rules))
         start = time.time()
-        # By the authorities that the host trusts, as its other clients do, and not by a package's own list.
+        # Verify TLS by the host's CA certificates, as its other clients do, and not by a package's own list.
         with urllib3.PoolManager(ssl_context=ssl.create_default_context()) as pool:
             narrow.refresh(Request(pool))
     except exceptions.GoogleAuthError as error:

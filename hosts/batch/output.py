@@ -6,7 +6,7 @@
 | `prediction.errors_stats-00000-of-00001` | a line for each instance without a result |
 | `metrics.json` | the counts of both; it is written last |
 | `.parts/plan.json` | the input files as the chief inspected them |
-| `.parts/counts-0.json` | record counts of a replica's shards, if the model takes record numbers |
+| `.parts/counts-0.json` | record counts of a replica's shards, if the model has an input `key`, the record's number |
 | `.parts/00000.json` | the outcome of a shard that is done |
 """
 
@@ -108,6 +108,7 @@ class PredictionOutput:
                 path, outcome = files[shard.file].path, self.outcome(shard)
                 valid, damage = tally.add(shard, outcome.count)
                 if valid:
+                    # `tally.line` counts the records of the file so far, with this shard's.
                     line, errors = tally.line - outcome.count.records, outcome.errors
                     records += outcome.count.records
                     metrics["instances"] += outcome.instances

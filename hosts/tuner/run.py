@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hosts.agent import config
-from hosts.agent.launcher_client import launcher, scratch_folder
+from hosts.agent.launcher_client import launcher, trial_reports_folder
 from hosts.agent.process import delete
 from hosts.agent.replica_rules import describe_end, should_restart
 from hosts.tuner.measure import TrialMetrics, should_stop
@@ -70,7 +70,7 @@ def main(job_id: str, name: str, request: str) -> int:
     spawn = (
         trial_launcher(client, job_id, Path(description["cwd"]), plan.stopSignal, plan.stopSeconds) if client else TrialChild
     )
-    scratch = scratch_folder(state) if client else None
+    scratch = trial_reports_folder(state) if client else None
     tuner = Tuner(ledger, plan, plan.study, name, host, suggest, spawn, lambda: last_words(log), description["env"], scratch)
     signal.signal(signal.SIGTERM, lambda *_: tuner.terminate())
     return tuner.run()

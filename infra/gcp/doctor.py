@@ -38,7 +38,7 @@ def hosts(inventory: Inventory) -> Iterator[Finding]:
         yield ok(f"all {running} hosts run that jobs are for")
 
 
-def belongings(_: Inventory) -> Iterator[Finding]:
+def leftovers(_: Inventory) -> Iterator[Finding]:
     """Find resources with the stack's names that are in no state. Those that another state may have are not reported."""
     resources, has_state = of_stack(configuration())
     if resources and not has_state:
@@ -58,4 +58,4 @@ def belongings(_: Inventory) -> Iterator[Finding]:
         yield ok("all that bears the stack's names is in its state")
 
 
-CHECKS = {"hosts": hosts, "orphans": belongings}
+CHECKS = {"hosts": hosts, "orphans": leftovers}

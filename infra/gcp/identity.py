@@ -1,11 +1,11 @@
-"""One service account a role, the stack's own or a configured one, with least rights.
+"""One service account per role, the stack's own or a configured one, with least rights.
 
-It may use the stack's bucket, and start the stack's hosts on which jobs run; it has no other right in the project. The account
-of servers may read the bucket and start no host. A custom role has `compute.instances.start` alone, which is all that the
+It may use the stack's bucket, and start the stack's hosts on which jobs run; the stack gives it no other right. The account of
+serving hosts may only read the bucket. A custom role has `compute.instances.start` alone, which is all that the
 API's `instances.start` needs: no right to disks, network or accounts, as nothing of an instance changes. It is granted on each
 instance, not on the project: no other one can be started, and the operator needs no right to the project's policy. One binding
-an instance names all accounts: a stack of 31 hosts has 31, not 93. Source: Compute Engine's reference, "instances.start"; IAM
-documentation, "Custom roles".
+per instance names the accounts of all roles, so 31 hosts have 31, not 93. Source: Compute Engine's reference,
+"instances.start"; IAM documentation, "Custom roles".
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pulumi_gcp.storage import BucketIAMMember
 from infra.gcp.names import GoogleNames
 from infra.scale_tiers import Role
 
-# Objects: read, write, list, delete. The bucket: that it exists, which TensorFlow asks before it makes a folder.
+# Objects: read, write, list, delete. The bucket: TensorFlow asks whether it exists before it makes a folder.
 # Source: Cloud Storage documentation, "IAM roles for Cloud Storage".
 BUCKET_ROLES = {"objects": "roles/storage.objectUser", "bucket": "roles/storage.legacyBucketReader"}
 START = ("compute.instances.start",)
@@ -53,9 +53,9 @@ class ServiceIdentity(ComponentResource):
         return account.email
 
     def let_start(self, zone: str, instances: Mapping[str, Output[str]]) -> None:
-        """Allow every role that runs jobs to start these instances, by the names of their replicas."""
-        # Google keeps a role's id for weeks after its end: without one of our own, it ends in digits that no two stacks share.
-        role = IAMCustomRole(
+        """Allow every role that runs jobs to start these instances; `instances` is by the names of their hosts."""
+        # Google reserves the id of a deleted role for weeks. We set none, so Pulumi adds random digits to the name.
+        start_role = IAMCustomRole(
             "start",
             project=self._project,
             title=f"scaletier {self._names.stack} start",
@@ -72,7 +72,7 @@ class ServiceIdentity(ComponentResource):
                 project=self._project,
                 zone=zone,
                 instance_name=instance,
-                role=role.name,
+                role=start_role.name,
                 members=members,
                 opts=self._inside,
             )
@@ -86,7 +86,7 @@ class ServiceIdentity(ComponentResource):
                     bucket=bucket,
                     role=granted,
                     member=email.apply(lambda address: f"serviceAccount:{address}"),
-                    # A right is one thing however often it is given: made before the old one went, it would go with that.
+                    # IAM stores equal grants once: if the new one were created first, deleting the old one would remove both.
                     opts=ResourceOptions(parent=self, delete_before_replace=True),
                 )
                 for what, granted in (BUCKET_ROLES if role.runs_jobs else READER_ROLES).items()

@@ -1,6 +1,6 @@
-"""Checks before an update, at every preview, so that a bad start costs nothing.
+"""Checks at every preview and before every update, so that one that must fail creates nothing.
 
-It refuses only on a definite answer of Google: what it cannot see, the API refuses later by itself.
+They refuse only on a definite answer of Google: what they cannot see, the API refuses later by itself.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _DISKS = {"pd-ssd": "SSD_TOTAL_GB", "pd-balanced": "SSD_TOTAL_GB", "pd-standard"
 
 
 def preflight(discovery: Discovery, config: GcpConfig, bucket: str, stack: str, get: Get) -> bool:
-    """Check credentials, API, zone, quotas and bucket; return True if the bucket is this stack's.
+    """Check credentials, API, zone, quotas and bucket; return True if the bucket has this stack's label.
 
     A quota does not count the stack's own hosts again. GcpError for the first check that fails.
     """
@@ -86,7 +86,7 @@ def quota_needs(
     """
     needed: Counter[str] = Counter()
     for role in spec.roles.values():
-        one = _of_one(machines[role.machine_type], role.accelerator, role.spot, limits or {})
+        one = _host_usage(machines[role.machine_type], role.accelerator, role.spot, limits or {})
         one[_DISKS[disk_type]] += disk_size
         needed.update({name: role.count * count for name, count in one.items()})
     return dict(needed)
@@ -95,18 +95,18 @@ def quota_needs(
 def quota_usage(
     hosts: Sequence[ExistingHost] | None, machines: Mapping[str, MachineType], disk_type: str, limits: Mapping[str, float]
 ) -> Counter[str] | None:
-    """Return the maximal use of the quotas by the stack's hosts, or None if it is unknown."""
+    """Return what the stack's hosts use of the quotas, as if all ran; None if it is unknown."""
     used: Counter[str] = Counter()
     for host in hosts or ():
         kind = machines.get(host.machine_type) or MACHINES.get(host.machine_type)
         if kind is None:
             return None
-        used.update(_of_one(kind, host.accelerator or kind.accelerator, host.spot, limits))
+        used.update(_host_usage(kind, host.accelerator or kind.accelerator, host.spot, limits))
         used[_DISKS[disk_type]] += host.disk
     return used if hosts is not None else None
 
 
-def _of_one(kind: MachineType, accelerator: Accelerator | None, spot: bool, limits: Mapping[str, float]) -> Counter[str]:
+def _host_usage(kind: MachineType, accelerator: Accelerator | None, spot: bool, limits: Mapping[str, float]) -> Counter[str]:
     """Return the use of the quotas by one host, without its disk."""
     used: Counter[str] = Counter(INSTANCES=1)
 
@@ -122,9 +122,10 @@ def _of_one(kind: MachineType, accelerator: Accelerator | None, spot: bool, limi
 
 
 def has_content(bucket: str, get: Get) -> bool:
-    """Return True if a bucket holds anything, older versions too, except the hosts' Python."""
+    """Return True if a bucket holds anything, older versions too, except the hosts' Python, or Google refuses to say."""
     url = f"{endpoint(STORAGE, get)}b/{bucket}/o"
     try:
+        # Names before and after those in the folder: 0 follows / in ASCII.
         for where in ({"endOffset": f"{FOLDER}/"}, {"startOffset": f"{FOLDER}0"}):
             if get_json(session(get), url, versions="true", maxResults="1", **where).get("items"):
                 return True
@@ -155,7 +156,7 @@ def _region(client: requests.Session, url: str, place: Place) -> Mapping[str, An
 def _bucket(client: requests.Session, url: str, bucket: str, stack: str, place: Place) -> bool:
     try:
         facts = get_json(client, f"{url}/{bucket}")
-        own = get_json(client, url, project=place.project, prefix=bucket).get("items", [])
+        project_buckets = get_json(client, url, project=place.project, prefix=bucket).get("items", [])
     except ApiError as error:
         if error.status == 403:
             raise GcpError(
@@ -168,7 +169,7 @@ def _bucket(client: requests.Session, url: str, bucket: str, stack: str, place: 
     # One without the label may have been imported.
     if owner and owner != stack:
         raise GcpError(f"bucket {bucket} is that of the stack {owner}: `pulumi config set bucket ANOTHER-NAME`")
-    if bucket not in [item.get("name") for item in own]:
+    if bucket not in [item.get("name") for item in project_buckets]:
         raise GcpError(
             f"bucket {bucket} is not in project {place.project} and no bucket can move: set gcp:project to where it is, or "
             "`pulumi config set bucket ANOTHER-NAME`"
@@ -176,7 +177,7 @@ def _bucket(client: requests.Session, url: str, bucket: str, stack: str, place: 
     location = str(facts.get("location", place.region)).lower()
     if location != place.region:
         raise GcpError(
-            f"bucket {bucket} is in {location} and no bucket can move: another zone of {location}, or another stack in "
+            f"bucket {bucket} is in {location} and no bucket can move: choose a zone of {location}, or create another stack in "
             f"{place.region} (`pulumi stack init`)"
         )
     return bool(owner)

@@ -15,7 +15,7 @@ from infra.scale_tiers import Role
 _UNIT = {"MiB": 2**20, "GiB": 2**30}
 DISK = 4 * 2**30
 """Bytes that a host may write by default; the image, 0.5 GB, counts."""
-# What a role's block of addresses in the stack's /24 has room for (infra/lxd/layout.py).
+# A role's block of addresses in the stack's /24 has room for so many; the master's is smaller (infra/lxd/layout.py).
 MAX_REPLICAS_PER_ROLE = 60
 
 

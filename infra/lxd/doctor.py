@@ -19,7 +19,7 @@ from infra.lxd.firewall import forward_drops, rules
 from infra.lxd.host import unrecorded
 from infra.lxd.layout import LxdNames
 from infra.lxd.orphans import names_of, orphans
-from infra.lxd.preflight import BRIDGED
+from infra.lxd.preflight import BRIDGE_NF_CALL
 from infra.scale_tiers import ClusterSpec, Role, RoleSpec, ScaleTier
 from infra.templates import ROOT
 
@@ -59,9 +59,9 @@ def kernel(inventory: Inventory) -> Iterator[Finding]:
 
 
 def firewall(inventory: Inventory) -> Iterator[Finding]:
-    """Check the stack's table rule by rule, and what others do to frames between hosts."""
-    yield from (warning(problem) for problem in forward_drops(BRIDGED, nft.list_chains))
-    for names in _own(inventory):
+    """Check the stack's nft table rule by rule, and whether other programs, such as Docker, drop frames between hosts."""
+    yield from (warning(problem) for problem in forward_drops(BRIDGE_NF_CALL, nft.list_chains))
+    for names in _stack_names(inventory):
         script = firewall_script(inventory or {}, names)
         lines = nft.differences(names.table, script)
         if lines is None:
@@ -86,7 +86,7 @@ def firewall_script(inventory: Mapping[str, Any], names: LxdNames) -> str:
 
 def hosts(inventory: Inventory) -> Iterator[Finding]:
     """Check that the instances exist and run."""
-    for names in _own(inventory):
+    for names in _stack_names(inventory):
         with errors("hosts"):
             status = {name: client(names.project).instances.get(name).status for name in hosts_of(names.project)}
         expected = [host["name"] for host in (inventory or {})["hosts"]]
@@ -113,7 +113,7 @@ def _start(inventory: Mapping[str, Any], names: LxdNames, name: str) -> None:
 
 def disks(inventory: Inventory) -> Iterator[Finding]:
     """Check the free space of the storage pool, the bucket and each host's disk."""
-    for names in _own(inventory):
+    for names in _stack_names(inventory):
         with errors("disks"):
             pool = pool_of(names.project)
             if pool is None:
@@ -141,8 +141,8 @@ def _filled(what: str, usage: int | None, size: str, remedy: str) -> Iterator[Fi
         yield (fail if share >= _FULL else warning)(f"{what} is {share:.0%} full", remedy)
 
 
-def belongings(_: Inventory) -> Iterator[Finding]:
-    """Find what is on this machine and in no state."""
+def leftovers(_: Inventory) -> Iterator[Finding]:
+    """Find LXD and nft objects on this machine that are in the state of no stack."""
     try:
         listed: Any = json.loads(backend.run_pulumi(ROOT, "stack", "ls", "--json"))
         stacks = {str(each["name"]).rpartition("/")[2] for each in listed}
@@ -155,8 +155,8 @@ def belongings(_: Inventory) -> Iterator[Finding]:
         yield ok("nothing is left of other stacks")
 
 
-def _own(inventory: Inventory) -> Iterator[LxdNames]:
-    """Return the names of the stack; if they are gone, another check reports that."""
+def _stack_names(inventory: Inventory) -> Iterator[LxdNames]:
+    """Yield the names of the stack's objects; if its project is gone, another check reports that."""
     if inventory:
         with errors("projects"):
             yield from names_of(inventory["stack"])
@@ -164,7 +164,7 @@ def _own(inventory: Inventory) -> Iterator[LxdNames]:
 
 def project(inventory: Inventory) -> Iterator[Finding]:
     """Check that LXD has the stack at all."""
-    if inventory and not list(_own(inventory)):
+    if inventory and not list(_stack_names(inventory)):
         yield fail(f"LXD has no project of stack {inventory['stack']} of this checkout", "pulumi up")
 
 
@@ -175,5 +175,5 @@ CHECKS = {
     "firewall": firewall,
     "hosts": hosts,
     "disks": disks,
-    "orphans": belongings,
+    "orphans": leftovers,
 }

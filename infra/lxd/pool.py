@@ -14,7 +14,7 @@ _LEAST = 8 * _GIB
 
 
 def make(name: str) -> str:
-    """Create a pool on a btrfs loop file, where a host is a snapshot, unless it exists; return a message about it.
+    """Create a pool on a btrfs loop file unless it exists; return a message. On btrfs a host is a snapshot of the image.
 
     LxdError if less than 16 GiB are free on the disk.
     """

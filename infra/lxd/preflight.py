@@ -25,7 +25,7 @@ from infra.templates import ROOT
 _HOST_DISK = 64 * 2**20
 _SPARE_DISK = 2**30
 _GIB = 2**30
-BRIDGED = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
+BRIDGE_NF_CALL = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def preflight(stack: str, spec: ClusterSpec, config: LxdConfig, before: StackSta
                 "make one with `make lxd`, or `pulumi config set storagePool NAME`"
             )
         network = choose_range(own.project, own.bridge, config.network)
-        warnings = (*forward_drops(BRIDGED, list_chains), *_limitless(pool))
+        warnings = (*forward_drops(BRIDGE_NF_CALL, list_chains), *_limitless(pool))
         here = image.require(), image.require_runtime()
         total = _disk(spec, pool, own.project)
     return PreflightResult(own, *here, network, _bucket_size(own, config, total), warnings)

@@ -86,25 +86,25 @@ class LxdTarget(Target):
     def build(self, authorized_key: Output[str]) -> ClusterResources:
         names, network = self.preflight.names, self.preflight.network
         cluster = ComponentResource("scaletier:lxd:Cluster", "cluster")
+        # The stack's drawn name: created first and so deleted last, which also deletes what an interrupted run left behind.
         identity = Identity("identity", {"project": names.project}, ResourceOptions(parent=cluster))
-        inside = ResourceOptions(parent=cluster, depends_on=[identity])
+        after_identity = ResourceOptions(parent=cluster, depends_on=[identity])
         labels = {"stack": self.stack, "checkout": str(ROOT), "backend": backend.url(ROOT)}
-        project = Project("project", {"name": names.project, **labels}, inside)
-        # Created first and so deleted last; deleting it also deletes what an interrupted run left behind.
-        first = ResourceOptions(parent=cluster, depends_on=[project])
-        bridge = BridgeNetwork("network", {"name": names.bridge, "range": str(network)}, first)
-        # Pulumi deletes the bucket before the bridge. That deletes leftover hosts too, which would still use the bridge.
-        within = ResourceOptions(parent=cluster, depends_on=[bridge])
+        project = Project("project", {"name": names.project, **labels}, after_identity)
+        after_project = ResourceOptions(parent=cluster, depends_on=[project])
+        bridge = BridgeNetwork("network", {"name": names.bridge, "range": str(network)}, after_project)
+        # So the bucket is deleted before the bridge, and with it leftover hosts, which would still use the bridge.
+        after_bridge = ResourceOptions(parent=cluster, depends_on=[bridge])
         volume = {"project": names.project, "pool": self.config.storage_pool, "name": names.bucket}
-        bucket = BucketVolume("bucket", {**volume, "size": self.preflight.bucket_size}, within)
+        bucket = BucketVolume("bucket", {**volume, "size": self.preflight.bucket_size}, after_bridge)
         firewall = Firewall(
-            "firewall", {"table": names.table, "rules": rules(self.spec, names.table, names.bridge, network)}, first
+            "firewall", {"table": names.table, "rules": rules(self.spec, names.table, names.bridge, network)}, after_project
         )
         # No host starts before the firewall is loaded.
         # Delete an old host before its replacement is created: both have one name, so a later deletion would hit the new one.
-        before = ResourceOptions(parent=cluster, depends_on=[bucket, firewall], delete_before_replace=True)
+        host_options = ResourceOptions(parent=cluster, depends_on=[bucket, firewall], delete_before_replace=True)
         props = host_props(self.spec, self.config, self.preflight, authorized_key)
-        hosts = {replica: HostContainer(replica.name, item, before) for replica, item in props.items()}
+        hosts = {replica: HostContainer(replica.name, item, host_options) for replica, item in props.items()}
         ready = Ready(
             "ready",
             {
@@ -112,7 +112,7 @@ class LxdTarget(Target):
                 "hosts": {replica.name: item["address"] for replica, item in props.items()},
                 "created": {replica.name: container.created for replica, container in hosts.items()},
                 "started": {replica.name: container.started for replica, container in hosts.items()},
-                "unrecorded": [],
+                "unrecorded": [],  # filled by `refresh`: hosts that an interrupted update created
             },
             ResourceOptions(parent=cluster, depends_on=list(hosts.values())),
         )
@@ -120,6 +120,7 @@ class LxdTarget(Target):
 
         def declare_guard(last: Sequence[Resource]) -> None:
             on_destroy = {"retain": self.config.retain_bucket, "force": self.config.force_destroy}
+            # Its name in the state of existing stacks.
             BucketGuard("seal", {**volume, **on_destroy}, ResourceOptions(parent=cluster, depends_on=list(last)))
 
         addresses = [str(item["address"]) for item in props.values()]

@@ -81,7 +81,7 @@ def fetch(
     """
     lines = hostpython.flat_lines(requirements)
     present = hostpython.host_packages() if installed is None else hostpython.add_aliases(installed)
-    replaced = hostpython.find_replaced(lines, present, python)
+    replaced = hostpython.find_conflicts(lines, present, python)
     remaining = {name: version for name, version in present.items() if name not in replaced}
     lacking = [line for line in lines if not hostpython.is_met(line, remaining, python)]
     if all(line.startswith("-") for line in lacking):

@@ -19,7 +19,7 @@ from ops.errors import UsageError
 
 REQUIREMENTS = CHECKOUT / "trainer" / "requirements.txt"
 CONSTRAINTS = CHECKOUT / "constraints.txt"
-NAMES = Path(__file__).with_name("host_packages.txt")
+HOST_PACKAGES_FILE = Path(__file__).with_name("host_packages.txt")
 # The hosts' values of environment markers, besides the versions of Python.
 _ENVIRONMENT = {
     "implementation_name": "cpython",
@@ -31,7 +31,7 @@ _ENVIRONMENT = {
 }
 TENSORFLOW = "tensorflow-cpu"
 # Lines of a requirements.txt that name files: an option, or what looks like a path.
-_OPTION = re.compile(r"(?:-r|--requirement|-c|--constraint)[ =]*(.+)")
+_INCLUDE_OPTION = re.compile(r"(?:-r|--requirement|-c|--constraint)[ =]*(.+)")
 _PATH_OPTION = re.compile(r"(-r|--requirement|-c|--constraint|-f|--find-links)[ =]*(.+)")
 EDITABLE = ("-e ", "--editable")
 _EDITABLE_OPTION = re.compile(r"(?:-e|--editable)[ =]+(.+)")
@@ -50,7 +50,7 @@ def host_packages() -> dict[str, str]:
     """
     pinned = dict(line.split("==") for line in lines_of(CONSTRAINTS))
     versions: dict[str, str] = {canonicalize_name(name): version for name, version in pinned.items()}
-    return add_aliases({name: versions[name] for name in lines_of(NAMES)})
+    return add_aliases({name: versions[name] for name in lines_of(HOST_PACKAGES_FILE)})
 
 
 def add_aliases(packages: Mapping[str, str]) -> dict[str, str]:
@@ -65,8 +65,8 @@ def is_met(line: str, packages: Mapping[str, str], python: str = PYTHON) -> bool
     return not _applies(requirement, python) or _meets(requirement, packages.get(canonicalize_name(requirement.name)))
 
 
-def find_replaced(lines: Iterable[str], packages: Mapping[str, str], python: str = PYTHON) -> dict[str, str]:
-    """Return the lines that exclude the version of a package, by its name; UsageError for TensorFlow's."""
+def find_conflicts(lines: Iterable[str], packages: Mapping[str, str], python: str = PYTHON) -> dict[str, str]:
+    """Return the lines that ask for another version of a package, by its name; UsageError for one that no job may replace."""
     lines_by_name = {}
     for line in lines:
         requirement = _requirement(line)
@@ -79,7 +79,7 @@ def find_replaced(lines: Iterable[str], packages: Mapping[str, str], python: str
 
 
 def version_error(line: str, name: str, have: str) -> UsageError:
-    """Return the error for a requirement that no package can install."""
+    """Return the error for a requirement that contradicts a package which no job may replace."""
     spec = without_options(line)
     return UsageError(
         f"{spec} is asked for, but the Python of the job has {name} {have}: ask for that, leave the version out, or give the "
@@ -107,13 +107,13 @@ def _meets(requirement: Requirement, version: str | None) -> bool:
 
 @cache
 def _protected_packages() -> frozenset[str]:
-    """Return the packages of the hosts' TensorFlow, and those it was built for."""
+    """Return the packages that no job may replace: those of trainer/requirements.txt, their other names, and Keras."""
     names = {canonicalize_name(Requirement(line).name) for line in lines_of(REQUIREMENTS)}
     return frozenset({*names, *_ALIASES, "keras"})
 
 
 def stubs(folder: Path, packages: Mapping[str, str]) -> dict[str, Path]:
-    """Make wheels with no content, by which uv takes what is there for given; by the name of each."""
+    """Make empty wheels of the hosts' packages, so that uv counts these as available; return their paths by name."""
     wheels = {}
     for name, version in packages.items():
         stem = f"{name.replace('-', '_')}-{version}"
@@ -141,7 +141,7 @@ def lines_of(requirements: Path) -> list[str]:
 
 
 def flat_lines(requirements: Path) -> list[str]:
-    """Return those lines with the files of -r inlined, and the paths of other options made absolute.
+    """Return the lines of `lines_of` with the files of -r inlined, and the paths of other options made absolute.
 
     What is asked for as editable is installed like anything else: hosts have no folder of this machine.
     """
@@ -176,7 +176,7 @@ def absolute(line: str, folder: Path) -> str:
 def named_files(folder: Path, lines: Iterable[str]) -> Iterator[bytes]:
     """Yield the content of files that lines name, recursively, such as `-r more.txt` or `./mine.whl`."""
     for line in lines:
-        option = _OPTION.match(line)
+        option = _INCLUDE_OPTION.match(line)
         if option is None and not line.startswith(_PATHS) and not without_options(line).endswith(_ARCHIVES):
             continue  # the name of a distribution, though there may be a folder of that name
         path = folder / _EXTRAS.sub("", option[1] if option else without_options(line))
@@ -187,6 +187,6 @@ def named_files(folder: Path, lines: Iterable[str]) -> Iterator[bytes]:
 
 
 def _applies(requirement: Requirement, python: str) -> bool:
-    full = f"{python}.2"
+    full = f"{python}.2"  # of any patch version
     versions = {"python_version": python, "python_full_version": full, "implementation_version": full}
     return requirement.marker is None or requirement.marker.evaluate({**_ENVIRONMENT, **versions, "extra": ""})

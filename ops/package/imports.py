@@ -11,16 +11,18 @@ from pathlib import Path
 from ops import terminal
 from ops.errors import UsageError
 
-# The exceptions of a handled import, whose failure is harmless.
-_GUARDS = frozenset({"ImportError", "ModuleNotFoundError", "SyntaxError", "Exception", "BaseException"})
+# Exceptions that a program catches around an import that it can do without.
+_IMPORT_ERRORS = frozenset({"ImportError", "ModuleNotFoundError", "SyntaxError", "Exception", "BaseException"})
 
 
 def check_module(files: Mapping[str, bytes], package: str, module: str, root: str = "") -> dict[str, str]:
-    """Return the modules outside the package that `module` imports, each with the importing `file:line`.
+    """Return the modules outside the package and the standard library that `module` imports, each with a `file:line`.
+
+    They are top-level names. Files of the package that it imports are followed.
 
     Raises:
-        UsageError: for a module that is not in the package, a file that it imports and that does not compile, or an import of a
-            missing part of the package.
+        UsageError: for a module that is not in the package or cannot run, a file that it imports and that does not compile, or
+            an import of what is missing in the package or above it.
     """
     start = _path_of(module, files) if module.partition(".")[0] == package else None
     if start is None:
@@ -31,7 +33,7 @@ def check_module(files: Mapping[str, bytes], package: str, module: str, root: st
     outside: dict[str, str] = {}
 
     def follow(path: str) -> Iterator[str]:
-        tree = _compile(path, files[path], root)
+        tree = _parse(path, files[path], root)
         if statement := _import_above(tree, files[path], _package_of(path)):
             how = f"give --package the folder above, such as above/, and --module above.{module}"
             raise UsageError(f"{path}:{statement}, which is above the package {package}: {how}")
@@ -49,7 +51,7 @@ def check_module(files: Mapping[str, bytes], package: str, module: str, root: st
     visited, errors = _traverse(start, follow), []
     for path in sorted(path for path in files if path.endswith(".py") and path not in visited):
         try:
-            _compile(path, files[path], root)
+            _parse(path, files[path], root)
         except UsageError as error:
             errors.append(str(error))
     if errors:
@@ -61,7 +63,7 @@ def check_script(files: Mapping[str, bytes], script: str, root: str = "", alone:
     """Return the same for a file that Python runs by its path: it can import its neighbours by name.
 
     A file that is sent `alone` has no neighbours: one that it imports and that is beside it in `root` is a UsageError. A folder
-    without `__init__.py` is none, as Python prefers a package of that name elsewhere.
+    without `__init__.py` does not count: Python prefers an installed package of that name.
     """
     folder, _, start = script.rpartition("/")
     shown = "" if alone else f"{folder}/"
@@ -69,7 +71,7 @@ def check_script(files: Mapping[str, bytes], script: str, root: str = "", alone:
     outside: dict[str, str] = {}
 
     def follow(path: str) -> Iterator[str]:
-        tree = _compile(f"{shown}{path}", own[path], root)
+        tree = _parse(f"{shown}{path}", own[path], root)
         if statement := _import_above(tree, own[path], _package_of(path)):
             how = f"leave out the dots, or run a package: --package FOLDER --module FOLDER.{start.removesuffix('.py')}"
             raise UsageError(f"{shown}{path}:{statement}, and a script has no package to start from: {how}")
@@ -103,7 +105,7 @@ def imports_package(content: bytes, package: str) -> bool:
     if package.encode() not in content:
         return False
     try:
-        nodes = [*ast.walk(_compile("", content, ""))]
+        nodes = [*ast.walk(_parse("", content, ""))]
     except UsageError:
         return False
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
@@ -114,7 +116,7 @@ def imports_package(content: bytes, package: str) -> bool:
 def describe_missing(
     missing: Sequence[str], imports: Mapping[str, str], package: str, files: Mapping[str, bytes], folder: str = ""
 ) -> str:
-    """Describe the modules that the hosts lack; `imports` has the `file:line` of some, and the program runs in `folder`."""
+    """Describe the modules that the hosts lack; `imports` has the `file:line` of each, and the program runs in `folder`."""
     name, others = missing[0], [f"{name} ({imports[name]})" for name in missing[1:]]
     where, more = imports[name], f"; nor have they {', '.join(others)}" if others else ""
     beside, _, script = where.rpartition(":")[0].rpartition("/")
@@ -136,7 +138,7 @@ def _add_external(outside: dict[str, str], name: str, where: str) -> None:
         outside.setdefault(top, where)
 
 
-def _compile(path: str, content: bytes, root: str) -> ast.Module:
+def _parse(path: str, content: bytes, root: str) -> ast.Module:
     try:
         return ast.parse(content, filename=path)
     except (SyntaxError, ValueError) as error:
@@ -155,7 +157,7 @@ def _path_of(module: str, files: Mapping[str, bytes]) -> str | None:
 def _contains(files: Iterable[str], module: str) -> bool:
     """Return True if files have a folder of that name, or a compiled module, such as `fast.cpython-311-x86_64-linux-gnu.so`.
 
-    Also if they have a module above it, which may make it up: `six.moves`.
+    Also if they have its parent module, which may create it at run time, as six does with six.moves.
     """
     base = module.replace(".", "/")
     return any(
@@ -187,9 +189,9 @@ def _paths_of_import(name: str, parts: Sequence[str], files: Mapping[str, bytes]
 
 
 def _imports(tree: ast.Module, package: str, main: bool) -> Iterator[tuple[str, list[str], int]]:
-    """Yield the modules imported when the file runs, as `__main__` or imported, by absolute name, with the names and lines.
+    """Yield the absolute name, the imported names and the line of each import that surely runs; `main`: as `__main__`.
 
-    A name may be a module or any other: `from trainer import model`.
+    An imported name may be a module or any object, as in `from trainer import model`.
     """
     for node in _top_level(tree.body, main):
         if isinstance(node, ast.Import):
@@ -218,7 +220,7 @@ def _import_above(tree: ast.Module, content: bytes, package: str) -> str:
 
 
 def _top_level(body: list[ast.stmt], main: bool) -> Iterator[ast.stmt]:
-    """Yield the statements that surely run: in no function, open condition, or handler of a failed import."""
+    """Yield the statements that surely run: in no function, no branch of the host's choice, and no import that may fail."""
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or _suppresses_import_error(node):
             continue
@@ -237,7 +239,7 @@ def _branch(node: ast.If, main: bool) -> list[ast.stmt]:
     """Return the branch that surely runs: none if only the host knows, by its flags or its version of Python."""
     test = node.test
     if "TYPE_CHECKING" in (names := _names(test)):
-        return node.orelse
+        return node.body if isinstance(test, ast.UnaryOp) else node.orelse
     if isinstance(test, ast.Constant):
         return node.body if test.value else node.orelse
     return (
@@ -254,7 +256,7 @@ def _suppresses_import_error(node: ast.stmt) -> bool:
 
 
 def _catches_import_error(caught: ast.expr | None) -> bool:
-    return caught is None or any(isinstance(node, ast.Name) and node.id in _GUARDS for node in ast.walk(caught))
+    return caught is None or any(isinstance(node, ast.Name) and node.id in _IMPORT_ERRORS for node in ast.walk(caught))
 
 
 def _names(expression: ast.expr) -> set[str]:

@@ -44,12 +44,12 @@ def install(
     Args:
         start: the folder from which the lines' paths start.
         step: shows what is fetched.
-        check: is called with the sizes of what is to be fetched, before each; what it raises ends uv.
+        check: is called when a large download begins, with the sizes of all that have begun; what it raises ends uv.
     """
     progress = _Progress(check)
     if step:
         step.count = progress.line
-    # A folder, such as the project itself in what `uv export` writes, has no hash: then those that are there are checked.
+    # A folder, such as the project itself in what `uv export` writes, can have no hash: then only given hashes are checked.
     local = any(line.startswith((".", "/")) for line in lines)
     hashed = ["--require-hashes"] if any(" --hash" in line for line in lines) and not local else []
     result = uv.install(target, python, lines, [*hashed, *options], start, progress.read)
@@ -60,7 +60,7 @@ def install(
 
 
 def wheels_only_options(python: str) -> list[str]:
-    """Return the options that forbid builds, unless those of this machine may fit hosts with this Python."""
+    """Return the options that forbid builds, unless one of this machine may fit hosts with this Python."""
     here = (platform.python_version_tuple()[:2], sys.platform, platform.machine())
     return [] if here == (tuple(python.split(".")), "linux", "x86_64") else ["--only-binary=:all:"]
 
@@ -110,8 +110,8 @@ def explain(output: str, python: str) -> str:
             f"{match[1]} does not match its hash in requirements.txt, {problem}: export the file again, or ask who changed it"
         )
     if match := _NO_HASH.search(flat):
-        how = "uv export and pip-compile --generate-hashes do"
-        return f"{match[1]} has no version and hash in requirements.txt, as all that a file with hashes wants must: {how}"
+        how = "uv export and pip-compile --generate-hashes write them"
+        return f"{match[1]} has no version and hash in requirements.txt; where one line has a hash, all need one: {how}"
     if "Git operation failed" in flat:
         return f"a dependency cannot be fetched by git: {reason(output)}"
     if "The build backend returned an error" in flat:

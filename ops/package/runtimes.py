@@ -1,7 +1,7 @@
-"""A job's own Python runtime, for a program that needs another TensorFlow than the hosts', or none.
+"""A job's own Python runtime, on local hosts: for a program that needs another TensorFlow than the hosts', or none.
 
-It is built here once, in a folder that every host mounts read-only, so that no host has to fetch or unpack it. The folder is
-named by the request's name and a hash of the request: later jobs with the same request reuse it.
+It is built here once, in a folder that every local host mounts read-only, so that no host has to fetch or unpack it. The folder
+is named by the request's name and a hash of the request: later jobs with the same request reuse it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _INDEX_OPTIONS = ("--extra-index-url", "--index-url", "-i ")
 
 @dataclass(frozen=True)
 class RuntimeRequest:
-    """A request to uv.
+    """A runtime to build with uv, or to use again.
 
     Attributes:
         name: shown to people.
@@ -69,7 +69,7 @@ class RuntimeRequest:
 
 
 def from_version(text: str, where: str, inventory: Inventory) -> RuntimeRequest | None:
-    """Return a runtime with a version of TensorFlow, such as 2.19.1 or 2.19 for its newest patch; None if the hosts have it."""
+    """Return the request for a version of TensorFlow, 2.19.1 or 2.19 for its newest patch; None if the hosts have it."""
     ours = inventory.tensorflow or hostpython.host_packages()[hostpython.TENSORFLOW]
     if not _TENSORFLOW_2.fullmatch(text):
         raise UsageError(f"{where} {text!r} is no version of TensorFlow 2: write 2.20 or 2.20.0, or leave it out for {ours}")
@@ -77,11 +77,11 @@ def from_version(text: str, where: str, inventory: Inventory) -> RuntimeRequest 
         return None
     others = (Requirement(line).name for line in hostpython.lines_of(hostpython.REQUIREMENTS))
     requirement = f"{hostpython.TENSORFLOW}=={text}{'.*' if text.count('.') == 1 else ''}"
-    return _make_runtime(f"tensorflow-{text}", [requirement, *(name for name in others if name != hostpython.TENSORFLOW)])
+    return _make_request(f"tensorflow-{text}", [requirement, *(name for name in others if name != hostpython.TENSORFLOW)])
 
 
 def from_file(path: str, where: str, gpus: bool = False) -> RuntimeRequest:
-    """Return the runtime of a requirements.txt alone; without `gpus`, with CPU builds if there are any."""
+    """Return the request for the runtime of a requirements.txt alone; without `gpus`, with CPU builds if there are any."""
     file = Path(path)
     if not file.is_file():
         raise UsageError(f"{where} {path} is no file: give the path of a requirements.txt")
@@ -90,7 +90,7 @@ def from_file(path: str, where: str, gpus: bool = False) -> RuntimeRequest:
     if here := next((line for line in lines if line.startswith(hostpython.EDITABLE) or line in (".", "./")), None):
         raise UsageError(f"{where} {path} asks for {here}, which stays a folder of this machine: name a wheel of it")
     builds, cpu_torch = lines if gpus else cpu_builds(lines), not gpus and names_torch(lines)
-    request = _make_runtime(file.stem, builds, file.absolute(), cpu_torch)
+    request = _make_request(file.stem, builds, file.absolute(), cpu_torch)
     return replace(request, original=() if builds == lines else tuple(lines))
 
 
@@ -98,7 +98,7 @@ def from_manifest(inventory: Inventory, request: Mapping[str, Any]) -> RuntimeRe
     """Return a manifest's runtime: the existing one if its folder still has the same versions, else a new one.
 
     Raises:
-        OpsError: if the manifest is not one of `fab train`. Any job can write to the bucket, and uv runs what it installs.
+        OpsError: if the manifest is not one of `fab train`. Hosts can write it, and uv runs what it installs.
     """
     name, folder_name, requirements = request.get("name"), request.get("key"), request.get("requirements")
     lines = (
@@ -118,11 +118,11 @@ def from_manifest(inventory: Inventory, request: Mapping[str, Any]) -> RuntimeRe
     return (
         RuntimeRequest(str(name), tuple(lines), str(folder_name))
         if format_requirements(installed(folder)) == lines
-        else _make_runtime(str(name), lines, cpu_torch=any(line.endswith("+cpu") for line in lines))
+        else _make_request(str(name), lines, cpu_torch=any(line.endswith("+cpu") for line in lines))
     )
 
 
-def _make_runtime(name: str, lines: Sequence[str], file: Path | None = None, cpu_torch: bool = False) -> RuntimeRequest:
+def _make_request(name: str, lines: Sequence[str], file: Path | None = None, cpu_torch: bool = False) -> RuntimeRequest:
     contents = hostpython.named_files(file.parent, lines) if file else ()
     options = [_CPU_TORCH] if cpu_torch else []
     digest = digest_of([PYTHON.encode(), *(line.encode() for line in (*lines, *options)), *contents])
@@ -228,7 +228,7 @@ def names_torch(lines: Collection[str]) -> bool:
 def cpu_remedy(packages: Iterable[str]) -> str:
     """Return the CPU builds to request instead of these packages, as a clause of an error; empty if none has one."""
     names = {canonicalize_name(package) for package in packages}
-    if names & {*_TORCH} or any(name.startswith("nvidia-") for name in names if "torch" in names):
+    if names & {*_TORCH}:
         return f"a line {TORCH_INDEX} above torch fetches its CPU build; "
     return "".join(f"{other} is the CPU build of {name}; " for name, other in _CPU_BUILDS.items() if name in names)
 

@@ -26,10 +26,11 @@ def show(
         f"one process here: {1 / seconds:.1f} steps/s, {1000 * seconds:.1f} ms a step on {here} cpus, counted as {kind}"
     )
     often = f"every {work.period} steps" if work.period > 1 else "every step"
+    # `share` is the part of the bytes that moves each way per exchange.
     moved = f"{work.parameters * work.share / _MEGA:.1f} MB each way to and from parameter servers, {often}"
     terminal.out(f"parameters: {work.parameters / _MEGA:.1f} MB as float32; {moved}")
     if learned:
-        _show_law(learned)
+        _show_steps_model(learned)
     terminal.out()
     rows = []
     for tier, of_tier in predicted.items():
@@ -56,12 +57,13 @@ def time_to(seconds: float) -> str:
     return terminal.duration(seconds) if seconds >= 0.95 else f"{seconds:.2g} s"
 
 
-def _show_law(learned: TargetModel) -> None:
+def _show_steps_model(learned: TargetModel) -> None:
+    """Print the steps to the target: `least` of each replica plus `noise` divided among all (`time_to_target`)."""
     law, until = learned.law, learned.until
     measured = ", ".join(f"{run['steps']:.0f} with {run['replicas']}" for run in until["runs"])
     terminal.out(f"steps of all replicas to {learned.target}, by {learned.strategy}: {measured}")
     least, noise, error = f"{law.least:.0f}", f"{law.noise:.0f}", f"{until['errorPercent']:.0f}"
-    terminal.out(f"model: {least} of each replica, and {noise} shared by all; off by {error} % at most")
+    terminal.out(f"model: {least} steps by each replica, and {noise} divided among all; off by {error} % at most")
 
 
 def _note_late(until: Mapping[str, Any]) -> None:
@@ -69,7 +71,7 @@ def _note_late(until: Mapping[str, Any]) -> None:
         if runs.is_too_late(run["lateSteps"], run["steps"]):
             terminal.note(
                 f"of {run['replicas']} replicas the last one began at step {run['lateSteps']}: "
-                "a target that takes more steps is measured better"
+                "choose a target that takes more steps, to measure it better"
             )
 
 

@@ -459,7 +459,7 @@ def test_a_function_returns_the_data_of_each_replica(portable: bool) -> None:
 
     source = BatchSource(make, portable=portable)
     assert [next(iter(source.training(replica, 3))).numpy().tolist() for replica in range(3)] == [[0, 1], [10, 11], [20, 21]]
-    assert next(iter(source.training_here(2, 3))).numpy().tolist() == [20, 21]
+    assert next(iter(source.training_on_device(2, 3))).numpy().tolist() == [20, 21]
     shared = BatchSource(tf.data.Dataset.range(8).batch(2), portable=portable)
     assert [next(iter(shared.training(replica, 3))).numpy().tolist() for replica in range(3)] == [[0, 1], [2, 3], [4, 5]]
 
@@ -489,7 +489,7 @@ def test_data_continues_at_a_step_like_an_unbroken_run(kind: str, replicas: int)
     for step in (0, 1, 5, 13, 14, 33):
         source, begin = BatchSource(UNBOUNDED[kind]), step // replicas
         assert read_batches(source.training(replicas - 1, replicas, step), 7) == all_batches[begin : begin + 7]
-        assert read_batches(source.training_here(replicas - 1, replicas, step), 1) == [all_batches[begin]]
+        assert read_batches(source.training_on_device(replicas - 1, replicas, step), 1) == [all_batches[begin]]
 
 
 @pytest.mark.parametrize("data", [dataset, lambda context: dataset()])
@@ -506,7 +506,7 @@ def test_a_batch_that_the_replicas_cannot_share_is_refused_with_a_size_that_they
     with pytest.raises(JobError, match=r"3 replicas cannot share a batch of 8 evenly\. Valid: a multiple of 3, such as 9$"):
         source.training(0, 3)
     source = BatchSource(lambda context: dataset().unbatch().batch(context.get_per_replica_batch_size(8), drop_remainder=True))
-    assert next(iter(source.training_here(1, 4)))[0].shape == (2, 3)
+    assert next(iter(source.training_on_device(1, 4)))[0].shape == (2, 3)
 
 
 @pytest.mark.parametrize(
@@ -578,8 +578,8 @@ def test_finished_passes_are_not_read_again() -> None:
 
 def test_only_batches_of_one_size_are_skipped() -> None:
     source = BatchSource(lambda: tf.data.Dataset.range(5).batch(2))
-    assert source.keep_largest() == 2
-    assert read_batches(source.training_here(0, 1, 3), 2) == [[2, 3], [0, 1]]
+    assert source.fix_batch_size() == 2
+    assert read_batches(source.training_on_device(0, 1, 3), 2) == [[2, 3], [0, 1]]
 
 
 def test_other_data_starts_from_the_beginning_and_is_reported(

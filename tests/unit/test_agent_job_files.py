@@ -22,7 +22,7 @@ from hosts.agent import job_files as job_files_module
 from hosts.agent import token_broker
 from hosts.agent.cgroup import processors
 from hosts.agent.job_files import JobFiles, threads
-from hosts.agent.launcher_client import SOCKET
+from hosts.agent.launcher_client import SOCKET_VARIABLE
 from hosts.agent.token_broker import Mint
 from jobs import paths
 from jobs.bucket import BucketError, Conflict
@@ -117,7 +117,7 @@ def test_a_trainer_of_another_user_has_its_own_home_and_none_of_the_agent_s_envi
         "USER": "replica",
         "LOGNAME": "replica",
         "SHELL": "/x",
-        SOCKET: "/run/l.sock",
+        SOCKET_VARIABLE: "/run/l.sock",
         "LANG": "C.UTF-8",
     }
     launcher = FakeLauncher()

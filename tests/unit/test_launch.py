@@ -388,7 +388,7 @@ def test_a_waiting_connection_is_used_unless_it_has_answered(monkeypatch: pytest
 
 def test_a_host_without_a_launcher_has_none(monkeypatch: pytest.MonkeyPatch, socket_folder: Path) -> None:
     assert launcher_client.launcher("/bucket", {}) is None
-    found = launcher_client.launcher("/bucket", {launcher_client.SOCKET: str(socket_folder / "none")})
+    found = launcher_client.launcher("/bucket", {launcher_client.SOCKET_VARIABLE: str(socket_folder / "none")})
     assert found
     sockets: list[socket.socket] = []
     real = socket.socket

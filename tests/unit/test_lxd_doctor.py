@@ -238,9 +238,9 @@ def test_an_unreadable_state_is_a_warning_and_there_are_no_orphans(machine: Mach
     monkeypatch.setattr(backend, "run_pulumi", ask)
     machine.add_project("abcdef", backend.own_url(orphans.ROOT))
     monkeypatch.setattr(backend, "mentions", lambda *_: None)
-    assert summarize(doctor.belongings(None)) == [("warning", "the state in x cannot be read: no")]
+    assert summarize(doctor.leftovers(None)) == [("warning", "the state in x cannot be read: no")]
     monkeypatch.setattr(backend, "run_pulumi", lambda *_: '[{"name": "organization/scaletier/local"}]')
-    assert summarize(doctor.belongings(None)) == [("ok", "nothing is left of other stacks")]
+    assert summarize(doctor.leftovers(None)) == [("ok", "nothing is left of other stacks")]
 
 
 def test_each_finding_of_infra_is_a_line_of_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -123,9 +123,9 @@ def test_a_requirement_is_met_by_a_package_or_its_marker(line: str) -> None:
 
 def test_a_prerelease_of_a_host_meets_a_requirement() -> None:
     assert hostpython.is_met("far>=1", {"far": "2.0rc1"})
-    assert hostpython.find_replaced(["far>=1", "./near", "near>2", "x>2; sys_platform == 'win32'"], {"far": "2.0rc1"}) == {}
+    assert hostpython.find_conflicts(["far>=1", "./near", "near>2", "x>2; sys_platform == 'win32'"], {"far": "2.0rc1"}) == {}
     packages = {"far": "1.0", "near": "1.0", "x": "1.0"}
-    assert hostpython.find_replaced(["far>=1", "./near", "Near>2", "x>2; sys_platform == 'win32'"], packages) == {
+    assert hostpython.find_conflicts(["far>=1", "./near", "Near>2", "x>2; sys_platform == 'win32'"], packages) == {
         "near": "Near>2"
     }
 
@@ -472,8 +472,8 @@ SILENT = """error: Request failed after 3 retries in 9.8s
         ),
         (
             "error: In `--require-hashes` mode, all requirements must have a hash, but none were provided for: near==1.0\n",
-            "near==1.0 has no version and hash in requirements.txt, as all that a file with hashes wants must: uv export and "
-            "pip-compile --generate-hashes do",
+            "near==1.0 has no version and hash in requirements.txt; where one line has a hash, all need one: uv export and "
+            "pip-compile --generate-hashes write them",
         ),
         (
             "error: No solution found when resolving dependencies:\n  cause: Because far was not found, no way.\n",

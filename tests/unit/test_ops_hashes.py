@@ -55,7 +55,7 @@ def test_a_missing_hash_is_refused(tmp_path: Path, index: Path) -> None:
     far = make_wheel(index, needs="near")
     make_wheel(index, "near")
     error = build_error(make_trainer(tmp_path, pinned_requirement("far", "1.0", sha256_of(far))))
-    assert error.startswith("near has no version and hash in requirements.txt, as all that a file with hashes wants must")
+    assert error.startswith("near has no version and hash in requirements.txt; where one line has a hash, all need one")
     assert "near==1.0 has no version" in build_error(
         make_trainer(tmp_path, pinned_requirement("far", "1.0", sha256_of(far)) + "near==1.0\n")
     )

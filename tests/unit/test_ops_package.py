@@ -89,6 +89,7 @@ def test_imports_at_start_are_required_on_hosts(tmp_path: Path) -> None:
         ("try:\n    import a\nexcept errors.ImportError:\n    pass\n", ["a"]),
         ("if TYPE_CHECKING:\n    import a\nelse:\n    import b\n", ["b"]),
         ("if typing.TYPE_CHECKING:\n    import a\n", []),
+        ("if not TYPE_CHECKING:\n    import a\nelse:\n    import b\n", ["a"]),
         ("if sys.version_info[0] == 2:\n    import a\nelse:\n    import b\n", []),
         ("if sys.platform == 'win32':\n    import a\nif os.name == 'nt':\n    import b\nif six.PY2:\n    import c\n", []),
         ("try:\n    import a\nexcept SyntaxError:\n    import b\n", []),

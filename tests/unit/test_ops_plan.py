@@ -189,7 +189,7 @@ def test_time_to_a_target_is_shown_for_the_measured_strategy(
     )
     output = capsys.readouterr()
     assert "steps of all replicas to loss=0.5, by together: 300 with 1, 400 with 2\n" in output.out
-    assert "model: 100 of each replica, and 200 shared by all; off by 0 % at most\n" in output.out
+    assert "model: 100 steps by each replica, and 200 divided among all; off by 0 % at most\n" in output.out
     assert "STANDARD_1 and PREMIUM_1 have more replicas than the 2 that were tried: extrapolated" in output.err
     assert "TO loss=0.5" in output.out
     assert "SPEED-UP TO IT" in output.out
@@ -231,7 +231,7 @@ def test_the_printed_plan(capsys: pytest.CaptureFixture[str]) -> None:
         "one process here: 20.0 steps/s, 50.0 ms a step on 2 cpus, counted as hyperthreads",
         "parameters: 40.0 MB as float32; 20.0 MB each way to and from parameter servers, every 8 steps",
         "steps of all replicas to f1=0.5, by apart: 301 with 1, 602 with 4",
-        "model: 100 of each replica, and 200 shared by all; off by 2 % at most",
+        "model: 100 steps by each replica, and 200 divided among all; off by 2 % at most",
         "",
         "TIER        STRATEGY  REPLICAS  PS  STEPS/S  MASTER ALONE  SPEED-UP  EFFICIENCY  BOUND BY  TO f1=0.5  SPEED-UP TO IT",
         "STANDARD_1  apart            5   3    100.0          25.0      4.00        0.80  compute   7.0 s                1.71",
@@ -239,7 +239,7 @@ def test_the_printed_plan(capsys: pytest.CaptureFixture[str]) -> None:
         "BASIC       apart            1   0      5.0           5.0      1.00        1.00  compute   1 min 0 s            1.00",
     ]
     assert output.err.splitlines() == [
-        "of 4 replicas the last one began at step 151: a target that takes more steps is measured better",
+        "of 4 replicas the last one began at step 151: choose a target that takes more steps, to measure it better",
         "STANDARD_1 has more replicas than the 4 that were tried: extrapolated",
         "a model, not a measurement: fab plan --job ID compares it with a job that ran (docs/plan.md)",
     ]
@@ -316,7 +316,9 @@ def test_a_run_with_a_late_replica_is_noted(capsys: pytest.CaptureFixture[str]) 
     run_record = {"replicas": 2, "lateSteps": 101, "steps": 400.0}
     show._note_late({"runs": [{**run_record, "lateSteps": 100}, run_record]})
     lines = capsys.readouterr().err.splitlines()
-    assert lines == ["of 2 replicas the last one began at step 101: a target that takes more steps is measured better"]
+    assert lines == [
+        "of 2 replicas the last one began at step 101: choose a target that takes more steps, to measure it better"
+    ]
 
 
 def test_an_own_evaluation_interval_is_kept(learning_package: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from waiting import limit
 
-from hosts.agent.launcher_client import SOCKET, Launcher
+from hosts.agent.launcher_client import SOCKET_VARIABLE, Launcher
 from hosts.tuner import run
 from hosts.tuner.measure import TrialMetrics
 from hosts.tuner.process import TrialChild
@@ -577,7 +577,7 @@ class RunMain:
         self.etc.mkdir()
         monkeypatch.setenv("SCALETIER_ETC", str(self.etc))
         monkeypatch.setenv("SCALETIER_STATE", str(self.state))
-        monkeypatch.delenv(SOCKET, raising=False)
+        monkeypatch.delenv(SOCKET_VARIABLE, raising=False)
         monkeypatch.setattr(run, "TrialChild", self.spawn)
         monkeypatch.setattr(run, "trial_launcher", lambda *given: self.launchers.append(given) or self.spawn)
         monkeypatch.setattr(run, "last_words", lambda log: f"the last line of {log}")
@@ -608,7 +608,7 @@ def test_the_main_function_runs_the_trials_of_the_plan(
     (run_main.state / "trials").mkdir(parents=True)
     world.ledger.create_plan(replace(world.plan, stopSignal="all", stopSeconds=7.0))
     if launched:
-        monkeypatch.setenv(SOCKET, "/run/launch.sock")
+        monkeypatch.setenv(SOCKET_VARIABLE, "/run/launch.sock")
     assert run_main() == 0
     assert [(trial.state, trial.replica, trial.host) for trial in world.trials()] == [
         (TrialState.SUCCEEDED, "master-0", "host-7")
