@@ -96,11 +96,16 @@ def _script(folder: str | None, script: str) -> JobProgram:
     if folder is None:
         source = package.find_file(_file(script, "--script"))
         _check_python(next(iter(source.files.values())), script)
-        return JobProgram(source, (PYTHON, Path(script).name))
+        return JobProgram(source, (PYTHON, _no_option(Path(script).name)))
     source = package.find_folder(folder)
     inside = _in_folder(folder, source, script, "--script")
     _check_python(source.files[f"{source.name}/{inside}"], script)
-    return JobProgram(source, (PYTHON, inside))
+    return JobProgram(source, (PYTHON, _no_option(inside)))
+
+
+def _no_option(path: str) -> str:
+    """Return a path that Python does not take for an option, though its name begins with a hyphen."""
+    return f"./{path}" if path.startswith("-") else path
 
 
 def _check_python(content: bytes, script: str) -> None:

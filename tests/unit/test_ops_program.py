@@ -69,6 +69,15 @@ def test_a_script_runs_in_its_folder(inventory: Inventory, folder: Path) -> None
     assert program.find(str(folder), None, str(folder / "train.py"), None) == job_program, "the same by an absolute path"
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_script_whose_name_begins_like_an_option_is_a_path(folder: Path, alone: bool) -> None:
+    (folder / "-x.py").write_text("import json\n")
+    package_folder, script = (None, str(folder / "-x.py")) if alone else (str(folder), "./-x.py")
+    job_program = program.find(package_folder, None, script, None)
+    assert job_program.command == ("python", "./-x.py")
+    assert job_program.script and job_program.script.endswith("/-x.py")
+
+
 def test_job_dir_is_passed_only_if_the_script_itself_knows_it(inventory: Inventory, folder: Path) -> None:
     job_program = program.find(str(folder), None, "helper.py", None)
     assert start_of(make_plan(inventory, job_program))[1] == ["python", "helper.py"]
