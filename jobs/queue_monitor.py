@@ -75,9 +75,8 @@ class QueueMonitor:
             return False
         job = stored.record
         if job.final:
-            return self._unchanged_for_lease(
-                entry, job.lease
-            )  # its leader removes the entry as soon as all replicas have stopped
+            # Its leader removes the entry as soon as all replicas have stopped.
+            return self._unchanged_for_lease(entry, job.lease)
         if job.lease.submitter:
             if self._unchanged_for_lease(entry, job.lease, lease.SUBMITTER_FACTOR):
                 self._end(stored, NOT_HANDED_OVER)

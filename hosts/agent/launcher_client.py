@@ -120,9 +120,8 @@ class Launched:
         with suppress(OSError, ValueError, KeyError, TypeError):
             reply = _answer(self._channel)
             status = -int(reply["signal"]) if reply["signal"] else int(reply["code"])
-            self._exit = Exit(
-                status, bool(reply["outOfMemory"]), reply["memoryLimit"], int(reply["left"])
-            )  # processes that it left
+            processes_left = int(reply["left"])
+            self._exit = Exit(status, bool(reply["outOfMemory"]), reply["memoryLimit"], processes_left)
         self._over.set()
         os.kill(os.getpid(), signal.SIGCHLD)  # as the end of a child does
 
