@@ -330,12 +330,13 @@ def _message_matches(pattern: str, line: bytes) -> bool:
     if threading.current_thread() is not threading.main_thread():
         return re.search(pattern, text) is not None
     before = signal.signal(signal.SIGALRM, _too_slow)  # which Python looks at while it matches
-    signal.setitimer(signal.ITIMER_REAL, PATTERN_SECONDS)
+    seconds_left, _ = signal.setitimer(signal.ITIMER_REAL, PATTERN_SECONDS)
     try:
         return re.search(pattern, text) is not None
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, seconds_left)  # of whoever set one
 
 
 def _too_slow(*_: object) -> None:

@@ -44,6 +44,8 @@ def paint(text: str, colour: str | None, stream: TextIO | None = None) -> str:
     return f"\033[{_CODES[colour]}m{text}\033[0m" if colour and supports_colour(stream or sys.stdout) else text
 
 
+# The status lines on the terminal, which another thread's lines replace.
+_writing, _shown = threading.RLock(), list["StatusLine"]()
 _SGR = r"\033\[[0-9;:]{0,64}m"
 _CONTROLS = re.compile(rf"({_SGR})|[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _PLAIN = "\033[0m"
@@ -74,9 +76,12 @@ def write(stream: TextIO, line: str) -> None:
     """Write a harmless line to a stream; replace characters that it cannot encode."""
     encoding = stream.encoding or "utf-8"
     line = sanitize(line, supports_colour(stream))
-    stream.write((line + "\n").encode(encoding, "replace").decode(encoding))
-    if stream is sys.stderr:
-        stream.flush()
+    with _writing:
+        for status in list(_shown):
+            status.clear()
+        stream.write((line + "\n").encode(encoding, "replace").decode(encoding))
+        if stream is sys.stderr:
+            stream.flush()
 
 
 def out(text: str = "") -> None:
@@ -162,7 +167,7 @@ class StatusLine:
     def __init__(self, suffix: str = "") -> None:
         """Append the suffix on a terminal."""
         self.live = supports_colour(sys.stderr)
-        self._suffix, self._shown = suffix, False
+        self._suffix = suffix
 
     def show(self, text: str) -> None:
         """Replace the text; an empty one removes it."""
@@ -171,16 +176,18 @@ class StatusLine:
             note(text)
         elif text:
             width = shutil.get_terminal_size().columns - len(self._suffix) - 1  # a wrapped line could not be removed
-            sys.stderr.write(f"{sanitize(text)[:width]}{self._suffix}")
-            sys.stderr.flush()
-            self._shown = True
+            with _writing:
+                sys.stderr.write(f"{sanitize(text)[:width]}{self._suffix}")
+                sys.stderr.flush()
+                _shown.append(self)
 
     def clear(self) -> None:
         """Remove the line."""
-        if self._shown:
-            sys.stderr.write("\r\033[K")
-            sys.stderr.flush()
-            self._shown = False
+        with _writing:
+            if self in _shown:
+                sys.stderr.write("\r\033[K")
+                sys.stderr.flush()
+                _shown.remove(self)
 
 
 _FIRST_SECONDS, _AGAIN_SECONDS, _REDRAW_SECONDS = 2.0, 10.0, 0.2

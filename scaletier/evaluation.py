@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,7 +13,7 @@ from scaletier.flags import Flags
 from scaletier.functional_model import Batch, FunctionalModel
 from scaletier.job import Inspector, Job
 from scaletier.loop import EvalInterval, eval_line
-from scaletier.runtime import import_tensorflow, say
+from scaletier.runtime import StopRequest, import_tensorflow, say
 from scaletier.summaries import Summaries
 
 tf = import_tensorflow()
@@ -81,9 +80,9 @@ def make_evaluate(
 
 def run_evaluator(job: Job, flags: Flags, index: int) -> None:
     """Evaluate each new checkpoint until SIGTERM or SIGINT."""
-    stopped = threading.Event()
+    stopped = StopRequest()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopped.set())
+        signal.signal(number, stopped)
     if job.eval_data is None:
         say(f"Idle [evaluator/{index}]: the job has no eval_data; this one waits for the job's end")
         stopped.wait()

@@ -17,7 +17,7 @@ from scaletier.callbacks import Callbacks
 from scaletier.flags import flags_of
 from scaletier.job import Job, JobError
 from scaletier.run import RETRY_EXIT_CODE, exit_process, print_failure, run_to_exit_code, train
-from scaletier.runtime import import_tensorflow, one_line
+from scaletier.runtime import StopRequest, import_tensorflow, one_line
 from scaletier.tf_config import Cluster, ClusterError, cluster
 
 # The job directories that this process has trained into.
@@ -96,8 +96,10 @@ def fit(
         if code == RETRY_EXIT_CODE:
             exit_process(code)
         raise SystemExit(code)
-    signal.signal(signal.SIGTERM, handler)
+    of_training = signal.signal(signal.SIGTERM, handler)
     _trained.add(flags.job_dir)
+    if isinstance(of_training, StopRequest) and of_training.received:  # after the last round
+        signal.raise_signal(signal.SIGTERM)
     return called.history
 
 

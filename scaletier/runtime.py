@@ -32,8 +32,29 @@ TOO_LATE_MESSAGE = (
 _AROUND_ERROR = re.compile(r"^(Graph execution error:|Detected at node .*| +File .*|<stack traces .*)$", re.MULTILINE)
 # A process with less memory returns none: it would only request it again. The rest is of one that is watched.
 _LARGE_BYTES, _GROWTH, _WATCH_SECONDS = 1e9, 1.1, 1.0
+_STOP_POLL_SECONDS = 0.1
 # Of malloc.h.
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
+
+
+class StopRequest:
+    """A handler that notes that a signal came. It takes no lock, which the interrupted code may hold: an Event would."""
+
+    def __init__(self) -> None:
+        self.received = False
+
+    def __call__(self, *_: object) -> None:
+        self.received = True
+
+    def is_set(self) -> bool:
+        return self.received
+
+    def wait(self, seconds: float = math.inf) -> bool:
+        """Wait for a signal; return False after this many seconds without one."""
+        end = time.monotonic() + seconds
+        while not self.received and (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, _STOP_POLL_SECONDS))
+        return self.received
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import contextlib
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -21,7 +20,16 @@ from scaletier.functional_model import Batch, FunctionalModel
 from scaletier.job import Job, JobError
 from scaletier.loop import DivergedError, EvalInterval, PreemptedError, Round, StepBudget, eval_line, final_line
 from scaletier.private import is_lost_host
-from scaletier.runtime import give_memory_back, host_memory, import_tensorflow, local_devices, one_line, say, say_device
+from scaletier.runtime import (
+    StopRequest,
+    give_memory_back,
+    host_memory,
+    import_tensorflow,
+    local_devices,
+    one_line,
+    say,
+    say_device,
+)
 from scaletier.savedmodel import export, make_serving_module, save_model
 from scaletier.summaries import Summaries
 from scaletier.tf_config import Cluster
@@ -187,8 +195,8 @@ class ChiefTasks:
             say(line)
         if step >= self._flags.max_steps:
             say(f"Nothing is left to train: step {step} is not below --max-steps {self._flags.max_steps}")
-        self._preempted = threading.Event()
-        signal.signal(signal.SIGTERM, lambda *_: self._preempted.set())
+        self._preempted = StopRequest()
+        signal.signal(signal.SIGTERM, self._preempted)
 
     def after(self, taken: Round) -> None:
         """Log, evaluate and save if it is due after a round; PreemptedError after SIGTERM, when a checkpoint is saved."""

@@ -98,7 +98,8 @@ class Child:
         if self._stop_signal == "all":
             self.signal(signal.SIGTERM)
         else:
-            self._process.terminate()
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGTERM)  # Popen.terminate would reap a process that has ended, and `ended` fail
 
     def signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):

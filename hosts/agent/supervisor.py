@@ -6,6 +6,7 @@ import shlex
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,11 +15,14 @@ from hosts.agent.log import Log
 from hosts.agent.replica_rules import SIGKILL_STATUS, SIGTERM_CODE, Exit, termination_reason
 from hosts.agent.trainer import Trainer
 from jobs import variables
+from jobs.background import Background
 from jobs.lease import Clock
 from jobs.progress import JobProgress
 from jobs.records import Plan, ReplicaRecord, UnsavedFiles
 from jobs.states import ReplicaState
 
+# The longest wait for a start within one step; the unit's WatchdogSec is longer.
+_STEP_SECONDS = 5.0
 _TUNER = Path(__file__).resolve().parents[1] / "tuner" / "__main__.py"
 
 
@@ -54,13 +58,14 @@ class Supervisor:
         self.assignment, self._spawn, self._clock, self._now = assignment, spawn, clock, now
         self._record = record
         self._child: Trainer | None = None
+        self._starting: Background[Trainer | Exception] | None = None
         self._attempt = -1
         self._ending = ""
         self._terminated = False
         # A restart that an earlier incarnation of this replica began is recorded from here on.
         pending = bool(record.events) and record.events[-1].seconds is None
         self._ended_at = clock() if pending else None
-        self._started_at = 0.0
+        self._started_at, self._start_time = 0.0, ""
         self._printed_before = record.lines
         self._progress = record.progress
         self._start_at = clock() + replica_rules.wait_before_start(record)
@@ -120,10 +125,21 @@ class Supervisor:
             self._terminated = True
 
     def step(self) -> float:
-        """Do what is due; return the seconds until the next step, unless a signal comes first."""
+        """Do what is due; return the seconds until the next step, unless a signal comes first.
+
+        A start may take longer, so the next step goes on with it. Meanwhile other threads read the record.
+        """
         with self._lock:
             self._reap()
             self._start_or_stop()
+        if self._starting:
+            with suppress(TimeoutError):
+                started = self._starting.join(_STEP_SECONDS)
+                with self._lock:
+                    self._end_start(started)
+        with self._lock:
+            if self._starting:
+                return 0.0
             waits = [self._child.due()] if self._child else []
             if self._record.state is ReplicaState.PREPARING and self._attempt >= 0:
                 waits.append(self._start_at - self._clock())
@@ -185,7 +201,7 @@ class Supervisor:
 
     def _start_or_stop(self) -> None:
         """Start or stop the trainer, as was ordered."""
-        if self._attempt < 0 and not self._terminated:
+        if self._starting or (self._attempt < 0 and not self._terminated):
             return
         plan, record, log = self.assignment.plan, self._record, self.assignment.log
         outdated = replica_rules.outdated(plan, record, self._attempt)
@@ -198,25 +214,36 @@ class Supervisor:
             self._record = self._stopped(None)
         elif outdated:
             log.write_message(f"the whole job starts again, attempt {self._attempt}", "WARNING")
-            self._start(replica_rules.for_attempt(record, self._attempt))
+            self._record = replica_rules.for_attempt(record, self._attempt)
+            self._start()
         elif record.state is ReplicaState.PREPARING and self._clock() >= self._start_at:
-            self._start(record)
+            self._start()
 
-    def _start(self, record: ReplicaRecord) -> None:
-        log = self.assignment.log
-        record = replica_rules.started(record, self._now())
-        self._started_at = self._clock()
+    def _start(self) -> None:
+        """Start the trainer in a thread: the launcher of a slow host takes longer than the watchdog allows."""
+        self._started_at, self._start_time = self._clock(), self._now()
+        self._starting = Background(self._spawn_or_error)
+
+    def _spawn_or_error(self) -> Trainer | Exception:
         try:
-            self._child = self._spawn(self.assignment)
+            return self._spawn(self.assignment)
         except (OSError, ValueError) as error:
+            return error
+
+    def _end_start(self, started: Trainer | Exception) -> None:
+        """Record the trainer that has started, or why it could not."""
+        self._starting = None
+        log, record = self.assignment.log, replica_rules.started(self._record, self._start_time)
+        if isinstance(started, Exception):
             program = self.assignment.argv[0]
-            reason = f"{program}: {error.strerror}" if isinstance(error, OSError) and error.strerror else error
+            reason = f"{program}: {started.strerror}" if isinstance(started, OSError) and started.strerror else started
             why = f"the trainer cannot start: {reason}"
             # A slow host is no fault of the program.
-            status = SIGKILL_STATUS if isinstance(error, TimeoutError) else 127
+            status = SIGKILL_STATUS if isinstance(started, TimeoutError) else 127
             record = replica_rules.after_exit(self.assignment.plan, record, Exit(status), 0.0, self._now(), why)
             self._start_at = self._clock() + replica_rules.wait_before_start(record)
             log.write_message(record.errorMessage, "ERROR")
         else:
-            log.write_message(f"started trainer pid {self._child.pid}: {shlex.join(self.assignment.argv)}")
+            self._child = started
+            log.write_message(f"started trainer pid {started.pid}: {shlex.join(self.assignment.argv)}")
         self._record = record

@@ -57,9 +57,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _load,
         lambda model, rows: metrics.rows.labels(model).observe(rows),
     )
-    # Uvicorn ends by raising its signal once more, which is ignored here: the process has something left to do.
-    signal.signal(signal.SIGTERM, lambda *_: None)
-    threading.Thread(target=_follow, args=(manager, options.poll_seconds), name="manager", daemon=True).start()
     config = uvicorn.Config(
         app(manager, metrics),
         http="httptools",
@@ -68,8 +65,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         backlog=_BACKLOG,
         timeout_graceful_shutdown=5,
     )
+    server = uvicorn.Server(config)
+    # Uvicorn handles a signal only while it runs. It ends by raising it once more, and the process has something left to do.
+    signal.signal(signal.SIGTERM, lambda *_: setattr(server, "should_exit", True))
+    threading.Thread(target=_follow, args=(manager, options.poll_seconds), name="manager", daemon=True).start()
     with contextlib.suppress(KeyboardInterrupt):
-        uvicorn.Server(config).run(sockets)
+        server.run(sockets)
     manager.close()
     return 0
 

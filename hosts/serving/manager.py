@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -69,6 +70,7 @@ class ModelManager:
         """
         self._clock = clock
         self._markers: set[Path] = set()
+        self._marking, self._closed = threading.Lock(), False
         self._catalog, self._files, self._cache, self._load, self._on_batch = catalog, files, cache, load, on_batch
         self._models: Mapping[str, ServedModel] = {}
         self.polled = False
@@ -184,9 +186,12 @@ class ModelManager:
             why = "the server ended while it loaded this: fab undeploy and fab deploy try it once more"
             return LoadedVersion(version.name, LoadState.END, why, deployment=version.token)
         try:
-            self._markers.add(marker)
-            self._cache.mkdir(parents=True, exist_ok=True)
-            marker.touch()
+            with self._marking:
+                if self._closed:
+                    return LoadedVersion(version.name, LoadState.LOADING, deployment=version.token)
+                self._markers.add(marker)
+                self._cache.mkdir(parents=True, exist_ok=True)
+                marker.touch()
             folder = self._fetch(model, version)
             saved = self._load(folder)
             batcher = Batcher(saved.run, saved.signatures, on_batch=lambda rows: self._on_batch(model, rows))
@@ -202,9 +207,11 @@ class ModelManager:
         return LoadedVersion(version.name, LoadState.AVAILABLE, model=saved, batcher=batcher, deployment=version.token)
 
     def close(self) -> None:
-        """Remove the marker files of loads in progress, so that the end of the process counts against no model."""
-        for marker in self._markers:
-            marker.unlink(missing_ok=True)
+        """Begin no further load, and remove the marker files of those in progress: the process's end is no model's fault."""
+        with self._marking:
+            self._closed = True
+            for marker in self._markers:
+                marker.unlink(missing_ok=True)
 
     def _fetch(self, model: str, version: Version) -> Path:
         """Return the version's files in a local folder, each as it was deployed; ValueError if one differs."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from functools import cached_property
 from pathlib import Path
+from typing import Any, TypeVar
 
 from infra.inventory import Inventory
 from jobs.bucket import Bucket
@@ -14,7 +16,16 @@ from ops.cluster.bucket import SshChannel
 from ops.cluster.inventory import ROOT, load
 from ops.cluster.remote import Fleet
 
+T = TypeVar("T")
 _SFTP = "sftp://"
+
+
+class _OpenedOnce(cached_property[T]):
+    """A cached property that several threads may read at first: since Python 3.12 its base has no lock."""
+
+    def __get__(self, instance: ClusterClient, owner: type[Any] | None = None) -> T:  # type: ignore[override]
+        with instance.opening:
+            return super().__get__(instance, owner)
 
 
 class ClusterClient:
@@ -25,6 +36,7 @@ class ClusterClient:
     ) -> None:
         """Use these parts; those that are None are opened when needed."""
         self.inventory = inventory
+        self.opening = threading.RLock()
         if fleet is not None:
             self.fleet = fleet
         if bucket is not None:
@@ -37,12 +49,12 @@ class ClusterClient:
         """Load the cluster of the stack in use; UsageError if none is up."""
         return cls(load(root))
 
-    @cached_property
+    @_OpenedOnce
     def fleet(self) -> Fleet:
         """Connections to the hosts; UsageError where what SSH needs is missing."""
         return Fleet(self.inventory)
 
-    @cached_property
+    @_OpenedOnce
     def bucket(self) -> Bucket:
         """The bucket, through whichever host answers first where it is on hosts."""
         url = self.inventory.operator_bucket
@@ -51,7 +63,7 @@ class ClusterClient:
         command = ssh_bucket.command(url.removeprefix(_SFTP))
         return ssh_bucket.SshBucket(lambda: SshChannel(self.fleet.any_connection(), command))
 
-    @cached_property
+    @_OpenedOnce
     def ledger(self) -> Ledger:
         """The records in the bucket."""
         return Ledger(self.bucket)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from functools import cache
 
 from infra.inventory import Inventory, PowerAccess
 from jobs.host_power import NoAnswerError, PowerError, StartClient
@@ -76,7 +76,26 @@ def _start(inventory: Inventory) -> Callable[[str], None]:
     requests, power = inventory.start_requests(operator=True), inventory.power
     assert requests is not None
     assert power is not None
-    return StartClient(requests, cache(lambda: _token(power))).request_start
+    return StartClient(requests, _OneToken(power)).request_start
+
+
+class _OneToken:
+    """The operator's token, or why there is none: asked for once, by one thread, as gcloud fails beside itself."""
+
+    def __init__(self, power: PowerAccess) -> None:
+        self._power, self._lock = power, threading.Lock()
+        self._outcome: str | PowerError | None = None
+
+    def __call__(self) -> str:
+        with self._lock:
+            if self._outcome is None:
+                try:
+                    self._outcome = _token(self._power)
+                except PowerError as error:
+                    self._outcome = error
+        if isinstance(self._outcome, PowerError):
+            raise PowerError(str(self._outcome))
+        return self._outcome
 
 
 def _token(power: PowerAccess) -> str:

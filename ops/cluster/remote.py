@@ -142,6 +142,13 @@ class _SSHConfig(paramiko.SSHConfig):
         self.TOKENS_BY_CONFIG_KEY = {k: tokens for k, tokens in self.TOKENS_BY_CONFIG_KEY.items() if k != "identityfile"}
 
 
+def _transport(*arguments: Any, **settings: Any) -> paramiko.Transport:
+    """Return paramiko's transport, whose limit for the key exchange is that of sshd's other answers."""
+    transport = paramiko.Transport(*arguments, **settings)
+    transport.handshake_timeout = SSHD_SECONDS
+    return transport
+
+
 class Fleet:
     """Connections to the hosts of one inventory, opened when first used and kept for the command's life."""
 
@@ -262,12 +269,14 @@ class Fleet:
 
     def close(self) -> None:
         """Close what is open, without waiting."""
-        for connection in self._open.values():
+        with self._lock:
+            connections = list(self._open.values())
+        for connection in connections:
             connection.close()
 
     def _new(self, name: str) -> Any:
         own = {"look_for_keys": False, "allow_agent": False}
-        limits = {"auth_timeout": SSHD_SECONDS, "banner_timeout": SSHD_SECONDS}
+        limits = {"auth_timeout": SSHD_SECONDS, "banner_timeout": SSHD_SECONDS, "transport_factory": _transport}
         # Lazy: no fabric.yaml and no FABRIC_ variable of the user may change how a cluster is reached. A config of its own:
         # a new connection sets values in its config, which is empty meanwhile, so that one of another thread would fail.
         config = Config(ssh_config=self._ssh_config, lazy=True)

@@ -155,8 +155,9 @@ class SshBucket:
         limit = (seconds or self._seconds) + size / _MIN_BYTES_PER_SECOND
         for last in (False, True):
             channel: Channel | None = None
-            with suppress(IndexError):
-                channel = self._idle.pop()
+            if not last:  # another thread's channel may be of a connection that broke off
+                with suppress(IndexError):
+                    channel = self._idle.pop()
             try:
                 if channel is None:
                     channel = self._open_channel()
@@ -172,8 +173,8 @@ class SshBucket:
                 _close(channel)  # in the middle of an answer, or of a call
                 raise
             except (OSError, EOFError, ValueError) as error:
-                _close(channel, *self._idle)
-                self._idle.clear()
+                idle, self._idle = self._idle, []
+                _close(channel, *idle)
                 if last or channel is None:
                     reason = str(error) or type(error).__name__
                     raise BucketError(f"the connection to the bucket broke off: {reason}") from error

@@ -98,7 +98,9 @@ def test_a_missing_and_an_unresponsive_server_are_reported() -> None:
         with pytest.raises(NotifyError, match="timed out") as error:
             post(check_url(f"http://127.0.0.1:{port}/"), b"{}", timeout=0.05)
         assert error.value.again
-    result = notify_and_wait(f"http://127.0.0.1:{port}/")
+    with socket.socket() as closed:  # no other program gets its port
+        closed.bind(("127.0.0.1", 0))
+        result = notify_and_wait(f"http://127.0.0.1:{closed.getsockname()[1]}/")
     assert (result.attempts, result.error) == (3, "Connection refused")
 
 

@@ -7,6 +7,7 @@ the exit code of a program that has ended, or with null.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import gc
 import importlib
@@ -20,6 +21,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+_PR_SET_PDEATHSIG = 1
 
 
 class Program:
@@ -91,7 +94,8 @@ def _serve() -> list[str]:
 
 
 def _become(arguments: list[str], env: Mapping[str, str], folder: str, log: str) -> list[str]:
-    """Give this process the environment, directory, import path and output of the program."""
+    """Give this process the environment, directory, import path and output of the program, which ends with its parent."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.environ.clear()
     os.environ.update(env)
     os.chdir(folder)

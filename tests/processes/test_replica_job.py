@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from replicahosts import GOES, PATIENCE, SLEEPS, Make, gone, until
+from waiting import scale
 
 from jobs.queue import QueueEntry
 
@@ -240,7 +241,7 @@ def test_a_job_waits_for_a_lost_host_and_continues(make: Make) -> None:
 
 
 def test_another_replica_leads_if_the_chief_is_lost(make: Make) -> None:
-    cluster = make(SLEEPS, "master-0", "worker-0", lostAfterSeconds=0.5, leaseSeconds=2.0)
+    cluster = make(SLEEPS, "master-0", "worker-0", lostAfterSeconds=0.5, leaseSeconds=2.0 * scale())
     cluster.start("master-0")  # alone at first, as the first running replica may lead
     until(lambda: cluster.job.lease.holder.startswith("master-0/"))
     cluster.start("worker-0")

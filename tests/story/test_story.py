@@ -122,6 +122,7 @@ def test_a_failed_job_is_explained_in_one_file(stack: Stack, tmp_path: Path) -> 
 
 def test_a_hostile_trainer_is_refused_everything(stack: Stack) -> None:
     before = stack.ssh("master-0", _STATE).out
+    assert "job.json" in before
     stack.must("train", "hostile", *HOSTILE, "--", "--victim", "mnist", "--try", *REFUSED)
     outcomes: dict[str, str] = json.loads(stack.ssh("master-0", "cat /bucket/jobs/hostile/output/told.json").out)
     assert set(outcomes) == set(REFUSED)
@@ -150,7 +151,7 @@ def test_the_doctor_finds_nothing_wrong(stack: Stack) -> None:
 
 
 def test_bad_calls_end_with_one_line(stack: Stack) -> None:
-    before = stack.fab("jobs", "--json").out
+    before = stack.must("jobs", "--json").out
     for arguments, text in [(("train", "--job", "mnist"), "mnist"), (("logs", "worker-9", "--job", "mnist"), "worker-0")]:
         refused = stack.fab(*arguments)
         assert (refused.code, text in refused.err, "Traceback" in refused.text) == (2, True, False), refused.text

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from replicahosts import PATIENCE, Clock
+from replicahosts import PATIENCE, Clock, until
 
+from hosts.agent import supervisor
 from hosts.agent.replica_rules import Exit
 from hosts.agent.supervisor import Assignment, Supervisor
+from jobs.background import Background
 from jobs.firsterror import FirstError
 from jobs.progress import JobProgress
 from jobs.records import Event, Plan, ReplicaRecord
@@ -92,6 +94,28 @@ def host() -> Host:
     host = Host()
     host.orders(0)
     return host
+
+
+def test_a_slow_start_holds_up_neither_the_watchdog_nor_the_reporter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "_STEP_SECONDS", 0.01)
+    host, started = Host(), threading.Event()
+
+    def spawn(assignment: Assignment) -> Child:
+        assert started.wait(PATIENCE)
+        return host.spawn(assignment)
+
+    host.supervisor._spawn = spawn
+    host.orders(0)
+    assert host.supervisor.step() == 0.0, "it goes on with the start"
+    read = Background(lambda: host.record.state).join(PATIENCE)
+    assert read == "PREPARING"
+    host.supervisor.set_facts({"x": 1})
+    host.supervisor.set_target_state(0, "the job is cancelled")
+    started.set()
+    until(lambda: host.supervisor.step() > 0)
+    host.supervisor.step()
+    assert (host.record.state, host.record.facts, host.record.starts) == ("RUNNING", {"x": 1}, 1)
+    assert (len(host.children), host.child.stops) == (1, [7.0]), "what was ordered meanwhile follows"
 
 
 def test_a_start_that_timed_out_is_repeated() -> None:

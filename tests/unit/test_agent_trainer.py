@@ -216,3 +216,14 @@ def test_a_child_reads_its_input_and_what_it_leaves_is_killed(tmp_path: Path) ->
         assert (end.status, end.out_of_memory) == (3 if b"no" in printed else 0, False)
         with os.fdopen(pipe, "rb") as file:
             assert file.read() == printed, "no process holds the pipe"
+
+
+def test_a_stop_of_a_program_that_has_just_ended_leaves_its_exit_to_be_read(tmp_path: Path) -> None:
+    read, output = os.pipe()
+    child = Child(ProcessRun("job01", ["/bin/false"], tmp_path, {}), output)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    child.stop(5.0)
+    assert child.ended()
+    assert child.reap().status == 1
+    os.close(read)
+    os.close(output)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -112,7 +113,7 @@ def test_a_token_command_that_hangs_is_one_line(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_operator_s_token_is_asked_for_once(inventory: Inventory, monkeypatch: pytest.MonkeyPatch) -> None:
-    requests, tokens = list[tuple[str, object]](), list[PowerAccess]()
+    requests, tokens, more = list[tuple[str, object]](), list[PowerAccess](), threading.Event()
 
     def fetch(url: str, headers: object, *_: object) -> bytes:
         requests.append((url, headers))
@@ -120,6 +121,7 @@ def test_the_operator_s_token_is_asked_for_once(inventory: Inventory, monkeypatc
 
     def token(power: PowerAccess) -> str:
         tokens.append(power)
+        more.wait(0.1)  # another thread would ask meanwhile
         return "t1"
 
     monkeypatch.setattr("jobs.host_power._fetch", fetch)
@@ -130,7 +132,22 @@ def test_the_operator_s_token_is_asked_for_once(inventory: Inventory, monkeypatc
     assert power_on.start_and_wait(fleet, ["worker-0", "ps-0"]) == {}
     header = {"Authorization": "Bearer t1"}
     assert sorted(requests) == [("http://own/ps-0/start", header), ("http://own/worker-0/start", header)]
-    assert tokens[:1] == [POWER]
+    assert tokens == [POWER]
+
+
+def test_why_there_is_no_token_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = list[PowerAccess]()
+
+    def token(power: PowerAccess) -> str:
+        tokens.append(power)
+        raise PowerError("no login")
+
+    monkeypatch.setattr(power_on, "_token", token)
+    get = power_on._OneToken(POWER)
+    for _ in range(2):
+        with pytest.raises(PowerError, match=r"^no login$"):
+            get()
+    assert tokens == [POWER]
 
 
 def test_hosts_and_the_operator_use_different_urls(inventory: Inventory) -> None:

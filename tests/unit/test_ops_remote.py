@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -169,6 +170,33 @@ def test_a_missing_file_of_the_stack_asks_for_pulumi_up(cluster: Inventory, name
         Fleet(cluster).run("ps-0", "true")
 
 
+def test_threads_that_open_a_cluster_share_its_connections(cluster: Inventory, monkeypatch: pytest.MonkeyPatch) -> None:
+    fleets, another = list[Fleet](), threading.Event()
+
+    class SlowFleet(Fleet):
+        def __init__(self, inventory: Inventory) -> None:
+            fleets.append(self)
+            another.wait(0.1)  # another thread would open one meanwhile
+            super().__init__(inventory)
+
+    monkeypatch.setattr("ops.cluster.cluster.Fleet", SlowFleet)
+    monkeypatch.setattr(cached_property, "__get__", _get_without_a_lock)
+    client = ClusterClient(cluster)
+    for thread in (threads := [threading.Thread(target=lambda: client.fleet) for _ in range(2)]):
+        thread.start()
+    for thread in threads:
+        thread.join(limit())
+    assert fleets == [client.fleet]
+
+
+def _get_without_a_lock(self: Any, instance: Any, owner: Any = None) -> Any:
+    """Do as cached_property does since Python 3.12."""
+    cache = instance.__dict__
+    if self.attrname not in cache:
+        cache[self.attrname] = self.func(instance)
+    return cache[self.attrname]
+
+
 def test_any_host_can_serve_the_bucket(cluster: Inventory) -> None:
     config = cluster.folder / "ssh_config"
     config.write_text("Host master-0\n  HostName 10.0.0.2\n  ProxyCommand false\n" + config.read_text())
@@ -285,6 +313,9 @@ def test_only_the_stack_s_own_settings_count(cluster: Inventory, tmp_path: Path,
     connection = fleet._new("ps-0")
     kwargs = dict(connection.connect_kwargs)
     assert kwargs.pop("pkey") is fleet._load_key(tmp_path / "gone"), "it is read once"
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert kwargs.pop("transport_factory")(ours).handshake_timeout == remote.SSHD_SECONDS
     limits = dict.fromkeys(("auth_timeout", "banner_timeout"), remote.SSHD_SECONDS)
     assert kwargs == {"look_for_keys": False, "allow_agent": False, **limits}
     assert (connection.host, connection.port, connection.user) == ("10.0.0.32", 22, "scaletier")

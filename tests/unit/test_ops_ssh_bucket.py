@@ -175,6 +175,22 @@ def test_a_killed_remote_process_is_started_again(store: SshBucket, remote: Remo
     assert store.scan("*") == {"a": b"one"}
 
 
+def test_a_call_is_repeated_on_a_channel_of_its_own(store: SshBucket, remote: RemoteHost) -> None:
+    """The channel of another thread, given back meanwhile, is of the same connection, which broke off."""
+
+    class BreaksForAll(Pipe):
+        def send(self, data: bytes) -> None:
+            store._idle.append(others)
+            raise EOFError
+
+    store.create("a", b"one")
+    others, broken = Pipe(remote.root), BreaksForAll(remote.root)
+    others.breaks = "before"
+    remote.pipes += [others, broken]
+    store._idle[:] = [broken]
+    assert store.read("a") is not None
+
+
 def test_a_channel_that_keeps_breaking_is_an_error(store: SshBucket, remote: RemoteHost) -> None:
     def open_broken_pipe(root: Path) -> Pipe:
         pipe = Pipe(root)

@@ -380,9 +380,11 @@ def test_a_refused_connection_is_closed(error: Exception) -> None:
         def open_channel(self, *_: object, timeout: float) -> None:
             raise error
 
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        Forward(Refusing(), "127.0.0.1", [0]).carry(theirs, ("127.0.0.1", 9))  # type: ignore[arg-type]
+    with Forward(Refusing(), "127.0.0.1", [0]) as forward:  # type: ignore[arg-type]
+        request, client = socket.socketpair()
+        with client:
+            forward._server.process_request_thread(request, ("127.0.0.1", 9))  # type: ignore[attr-defined]
+            assert client.recv(1) == b""
 
 
 def test_both_directions_are_carried_until_the_host_ends_the_connection() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import signal
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from scaletier.fit import _in_order
 from scaletier.flags import flags_of
 from scaletier.functional_model import FunctionalModel
 from scaletier.job import Job, JobError
-from scaletier.runtime import import_tensorflow
+from scaletier.runtime import StopRequest, import_tensorflow
 from scaletier.training import ChiefTasks
 
 tf = import_tensorflow()
@@ -259,3 +260,20 @@ def test_the_model_has_the_trained_optimizer_also_with_a_rate_by_replicas(replic
     trained_optimizer = network.model.optimizer
     assert float(trained_optimizer.learning_rate) == pytest.approx(0.05 * replicas)
     np.testing.assert_array_equal(trained_optimizer.variables[-1], local[-1])
+
+
+def test_a_sigterm_after_the_last_round_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    signals = list[int]()
+
+    def train(*_: object) -> int:
+        signal.signal(signal.SIGTERM, stop := StopRequest())
+        stop(signal.SIGTERM, None)
+        return 0
+
+    monkeypatch.setattr(importlib.import_module("scaletier.fit"), "train", train)
+    handler = signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
+    try:
+        scaletier.fit(model, (X, Y), steps=1, arguments=["--job-dir", "sigterm"])
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    assert signals == [signal.SIGTERM]

@@ -8,8 +8,10 @@ import importlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +24,7 @@ from scaletier.run import main
 from scaletier.runtime import (
     ACCELERATOR,
     CPU_DEVICES,
+    StopRequest,
     available_cpus,
     devices_of,
     give_memory_back,
@@ -252,3 +255,14 @@ def test_free_memory_is_kept_until_it_is_released() -> None:
     result = subprocess.run([sys.executable, "-c", KEEP_AND_FREE], capture_output=True, text=True, check=True)
     kept_mb, returned_mb = map(int, result.stdout.split())
     assert kept_mb < 20 and returned_mb > 150, "MB of 200"
+
+
+def test_a_stop_request_is_noted_while_it_is_waited_for() -> None:
+    handler = signal.signal(signal.SIGUSR1, stop := StopRequest())
+    try:
+        assert not stop.wait(0.0)
+        threading.Timer(0.01, lambda: signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)).start()
+        assert stop.wait()
+        assert stop.is_set()
+    finally:
+        signal.signal(signal.SIGUSR1, handler)

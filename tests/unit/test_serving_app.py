@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import threading
 from collections.abc import Coroutine, Iterable, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import uvicorn
 from starlette.applications import Starlette
 from waiting import limit
 
@@ -310,6 +312,21 @@ def test_health_needs_all_models_loaded(manager: ModelManager) -> None:
     assert ask(server, "GET", "/health")[:2] == (503, {"polled": False, "models": []})
     manager.reconcile()
     assert ask(server, "GET", "/health")[:2] == (200, {"polled": True, "models": ["mnist"]})
+
+
+def test_a_sigterm_before_the_server_runs_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, handler = uvicorn.Server.run, signal.getsignal(signal.SIGTERM)
+
+    def interrupted(server: uvicorn.Server, sockets: Any) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        run(server, sockets)
+
+    monkeypatch.setattr(uvicorn.Server, "run", interrupted)
+    monkeypatch.setattr("hosts.serving.__main__._follow", lambda *_: None)
+    try:
+        assert main(["--bucket", str(tmp_path), "--cache", str(tmp_path), "--port", "0"]) == 0
+    finally:
+        signal.signal(signal.SIGTERM, handler)
 
 
 def test_a_foreign_address_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

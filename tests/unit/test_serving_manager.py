@@ -159,6 +159,19 @@ def test_a_version_that_is_being_loaded(world: ServedBucket) -> None:
     world.manager.close()
 
 
+def test_a_server_that_ends_begins_no_further_load(world: ServedBucket) -> None:
+    def load(folder: Path) -> FakeModel:
+        world.manager.close()
+        return FakeModel(folder)
+
+    world.manager._load = load
+    world.add_files("v1", "1")
+    world.add_files("v2", "2")
+    world.manager.reconcile()
+    assert sorted(str(version.state) for version in world.manager.versions_of("m", None)) == ["AVAILABLE", "LOADING"]
+    assert not list(world.cache.glob(".loading-*")), "the next server would not try that version"
+
+
 def test_a_reloaded_version_replaces_its_former_self(world: ServedBucket) -> None:
     """It is the default while the recorded default cannot be loaded."""
     world.deploy("v1", "1")

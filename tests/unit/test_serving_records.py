@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import limit
 
 from hosts.serving.catalog import Catalog
 from hosts.serving.records import Model, ModelError, Version, VersionState, folder_of, path_of
@@ -175,10 +176,10 @@ def test_of_twenty_concurrent_deployments_one_gets_each_name(tmp_path: Path) -> 
     def deploy(number: int) -> None:
         name, token = f"v{number % 10}", str(number)
         try:
-            Catalog(FolderBucket(tmp_path)).change(
+            Catalog(FolderBucket(tmp_path, limit())).change(
                 "mnist", lambda model: model.add_version(Version(name, token=token)), create=True
             )
-            Catalog(FolderBucket(tmp_path)).change(
+            Catalog(FolderBucket(tmp_path, limit())).change(
                 "mnist", lambda model: model.set_files(name, token, FILES, 3).mark_ready(name, token)
             )
         except ModelError:

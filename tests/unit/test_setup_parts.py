@@ -387,6 +387,7 @@ def test_sizes_and_times_of_missing_parts_are_added_up(checkout: Path) -> None:
     write_program(checkout / "bin/python3", "exit 0")  # LXD answers
     write_program(checkout / "bin/id", "echo 0")
     python = write_program(checkout / ".venv/bin/python", "exit 1")
+    write_program(checkout / "bin/df", "echo; echo disk 9 9 9999999")
     first, *items = run_script(checkout, "setup/needs.sh").stdout.splitlines()
     assert first.endswith(": 1.8 GB in about 2 minutes, or 3 minutes if Pulumi is built, on two processors:")
     assert len(items) == 4
@@ -450,7 +451,7 @@ def state_of(root: Path, *files: str) -> Path:
 
 def run_clean(root: Path, *sockets: Path) -> subprocess.CompletedProcess[str]:
     paths = " ".join(map(str, sockets or [root / "none"]))
-    return run_script(root, "setup/clean.sh", SCALETIER_LXD_SOCKET=paths, PULUMI_BACKEND_URL="gs://team")
+    return run_script(root, "setup/clean.sh", SCALETIER_LXD_SOCKET=paths, PULUMI_BACKEND_URL="gs://team", SETUP_ALONE="lxd")
 
 
 def test_clean_keeps_files_written_by_hand(checkout: Path) -> None:
@@ -567,7 +568,7 @@ def test_limits_raised_by_root_are_restored_only_by_root(checkout: Path) -> None
     limits.write_text(f"{checkout}/limit 1\n")
     write_program(checkout / "bin/id", "echo 1000")
     write_program(checkout / "bin/rm", "exit 1")
-    result = run_script(checkout, "setup/lxd.sh", "down", SCALETIER_LXD_SOCKET=str(checkout / "none"))
+    result = run_script(checkout, "setup/lxd.sh", "down", SCALETIER_LXD_SOCKET=str(checkout / "none"), SETUP_ALONE="lxd")
     assert (result.returncode, len(result.stderr.splitlines())) == (2, 1)
     assert "`sudo setup/lxd.sh down` first" in result.stderr
     assert not (checkout / "limit").exists()
@@ -585,7 +586,7 @@ def test_an_image_is_built_in_a_folder_with_a_space(checkout: Path, importing: s
     )
     write_program(root / ".venv/bin/ansible-playbook", 'echo "$2 $3" >>ran')
     write_nice(root)
-    result = run_script(root, "setup/image.sh")
+    result = run_script(root, "setup/image.sh", SETUP_ALONE="image")
     assert result.returncode == (3 if "exit" in importing else 0), result.stderr
     assert (root / "ansible/ran").read_text() == f"-e cache='{root}/.cache/image'\n" * 2
     assert (root / "niced").read_text() == "-n 5 ansible-playbook\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import sys
 import time
 from types import SimpleNamespace
 
@@ -295,6 +296,17 @@ def test_progress_is_drawn_often_on_a_terminal_only(monkeypatch: pytest.MonkeyPa
     with step:
         pass
     assert waits == pauses
+
+
+def test_a_line_replaces_the_status_of_another_thread(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(terminal, "supports_colour", lambda _: True)
+    status = terminal.StatusLine()
+    status.show("starting 2 hosts")
+    terminal.write(sys.stderr, "worker-0 may not be started")
+    status.clear()
+    assert capsys.readouterr().err == "starting 2 hosts\r\033[Kworker-0 may not be started\n"
 
 
 def test_a_moment_is_shown_in_the_time_zone_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
