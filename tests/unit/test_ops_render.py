@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opsdata import inventory_json
 
+from hosts.agent import supervisor
 from infra.inventory import Inventory
 from jobs.queue import place
 from jobs.records import HostFile, Plan
@@ -185,7 +186,7 @@ def test_the_agents_unit(inventory: Inventory) -> None:
         "Restart=on-failure",
         "RestartPreventExitStatus=2",
         "RestartForceExitStatus=75 SIGHUP",
-        "WatchdogSec=30",
+        f"WatchdogSec={6 * supervisor._STEP_SECONDS:.0f}",
         "NotifyAccess=main",
         "PrivateDevices=yes",
         "Environment=SCALETIER_LAUNCH=/run/scaletier/launch.sock",

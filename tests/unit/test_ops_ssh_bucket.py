@@ -179,13 +179,13 @@ def test_a_call_is_repeated_on_a_channel_of_its_own(store: SshBucket, remote: Re
     """The channel of another thread, given back meanwhile, is of the same connection, which broke off."""
 
     class BreaksForAll(Pipe):
-        def send(self, data: bytes) -> None:
+        def close(self) -> None:
             store._idle.append(others)
-            raise EOFError
+            super().close()
 
     store.create("a", b"one")
     others, broken = Pipe(remote.root), BreaksForAll(remote.root)
-    others.breaks = "before"
+    others.breaks = broken.breaks = "before"
     remote.pipes += [others, broken]
     store._idle[:] = [broken]
     assert store.read("a") is not None
