@@ -21,10 +21,10 @@ from ops.submit.claim import OvertakenError, Submitter
 class NeverClearsQueue(QueueMonitor):
     """Never clear the queue entries of a dead submitter, so it blocks the cluster."""
 
-    def _is_over(self, entry: QueueEntry, stored: Stored[JobRecord] | RecordError | None) -> bool:
+    def _end_if_abandoned(self, entry: QueueEntry, stored: Stored[JobRecord] | RecordError | None) -> bool:
         if stored is None or (isinstance(stored, Stored) and stored.record.lease.submitter):
             return False
-        return super()._is_over(entry, stored)
+        return super()._end_if_abandoned(entry, stored)
 
 
 class WritesWithoutLease(Submitter):
