@@ -9,6 +9,11 @@ from dataclasses import dataclass
 ERROR_SEVERITIES = frozenset({"ERROR", "CRITICAL"})
 LONGEST = 500
 TRACEBACK = re.compile(r"(?:  \+ Exception Group )?Traceback \(most recent call last\):")
+# Exceptions of TensorFlow and Keras that only say where: what is wrong follows, as an indented exception or the next text.
+_IN_USER_CODE = re.compile(r"[\w.]+: in user code:$")
+_CALLING = re.compile(r"\s*[\w.]+: Exception encountered when calling .*\.$")
+_INDENTED_EXCEPTION = re.compile(r"    [A-Z][\w.]*: ")
+_TEXT = re.compile(r"\s*\S")
 _RANK = re.compile(r"\[rank\d+\]: ?")
 
 
@@ -23,13 +28,15 @@ class FirstError:
 class ErrorFinder:
     """Finds, among the lines of one trainer, the first message of severity ERROR or above.
 
-    `error` is that message's first line, and of a traceback in it the last one, which names the exception.
+    `error` is that message's first line, and of a traceback in it the last one, which names the exception. Of an exception that
+    only says where it was raised it is the line that says what is wrong.
     """
 
     def __init__(self) -> None:
         self.error: FirstError | None = None
         self._message: tuple[object, str] | None = None
         self._ended = self._in_traceback = False
+        self._follows: re.Pattern[str] | None = None
 
     def add_line(self, time: object, severity: str, text: str, log_time: str) -> bool:
         """Read one more line; return True if `error` now has this line, unless it is a traceback's heading.
@@ -48,10 +55,13 @@ class ErrorFinder:
         traceback = TRACEBACK.match(bare) is not None
         last = self._in_traceback and not traceback and not is_continuation(bare)
         self._in_traceback = traceback or (self._in_traceback and not last)
+        if self._follows and self._follows.match(bare):
+            last = True
         if not first and not last:
             return False
-        self.error = FirstError(log_time, text[:LONGEST])
-        return not traceback
+        self._follows = _INDENTED_EXCEPTION if _IN_USER_CODE.match(bare) else _TEXT if _CALLING.match(bare) else None
+        self.error = FirstError(log_time, text.strip()[:LONGEST])
+        return not traceback and self._follows is None
 
 
 def earliest(first_errors: Iterable[tuple[str, FirstError | None]]) -> tuple[str, FirstError] | None:

@@ -142,7 +142,7 @@ class FirstErrorDetector:
     def _is_first_error(self, line: LogLine) -> bool:
         if self._known:
             name, error = self._known
-            return (line.replica, line.time, line.message[:LONGEST]) == (name, error.time, error.message)
+            return (line.replica, line.time, line.message.strip()[:LONGEST]) == (name, error.time, error.message.strip())
         if self._finders is None or line.message.startswith(_OF_THE_AGENT):
             return False
         finder = self._finders.setdefault(line.replica, ErrorFinder())

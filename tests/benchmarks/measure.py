@@ -15,6 +15,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from waiting import HEARS_CTRL_C
+
 LIMIT_SECONDS = 600.0
 _END_SECONDS = 30.0
 
@@ -39,14 +41,13 @@ def running(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command with a pipe as stdout; leaving the context ends its whole process group."""
     process = subprocess.Popen(
-        command,
+        [*HEARS_CTRL_C, *command],
         env=env,
         cwd=cwd,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=stderr,
         start_new_session=True,
-        preexec_fn=_hears_ctrl_c,
     )
     try:
         yield process
@@ -54,11 +55,6 @@ def running(
         end(process)
         if process.stdout:
             process.stdout.close()
-
-
-def _hears_ctrl_c() -> None:
-    """Reset the handler of Ctrl-C: a shell's background processes ignore it, and their children too."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
@@ -85,14 +81,13 @@ def run(
     """
     began = time.monotonic()
     process = subprocess.Popen(
-        command,
+        [*HEARS_CTRL_C, *command],
         env=env,
         cwd=cwd,
         stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
-        preexec_fn=_hears_ctrl_c,
     )
     try:
         out, err = process.communicate(stdin, timeout=limit)

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import hosts_report
 import pylxd.exceptions
-from waiting import limit, wait_for
+from waiting import HEARS_CTRL_C, limit, wait_for
 
 from infra import backend
 from infra.lxd import bucket, project
@@ -183,9 +183,9 @@ class Stack:
             _end(process)
 
     def _popen(self, command: Sequence[str], stderr: int) -> subprocess.Popen[str]:
-        """Start a command in its own process group, where Ctrl-C works: a shell's background jobs ignore it."""
+        """Start a command in its own process group, where Ctrl-C works."""
         return subprocess.Popen(
-            command,
+            [*HEARS_CTRL_C, *command],
             cwd=ROOT,
             env=self.env,
             stdin=subprocess.DEVNULL,
@@ -193,7 +193,6 @@ class Stack:
             stderr=stderr,
             text=True,
             start_new_session=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def pulumi(self, *arguments: str) -> str:

@@ -18,7 +18,7 @@ import hosts_report
 import requests
 from fakes import Google
 from machines import Machines
-from waiting import limit
+from waiting import HEARS_CTRL_C, limit
 from world import Props, World
 
 from infra.templates import ROOT
@@ -265,7 +265,7 @@ class Cloud:
 
     def run(self, *arguments: str, seconds: float = _SECONDS) -> subprocess.CompletedProcess[str]:
         """Run an operator's command."""
-        command, environment = [str(BIN / "fab"), *arguments], self._environment()
+        command, environment = [*HEARS_CTRL_C, str(BIN / "fab"), *arguments], self._environment()
         return subprocess.run(
             command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=limit(seconds), check=False
         )
@@ -273,7 +273,7 @@ class Cloud:
     @contextmanager
     def running(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         """Run an operator's command that does not end by itself; interrupt it when the context ends."""
-        command, environment = [str(BIN / "fab"), *arguments], self._environment()
+        command, environment = [*HEARS_CTRL_C, str(BIN / "fab"), *arguments], self._environment()
         with subprocess.Popen(
             command,
             cwd=ROOT,
@@ -281,7 +281,6 @@ class Cloud:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job of a shell ignores SIGINT
         ) as process:
             try:
                 yield process

@@ -10,6 +10,16 @@ from ops.logs.lines import FIRST, Format, LogLine
 from ops.screen.logs import FirstErrorDetector
 
 TRACE = ["Traceback (most recent call last):", '  File "x.py", line 1, in f', "    f()", "ValueError: bad shape"]
+LAYER = [
+    "AttributeError: Exception encountered when calling M.call().",
+    "",
+    "no attribute 'x'",
+    "",
+    "Arguments received by M.call():",
+]
+KERAS = [*TRACE[:3], *LAYER]
+USER_CODE = ['    File "x.py", line 1, in f', "        f(x)", '    File "y.py", line 2, in g', "        raise E", ""]
+IN_USER_CODE = [*TRACE[:3], "ValueError: in user code:", "", *USER_CODE]
 CHAINED = [*TRACE, "", "The above exception was the direct cause of the following exception:", "", *TRACE[:3], "KeyError: 'x'"]
 
 
@@ -44,6 +54,11 @@ def first_error_of(*texts: str) -> FirstError | None:
         (["ERROR:root:it failed", *TRACE, "INFO:root:x", *CHAINED], "ValueError: bad shape"),
         (["step 1", *(f"[rank1]: {line}" if line else "" for line in CHAINED)], "[rank1]: KeyError: 'x'"),
         (["ERROR:root:it failed", "pause", *TRACE], "ERROR:root:it failed"),
+        (KERAS, "no attribute 'x'"),
+        (KERAS[:4], LAYER[0]),
+        ([*IN_USER_CODE, "    ValueError: bad shape", ""], "ValueError: bad shape"),
+        ([*IN_USER_CODE, *(f"    {line}" for line in LAYER)], "no attribute 'x'"),
+        (IN_USER_CODE, "ValueError: in user code:"),
         (["ERROR:root:" + "x" * 900], "ERROR:root:" + "x" * (LONGEST - 11)),
     ],
 )
