@@ -74,7 +74,7 @@ lint: dev ## ruff and mypy --strict
 	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy
 
 unit: dev ## tests with no network, in seconds, and stack tests under Pulumi's mocks; PYTEST="-k cancel" or PYTEST=FILES for some
-	@$(BIN)/pytest -n auto --dist worksteal -m "not full" $(if $(filter tests/%,$(PYTEST)),,tests/unit tests/stack) $(PYTEST)
+	@$(BIN)/pytest -n auto --dist worksteal -m "not full" $(if $(filter tests/%,$(firstword $(PYTEST))),,tests/unit tests/stack) $(PYTEST)
 
 test: ## what a change must pass: lint, tests without hosts, and one story on real hosts
 	@SET_UP="$(TOGETHER) $(LOCAL) dev" setup/test.sh test

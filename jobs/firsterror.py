@@ -10,10 +10,11 @@ ERROR_SEVERITIES = frozenset({"ERROR", "CRITICAL"})
 LONGEST = 500
 TRACEBACK = re.compile(r"(?:  \+ Exception Group )?Traceback \(most recent call last\):")
 # Exceptions of TensorFlow and Keras that only say where: what is wrong follows, as an indented exception or the next text.
-_IN_USER_CODE = re.compile(r"[\w.]+: in user code:$")
+_IN_USER_CODE = re.compile(r"\s*(?:[\w.]+: )?in user code:$")
 _CALLING = re.compile(r"\s*[\w.]+: Exception encountered when calling .*\.$")
-_INDENTED_EXCEPTION = re.compile(r"    [A-Z][\w.]*: ")
+_INDENTED_EXCEPTION = re.compile(r" {4,}[A-Z][\w.]*: ")
 _TEXT = re.compile(r"\s*\S")
+_COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
 _RANK = re.compile(r"\[rank\d+\]: ?")
 
 
@@ -60,7 +61,7 @@ class ErrorFinder:
         if not first and not last:
             return False
         self._follows = _INDENTED_EXCEPTION if _IN_USER_CODE.match(bare) else _TEXT if _CALLING.match(bare) else None
-        self.error = FirstError(log_time, text.strip()[:LONGEST])
+        self.error = FirstError(log_time, shorten(text))
         return not traceback and self._follows is None
 
 
@@ -71,6 +72,11 @@ def earliest(first_errors: Iterable[tuple[str, FirstError | None]]) -> tuple[str
         return None
     _, name, error = min(errors, key=lambda each: each[:2])
     return name, error
+
+
+def shorten(text: str) -> str:
+    """Return a line as a record has it: without colours, which Keras prints into files too, and at most LONGEST characters."""
+    return _COLOURS.sub("", text).strip()[:LONGEST].strip()
 
 
 def strip_rank(text: str) -> str:

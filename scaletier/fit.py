@@ -9,6 +9,7 @@ import functools
 import inspect
 import itertools
 import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NoReturn
@@ -99,6 +100,8 @@ def fit(
     of_training = signal.signal(signal.SIGTERM, handler)
     _trained.add(flags.job_dir)
     if isinstance(of_training, StopRequest) and of_training.received:  # after the last round
+        sys.stdout.flush()
+        sys.stderr.flush()
         signal.raise_signal(signal.SIGTERM)
     return called.history
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from hosts.agent import missing_libraries
 from hosts.agent.replica_rules import PREEMPTED, counted_restarts, describe_end, is_fault, termination_reason
+from jobs.firsterror import shorten
 from jobs.records import Event, JobRecord, Plan, ReplicaRecord, with_events
 from jobs.states import JobState, ReplicaState
 from jobs.variables import RANK_NAMES
@@ -165,8 +166,9 @@ def _cause(record: ReplicaRecord) -> str:
     """
     if record.signal:
         return ""
-    if record.firstError and record.firstError.message in record.errorMessage:
-        return f"First error: {record.firstError.message.removeprefix('error: ')}"
+    end = "\n".join(map(shorten, record.errorMessage.split("\n")))
+    if record.firstError and (message := shorten(record.firstError.message)) in end:
+        return f"First error: {message.removeprefix('error: ')}"
     return next((f"Last line: {line}" for line in reversed(record.errorMessage.split("\n")) if line.strip()), "")
 
 

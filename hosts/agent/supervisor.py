@@ -137,6 +137,7 @@ class Supervisor:
                 started = self._starting.join(_STEP_SECONDS)
                 with self._lock:
                     self._end_start(started)
+                    self._start_or_stop()  # what was ordered meanwhile
         with self._lock:
             if self._starting:
                 return 0.0

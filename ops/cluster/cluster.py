@@ -24,6 +24,8 @@ class _OpenedOnce(cached_property[T]):
     """A cached property that several threads may read at first: since Python 3.12 its base has no lock."""
 
     def __get__(self, instance: ClusterClient, owner: type[Any] | None = None) -> T:  # type: ignore[override]
+        if instance is None:
+            return self
         with instance.opening:
             return super().__get__(instance, owner)
 

@@ -173,8 +173,10 @@ class SshBucket:
                 _close(channel)  # in the middle of an answer, or of a call
                 raise
             except (OSError, EOFError, ValueError) as error:
-                idle, self._idle = self._idle, []
-                _close(channel, *idle)
+                _close(channel)
+                with suppress(IndexError):
+                    while True:
+                        _close(self._idle.pop())
                 if last or channel is None:
                     reason = str(error) or type(error).__name__
                     raise BucketError(f"the connection to the bucket broke off: {reason}") from error

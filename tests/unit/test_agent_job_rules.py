@@ -200,6 +200,10 @@ def test_a_program_that_failed_without_an_error_has_its_last_line() -> None:
     sentence = "The replica master 0 exited with a non-zero status of 1."
     assert exit_message(quiet) == f"{sentence} Last line: no data in /bucket/data\n{quiet.errorMessage}"
     assert exit_message(replace(quiet, errorMessage=" ")) == f"{sentence}\n "
+    bold = replace(
+        quiet, errorMessage="\x1b[1mno such column\x1b[0m\nArguments", firstError=replace(ERROR, message="no such column")
+    )
+    assert exit_message(bold).startswith(f"{sentence} First error: no such column\n")
     long_ago = replace(quiet, firstError=ERROR)
     assert exit_message(long_ago) == exit_message(quiet)
 

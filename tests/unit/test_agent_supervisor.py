@@ -113,7 +113,6 @@ def test_a_slow_start_holds_up_neither_the_watchdog_nor_the_reporter(monkeypatch
     host.supervisor.set_target_state(0, "the job is cancelled")
     started.set()
     until(lambda: host.supervisor.step() > 0)
-    host.supervisor.step()
     assert (host.record.state, host.record.facts, host.record.starts) == ("RUNNING", {"x": 1}, 1)
     assert (len(host.children), host.child.stops) == (1, [7.0]), "what was ordered meanwhile follows"
 

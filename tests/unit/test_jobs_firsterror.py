@@ -13,7 +13,7 @@ TRACE = ["Traceback (most recent call last):", '  File "x.py", line 1, in f', " 
 LAYER = [
     "AttributeError: Exception encountered when calling M.call().",
     "",
-    "no attribute 'x'",
+    "\x1b[1mno attribute 'x'\x1b[0m",
     "",
     "Arguments received by M.call():",
 ]
@@ -60,6 +60,7 @@ def first_error_of(*texts: str) -> FirstError | None:
         ([*IN_USER_CODE, *(f"    {line}" for line in LAYER)], "no attribute 'x'"),
         (IN_USER_CODE, "ValueError: in user code:"),
         (["ERROR:root:" + "x" * 900], "ERROR:root:" + "x" * (LONGEST - 11)),
+        (["ERROR:root:" + "x" * (LONGEST - 12) + " more"], "ERROR:root:" + "x" * (LONGEST - 12)),
     ],
 )
 def test_the_first_error(texts: list[str], expected: str | None) -> None:
