@@ -11,7 +11,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -257,12 +256,13 @@ def test_free_memory_is_kept_until_it_is_released() -> None:
     assert kept_mb < 20 and returned_mb > 150, "MB of 200"
 
 
-def test_a_stop_request_is_noted_while_it_is_waited_for() -> None:
+def test_a_stop_request_is_noted_while_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     handler = signal.signal(signal.SIGUSR1, stop := StopRequest())
     try:
         assert not stop.wait(0.0)
-        threading.Timer(0.01, lambda: signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)).start()
+        monkeypatch.setattr("time.sleep", lambda _: signal.raise_signal(signal.SIGUSR1))
         assert stop.wait()
         assert stop.is_set()
+        assert not any(hasattr(value, "acquire") or hasattr(value, "notify") for value in vars(stop).values()), "it has no lock"
     finally:
         signal.signal(signal.SIGUSR1, handler)
