@@ -61,7 +61,7 @@ class ErrorFinder:
         if not first and not last:
             return False
         self._follows = _INDENTED_EXCEPTION if _IN_USER_CODE.match(bare) else _TEXT if _CALLING.match(bare) else None
-        self.error = FirstError(log_time, shorten(text))
+        self.error = FirstError(log_time, recorded_text(text))
         return not traceback and self._follows is None
 
 
@@ -74,7 +74,7 @@ def earliest(first_errors: Iterable[tuple[str, FirstError | None]]) -> tuple[str
     return name, error
 
 
-def shorten(text: str) -> str:
+def recorded_text(text: str) -> str:
     """Return a line as a record has it: without colours, which Keras prints into files too, and at most LONGEST characters."""
     return _COLOURS.sub("", text).strip()[:LONGEST].strip()
 

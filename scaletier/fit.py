@@ -99,7 +99,7 @@ def fit(
         raise SystemExit(code)
     of_training = signal.signal(signal.SIGTERM, handler)
     _trained.add(flags.job_dir)
-    if isinstance(of_training, StopRequest) and of_training.received:  # after the last round
+    if isinstance(of_training, StopRequest) and of_training.is_set():  # after the last round
         sys.stdout.flush()
         sys.stderr.flush()
         signal.raise_signal(signal.SIGTERM)

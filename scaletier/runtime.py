@@ -41,20 +41,20 @@ class StopRequest:
     """A handler that notes that a signal came. It takes no lock, which the interrupted code may hold: an Event would."""
 
     def __init__(self) -> None:
-        self.received = False
+        self._received = False
 
     def __call__(self, *_: object) -> None:
-        self.received = True
+        self._received = True
 
     def is_set(self) -> bool:
-        return self.received
+        return self._received
 
     def wait(self, seconds: float = math.inf) -> bool:
         """Wait for a signal; return False after this many seconds without one."""
         end = time.monotonic() + seconds
-        while not self.received and (left := end - time.monotonic()) > 0:
+        while not self._received and (left := end - time.monotonic()) > 0:
             time.sleep(min(left, _STOP_POLL_SECONDS))
-        return self.received
+        return self._received
 
 
 @contextlib.contextmanager

@@ -152,7 +152,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def gone(group: int) -> bool:
-    """Return True if no process of a group runs; one that nobody waits for, as where process 1 is none of init, does not."""
+    """Return True if no process of a group runs; one that has ended and that nobody waits for does not."""
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(FileNotFoundError, ProcessLookupError):
             state, _, group_of = path.read_text().rpartition(") ")[2].split()[:3]

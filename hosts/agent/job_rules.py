@@ -11,7 +11,7 @@ from typing import Any
 
 from hosts.agent import missing_libraries
 from hosts.agent.replica_rules import PREEMPTED, counted_restarts, describe_end, is_fault, termination_reason
-from jobs.firsterror import shorten
+from jobs.firsterror import recorded_text
 from jobs.records import Event, JobRecord, Plan, ReplicaRecord, with_events
 from jobs.states import JobState, ReplicaState
 from jobs.variables import RANK_NAMES
@@ -166,8 +166,8 @@ def _cause(record: ReplicaRecord) -> str:
     """
     if record.signal:
         return ""
-    end = "\n".join(map(shorten, record.errorMessage.split("\n")))
-    if record.firstError and (message := shorten(record.firstError.message)) in end:
+    end = "\n".join(map(recorded_text, record.errorMessage.split("\n")))
+    if record.firstError and (message := recorded_text(record.firstError.message)) in end:
         return f"First error: {message.removeprefix('error: ')}"
     return next((f"Last line: {line}" for line in reversed(record.errorMessage.split("\n")) if line.strip()), "")
 

@@ -6,7 +6,6 @@ import shlex
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -132,12 +131,10 @@ class Supervisor:
         with self._lock:
             self._reap()
             self._start_or_stop()
-        if self._starting:
-            with suppress(TimeoutError):
-                started = self._starting.join(_STEP_SECONDS)
-                with self._lock:
-                    self._end_start(started)
-                    self._start_or_stop()  # what was ordered meanwhile
+        if self._starting and (started := self._started_trainer(self._starting)):
+            with self._lock:
+                self._end_start(started)
+                self._start_or_stop()  # what was ordered meanwhile
         with self._lock:
             if self._starting:
                 return 0.0
@@ -230,6 +227,14 @@ class Supervisor:
             return self._spawn(self.assignment)
         except (OSError, ValueError) as error:
             return error
+
+    @staticmethod
+    def _started_trainer(start: Background[Trainer | Exception]) -> Trainer | Exception | None:
+        """Return the trainer that has started, or why it could not; None if the start goes on."""
+        try:
+            return start.join(_STEP_SECONDS)
+        except TimeoutError:
+            return None
 
     def _end_start(self, started: Trainer | Exception) -> None:
         """Record the trainer that has started, or why it could not."""

@@ -87,7 +87,7 @@ def fetch(
     if all(line.startswith("-") for line in lacking):
         return {}
     have = [f"{name}=={version}" for name, version in sorted(remaining.items())]
-    parts = [part.encode() for part in (python, *have, *lines)] + list(hostpython.named_files(requirements.parent, lines))
+    parts = [part.encode() for part in (python, *have, *lines)] + list(hostpython.contents_of_files(requirements.parent, lines))
     parts += _contents(own) if any(map(hostpython.is_own_folder, lines)) else []
 
     def make(into: Path, step: terminal.Step) -> None:

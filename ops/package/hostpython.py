@@ -173,7 +173,7 @@ def absolute(line: str, folder: Path) -> str:
     return f"{option[1]} {(folder / option[2]).absolute()}" if option and (folder / option[2]).exists() else line
 
 
-def named_files(folder: Path, lines: Iterable[str]) -> Iterator[bytes]:
+def contents_of_files(folder: Path, lines: Iterable[str]) -> Iterator[bytes]:
     """Yield the content of files that lines name, recursively, such as `-r more.txt` or `./mine.whl`."""
     for line in lines:
         option = _INCLUDE_OPTION.match(line)
@@ -183,7 +183,7 @@ def named_files(folder: Path, lines: Iterable[str]) -> Iterator[bytes]:
         inside = sorted(path.rglob("*")) if path.is_dir() and path != folder else [path]
         yield from (candidate.read_bytes() for candidate in inside if candidate.is_file())
         if option and path.is_file():
-            yield from named_files(path.parent, lines_of(path))
+            yield from contents_of_files(path.parent, lines_of(path))
 
 
 def _applies(requirement: Requirement, python: str) -> bool:

@@ -123,7 +123,7 @@ def from_manifest(inventory: Inventory, request: Mapping[str, Any]) -> RuntimeRe
 
 
 def _make_request(name: str, lines: Sequence[str], file: Path | None = None, cpu_torch: bool = False) -> RuntimeRequest:
-    contents = hostpython.named_files(file.parent, lines) if file else ()
+    contents = hostpython.contents_of_files(file.parent, lines) if file else ()
     options = [_CPU_TORCH] if cpu_torch else []
     digest = digest_of([PYTHON.encode(), *(line.encode() for line in (*lines, *options)), *contents])
     folder = f"{_NOT_IN_NAMES.sub('-', name).strip('-.')[:40]}-{digest[:12]}"

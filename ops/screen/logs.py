@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from jobs.bucket import BucketError
 from jobs.chunks import LogFilter
-from jobs.firsterror import ErrorFinder, FirstError, earliest, shorten
+from jobs.firsterror import ErrorFinder, FirstError, earliest, recorded_text
 from jobs.records import JobRecord
 from jobs.serialization import RecordError
 from jobs.states import JobState
@@ -142,7 +142,7 @@ class FirstErrorDetector:
     def _is_first_error(self, line: LogLine) -> bool:
         if self._known:
             name, error = self._known
-            return (line.replica, line.time, shorten(line.message)) == (name, error.time, shorten(error.message))
+            return (line.replica, line.time, recorded_text(line.message)) == (name, error.time, recorded_text(error.message))
         if self._finders is None or line.message.startswith(_OF_THE_AGENT):
             return False
         finder = self._finders.setdefault(line.replica, ErrorFinder())

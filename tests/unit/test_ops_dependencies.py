@@ -163,7 +163,7 @@ def test_the_files_that_lines_name(tmp_path: Path) -> None:
     names = ("a.whl", "b.tar.gz", "lib/c.py", "lib/sub/d.py", "far/e.py", "last.txt")
     write_files(tmp_path, {**{name: name for name in names}, "more.txt": "./lib\n"})
     lines = ["a.whl --hash=sha256:00", "./b.tar.gz[extra]", "far", "gone.zip", ".", "-c last.txt", "-r more.txt", "--pre"]
-    contents = list(hostpython.named_files(tmp_path, lines))
+    contents = list(hostpython.contents_of_files(tmp_path, lines))
     assert contents == [b"a.whl", b"b.tar.gz", b"last.txt", b"./lib\n", b"lib/c.py", b"lib/sub/d.py"]
 
 
