@@ -68,8 +68,11 @@ class Handle(NamedTuple):
         return tf.raw_ops.AssignVariableOp(resource=self.handle, value=value)
 
     def free(self) -> Any:
-        """Free the memory of the value, until another one is assigned."""
-        return self.assign(tf.zeros([0], self.spec.dtype))
+        """Free the memory of the value, until another one is assigned.
+
+        TensorFlow's optimizer takes the shape of one assigned value for that of all later ones: it must not know this one's.
+        """
+        return self.assign(tf.zeros(tf.raw_ops.VariableShape(input=self.handle) * 0, self.spec.dtype))
 
 
 class Variables(NamedTuple):

@@ -19,7 +19,7 @@ from scaletier.evaluation import make_evaluate
 from scaletier.functional_model import Batch, FunctionalModel, Variables, VariableSpec
 from scaletier.job import Job, JobError
 from scaletier.loop import Round
-from scaletier.round_graph import handle_specs, initial_local, list_handles, make_round, named_handles, run_round
+from scaletier.round_graph import LocalResult, handle_specs, initial_local, list_handles, make_round, named_handles, run_round
 from scaletier.runtime import import_tensorflow
 from scaletier.shared_parameters import SharedParameters, _divide_packed, _expand, _pack, overlap
 from scaletier.stages import Stage, forward_backward, make_units, partition
@@ -281,6 +281,27 @@ def test_a_share_of_a_delta_is_added_in_fp16(devices: int) -> None:
     added = by_device(delta, devices, lambda part: round_to_fp16(part * np.float32(0.25)))
     for actual, value, one in zip(pulled, VALUES, added, strict=True):
         np.testing.assert_allclose(actual, value + one, rtol=1e-6, atol=1e-6)
+
+
+def test_a_round_is_right_after_tensorflows_optimizer() -> None:
+    """The optimizer infers shapes of what is read from those of what is assigned: here first of empty values."""
+    parameters = make_parameters(VALUES, 2)
+    held = held_by(parameters)
+
+    def add_one(handles: Sequence[Any]) -> Any:
+        variables = named_handles(parameters.network, handles)
+        step, start = parameters.begin(variables)
+        with tf.control_dependencies([step]):
+            grown = [one.assign(one.read_value() + 1.0) for one in variables.shared]
+        with tf.control_dependencies(grown):
+            taken = LocalResult(tf.constant(4, tf.int64), step, tf.constant(1, tf.int64), tf.zeros([1]))
+            return parameters.end(start, variables, taken)[0]
+
+    graph = tf.function(add_one, autograph=False).get_concrete_function(handle_specs(parameters.network))
+    assert int(graph(list_handles(held))) == 11
+    for actual, value in zip(pulled_exactly(parameters)[0], VALUES, strict=True):
+        assert actual.shape == value.shape
+        np.testing.assert_allclose(actual, value + 1, rtol=2e-3)
 
 
 @pytest.mark.parametrize("maximum", [1, 2, 3, 5])
