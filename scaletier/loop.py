@@ -20,7 +20,10 @@ _EVAL_SHARE = 20.0
 
 
 class DivergedError(RuntimeError):
-    """The loss or a parameter is not finite; the message is one line."""
+    """The loss or a parameter is not finite; the message is one line. GPUs compute nan from labels that are out of range."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what}; try a lower learning rate, or look for nan and labels out of range in the data")
 
 
 class PreemptedError(RuntimeError):
@@ -191,7 +194,7 @@ def train(replica: ReplicaLoop, progress: StepBudget) -> Iterator[Round]:
                 if not math.isfinite(taken.loss):
                     whose = "another replica" if math.isfinite(taken.local_loss) else replica.name
                     what = f"the loss of {whose} is {taken.loss} at step {taken.global_step}"
-                    raise DivergedError(f"{what}; try a lower learning rate")
+                    raise DivergedError(what)
                 now = time.monotonic()
                 replica.period.observe(math.ceil(taken.steps / replica.devices), now - began, taken.compute)
                 steps, progress.rounds = replica.period.steps, progress.rounds + 1

@@ -149,7 +149,7 @@ class Training(abc.ABC):
         """Update the copy; return its global step. DivergedError if a parameter is not finite."""
         step = int(self.copy.step)
         if not bool(self.finite()):
-            raise DivergedError(f"the parameters of {self.name} are not finite at step {step}; try a lower learning rate")
+            raise DivergedError(f"the parameters of {self.name} are not finite at step {step}")
         return step
 
     def _all_finite(self) -> Any:
