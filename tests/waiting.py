@@ -16,11 +16,6 @@ from typing import TypeVar
 
 VARIABLE = "SCALETIER_TEST_SCALE"
 """The environment variable by which the processes of one run share one calibration."""
-HEARS_CTRL_C = ("env", "--default-signal=INT")
-"""Starts a command that Ctrl-C ends, which a shell's background processes and their children ignore.
-
-A `preexec_fn` would run in a fork of this process, where the fork handlers of gRPC meet descriptors that are closed.
-"""
 _USUAL_SECONDS = 0.25  # of the loop below, on an idle core of a usual machine
 _LEAST, _MOST = 1.0, 20.0
 _POLL_SECONDS = 0.05

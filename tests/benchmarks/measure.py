@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from waiting import HEARS_CTRL_C
+from interrupts import HEARS_CTRL_C
 
 LIMIT_SECONDS = 600.0
 _END_SECONDS = 30.0

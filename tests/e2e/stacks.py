@@ -17,7 +17,8 @@ from typing import Any, Self
 
 import hosts_report
 import pylxd.exceptions
-from waiting import HEARS_CTRL_C, limit, wait_for
+from interrupts import HEARS_CTRL_C, postponed
+from waiting import limit, wait_for
 
 from infra import backend
 from infra.lxd import bucket, project
@@ -111,9 +112,10 @@ class Stack:
         if error:
             error.add_note(hosts_report.write(self.name))
         hosts_report.WATCHED.remove(self)
-        for process in self._started:
-            _end(process)
-        self._remove()
+        with postponed():
+            for process in self._started:
+                _end(process)
+            self._remove()
 
     @property
     def names(self) -> LxdNames:

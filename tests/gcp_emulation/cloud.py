@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 import hosts_report
 import requests
 from fakes import Google
+from interrupts import HEARS_CTRL_C, postponed
 from machines import Machines
-from waiting import HEARS_CTRL_C, limit
+from waiting import limit
 from world import Props, World
 
 from infra.templates import ROOT
@@ -196,7 +197,8 @@ class Cloud:
             raise
         finally:
             hosts_report.WATCHED.remove(watched)
-            self.destroy(stack)
+            with postponed():
+                self.destroy(stack)
 
     def stack(self, **raw: str) -> Stack:
         """Create a stack without resources."""

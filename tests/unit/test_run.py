@@ -15,6 +15,7 @@ from typing import IO, cast
 
 import pytest
 import run
+from interrupts import postponed
 from run import Outcome
 from shards import SHARDS
 from waiting import limit, wait_for
@@ -251,6 +252,16 @@ def interruptible() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_a_clean_up_ends_before_an_interrupt() -> None:
+    ended = False
+    with pytest.raises(KeyboardInterrupt), postponed():
+        signal.raise_signal(signal.SIGINT)
+        ended = True
+    assert ended
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.mark.usefixtures("interruptible")
