@@ -32,6 +32,8 @@ from waiting import scale
 ROOT = Path(__file__).resolve().parents[1]
 BIN = ROOT / ".venv" / "bin"
 CACHE = ROOT / ".cache" / "tests"
+MARKS = CACHE / "stacks"
+"""A folder with one file for each stack that tests created and have not removed."""
 CORES = max(1, min(len(os.sched_getaffinity(0)), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**31))
 """Processes of tests side by side: one a core that this process may use, if each has 2 GiB of memory."""
 QUICK = Shard(
@@ -308,6 +310,20 @@ def check_disk() -> None:
             refuse(f"{free:.1f} GiB of disk are free in {folder}, and the tests need {least}: make room first")
 
 
+def check_stacks(names: Iterable[str]) -> None:
+    """Exit with 2 if a stack of one of these names exists that no test created: tests would destroy it."""
+    listed = subprocess.run(
+        [str(BIN / "pulumi"), "stack", "ls", "--json"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    existing = {stack["name"] for stack in json.loads(listed.stdout)} if listed.returncode == 0 else set[str]()
+    for name in sorted(existing.intersection(names)):
+        if not (MARKS / name).exists():
+            refuse(
+                f"stack {name} exists, and tests create one of that name: `pulumi stack rename --stack {name} OTHER` keeps "
+                f"yours; `pulumi destroy --stack {name}` and `pulumi stack rm {name}` remove it"
+            )
+
+
 def set_up(shards: Sequence[Shard]) -> None:
     """Make what the shards need beyond `make test`'s own set-up; exit with 2 if that fails or is impossible."""
     if os.geteuid() != 0 and any("root" in shard.needs for shard in shards):
@@ -367,6 +383,7 @@ def main() -> int:
     options = parser.parse_args()
     names = [name for shard in options.shard for name in named(shard)]
     check_disk()
+    check_stacks({SHARDS[name].cluster for name in names or (["story"] if options.what == "test" else SHARDS)})
     run = Run(Lock(f"make {'test' if options.what == 'test' else 'test-all'}"))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as set by nohup

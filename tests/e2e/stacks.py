@@ -18,6 +18,7 @@ from typing import Any, Self
 import hosts_report
 import pylxd.exceptions
 from interrupts import HEARS_CTRL_C, postponed
+from run import MARKS
 from waiting import limit, wait_for
 
 from infra import backend
@@ -38,8 +39,6 @@ ENDLESS = ("--no-follow", "--", "--seconds", "36000")
 _SECONDS = 600.0
 """The time limit of a command on a typical machine."""
 _ENDED = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})
-_MARKS = ROOT / ".cache" / "tests" / "stacks"
-"""A folder with one file for each stack that tests created and have not removed."""
 
 
 @dataclass(frozen=True)
@@ -77,19 +76,16 @@ class Stack:
         """Run `pulumi stack rename`."""
         Stack(name, {}).clear()
         mark = self._mark
-        (_MARKS / name).touch()
+        (MARKS / name).touch()
         self.pulumi("stack", "rename", name)
         mark.unlink()
         self._set_name(name)
 
     def clear(self) -> None:
         """Remove the leftovers of a killed test run; raise AssertionError if the stack may be a user's own."""
-        _MARKS.mkdir(parents=True, exist_ok=True)
+        MARKS.mkdir(parents=True, exist_ok=True)
         if self.name in [each["name"] for each in json.loads(self.pulumi("stack", "ls", "--json"))]:
-            assert self._mark.exists(), (
-                f"stack {self.name} exists, and no test created it: `pulumi stack rename --stack {self.name} OTHER` keeps it; "
-                f"`pulumi destroy --stack {self.name}` and `pulumi stack rm {self.name}` remove it"
-            )
+            assert self._mark.exists(), f"stack {self.name} exists, and no test created it"
             self._remove()
         self.file.unlink(missing_ok=True)
         if self._mark.exists():
@@ -393,7 +389,7 @@ class Stack:
 
     @property
     def _mark(self) -> Path:
-        return _MARKS / self.name
+        return MARKS / self.name
 
 
 def _json(result: Result) -> Any:

@@ -90,6 +90,23 @@ def test_too_little_space_for_temporary_files_is_reported_first(
     assert f"free in {tmp_path}, and the tests need 1000000000: make room first" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("created", [True, False], ids=["by a test", "by the user"])
+def test_a_stack_of_the_same_name_is_refused(
+    created: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listed = '[{"name": "local"}, {"name": "story"}]'
+    monkeypatch.setattr(run.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, listed))
+    monkeypatch.setattr(run, "MARKS", tmp_path)
+    run.check_stacks(["e2e"])
+    if created:
+        (tmp_path / "story").touch()
+        run.check_stacks(["story"])
+        return
+    with pytest.raises(SystemExit):
+        run.check_stacks(["story"])
+    assert "`pulumi stack rename --stack story OTHER` keeps yours" in capsys.readouterr().err
+
+
 def test_no_tests_are_counted_after_a_signal(lock: run.Lock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run.subprocess, "run", lambda *_, **__: pytest.fail("pytest was started"))
     phases = run.Run(lock)
@@ -169,6 +186,7 @@ def test_the_exit_code_says_how_the_run_ended(
 
     monkeypatch.setattr(run, "CACHE", tmp_path)
     monkeypatch.setattr(run, "check_disk", lambda: None)
+    monkeypatch.setattr(run, "check_stacks", lambda _: None)
     monkeypatch.setattr(run, "test", test)
     monkeypatch.setattr(run.signal, "signal", lambda *_: None)
     monkeypatch.setattr(sys, "argv", ["run.py", "test"])
