@@ -42,7 +42,12 @@ def raising(error: BaseException) -> Callable[..., Any]:
         (JobError("the job has no model"), Cluster(), 2, "the job has no model"),
         (DataError("no batch"), Cluster(), 2, "no batch"),
         (CheckpointError("no checkpoint"), Cluster(), 2, "no checkpoint"),
-        (DivergedError("the loss is nan"), Cluster(), 1, "the loss is nan"),
+        (
+            DivergedError("the loss is nan"),
+            Cluster(),
+            1,
+            "the loss is nan; try a lower learning rate, or look for nan and labels out of range in the data",
+        ),
         (LOST, CLUSTER, 143, "a host of the cluster is lost: failed to connect to all addresses"),
         (LOST, Cluster(), 143, "a service that the job uses does not answer: failed to connect to all addresses"),
         (errors.DataLossError(None, None, "corrupted record"), Cluster(), 2, "the job's data is damaged: corrupted record"),
