@@ -50,6 +50,7 @@ def tensorflow() -> Library:
     modules are imported without the package's `__init__`; a test checks that this works in the hosts' version.
     """
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")  # as trainers have it
+    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # a trainer may use the same GPU
     spec = importlib.util.find_spec("tensorflow")
     if "tensorflow" not in sys.modules and spec is not None and spec.submodule_search_locations:
         package = types.ModuleType("tensorflow")

@@ -35,12 +35,14 @@ DEFAULTS = {
     "PYTHONFAULTHANDLER": "1",
     "TF_CPP_MIN_LOG_LEVEL": "2",
     "TF_ENABLE_ONEDNN_OPTS": "1",
+    "TF_FORCE_GPU_ALLOW_GROWTH": "true",
     "GRPC_VERBOSITY": "ERROR",
 }
 """Defaults, which a user may change.
 
-TensorFlow logs errors only, and uses oneDNN on every CPU: without AVX-512 a convolution then takes half of the time. A crash in
-native code prints its stack. The host sets what depends on it (`hosts.agent.job_files`): threads and HOME.
+TensorFlow logs errors only, and uses oneDNN on every CPU: without AVX-512 a convolution then takes half of the time. It takes
+a GPU's memory as it needs it: the host's model server may use the same GPU. A crash in native code prints its stack. The host
+sets what depends on it (`hosts.agent.job_files`): threads and HOME.
 """
 
 

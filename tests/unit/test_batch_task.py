@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -47,6 +48,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def hash_files(model: Path) -> dict[str, str]:
     files = (path for path in model.rglob("*") if path.is_file())
     return {path.relative_to(model).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def test_a_model_server_takes_only_the_gpu_memory_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TF_FORCE_GPU_ALLOW_GROWTH", raising=False)
+    tensorflow.__wrapped__()
+    assert os.environ["TF_FORCE_GPU_ALLOW_GROWTH"] == "true"
 
 
 MakeRequest = Callable[..., Request]

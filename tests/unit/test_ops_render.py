@@ -97,6 +97,7 @@ def test_the_environment_of_each_task(inventory: Inventory) -> None:
         "PYTHONFAULTHANDLER": "1",
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "TF_ENABLE_ONEDNN_OPTS": "1",
+        "TF_FORCE_GPU_ALLOW_GROWTH": "true",
         "GRPC_VERBOSITY": "ERROR",
         "MASTER_ADDR": "10.0.0.2",
         "MASTER_PORT": "2222",
