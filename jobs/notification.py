@@ -48,14 +48,14 @@ def check_url(url: str) -> SplitResult:
         raise ValueError("it names a user")
     if not parts.hostname:
         raise ValueError("it has no host")
-    _ = parts.port  # ValueError for one that is none
+    _ = parts.port  # ValueError if it is invalid
     if parts.hostname.rstrip(".") in _METADATA_NAMES:
         raise ValueError(f"{parts.hostname} is the metadata server")
     host = parts.hostname
     with suppress(OSError):  # an address in another spelling, such as 2852039166
         host = socket.inet_ntoa(socket.inet_aton(host))
     if _ADDRESS.match(host):
-        check_address(host)  # a name is looked up on the host, before it is asked
+        check_address(host)  # of a name the host checks the addresses, before it connects
     return parts
 
 

@@ -1,4 +1,4 @@
-"""Check what config.yaml and a trainer's scaletier.yaml share: reading them, kinds of values, how a job ends."""
+"""Read and check what config.yaml and a trainer's scaletier.yaml share: kinds of values, and keys for a job's end."""
 
 from __future__ import annotations
 
@@ -118,8 +118,8 @@ def check_notify(value: Any) -> str:
     return value
 
 
+# Also from a string: the JSON of Google's API has 64-bit integers so, and many config files: workerCount: "4".
 Whole = Annotated[int, BeforeValidator(no_truth)]
-# The JSON of Google's API has 64-bit integers as strings, and so have many config files: workerCount: "4".
 Count = Annotated[Whole, Field(ge=0)]
 Positive = Annotated[Whole, Field(ge=1)]
 Truth = Annotated[bool, Field(strict=True)]
@@ -129,7 +129,7 @@ Flag = Annotated[str, PlainValidator(_flag)]
 Notify = Annotated[str, PlainValidator(check_notify)]
 RestartPolicy = Literal["replica", "all"]
 # The roles that a job may lose: never the chief, which is the master.
-LosableRole = Literal["worker", "ps", "evaluator"]
+OptionalRole = Literal["worker", "ps", "evaluator"]
 _ExitCodes = Annotated[list[Annotated[int, PlainValidator(_exit_code)]], AfterValidator(lambda codes: sorted(set(codes)))]
 
 
@@ -139,7 +139,7 @@ class JobEnd(Section):
     old_names: ClassVar[Mapping[str, str]] = {"optionalRoles": "expendable"}
 
     restartPolicy: RestartPolicy | None = None
-    optionalRoles: list[LosableRole] | None = None
+    optionalRoles: list[OptionalRole] | None = None
     restartCodes: _ExitCodes | None = None
     permanentCodes: _ExitCodes | None = None
     successPolicy: Literal["chief", "all"] | None = None

@@ -34,13 +34,13 @@ def supports_colour(stream: TextIO) -> bool:
 
 
 def supports_screen() -> bool:
-    """Return True if stdout and stderr are a terminal on which a picture can be redrawn."""
+    """Return True if stdout and stderr are a terminal for a full-screen view."""
     able = os.environ.get("TERM", "dumb") != "dumb" and (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
     return able and sys.stdout.isatty() and sys.stderr.isatty()
 
 
 def paint(text: str, colour: str | None, stream: TextIO | None = None) -> str:
-    """Return the text in a colour if the stream is a terminal."""
+    """Return the text in a colour if the stream supports colours."""
     return f"\033[{_CODES[colour]}m{text}\033[0m" if colour and supports_colour(stream or sys.stdout) else text
 
 
@@ -73,7 +73,7 @@ def _visible(character: str) -> str:
 
 
 def write(stream: TextIO, line: str) -> None:
-    """Write a harmless line to a stream; replace characters that it cannot encode."""
+    """Write a line to a stream, sanitized; replace characters that it cannot encode."""
     encoding = stream.encoding or "utf-8"
     line = sanitize(line, supports_colour(stream))
     with _writing:
@@ -162,7 +162,7 @@ def size(count: float) -> str:
 
 
 class StatusLine:
-    """A status on one line of stderr: rewritten on a terminal, elsewhere one line for each change."""
+    """A status on one line of stderr: rewritten on a terminal with colours, elsewhere one line for each change."""
 
     def __init__(self, suffix: str = "") -> None:
         """Append the suffix on a terminal."""
@@ -232,7 +232,7 @@ class Step:
 
 
 def list_some(items: Sequence[str], count: int | None = None, most: int = 5, separator: str = ", ") -> str:
-    """List the first `most` items, and the number of further ones of `count`, by default of these."""
+    """List the first `most` items, and ` and N more` of `count`, by default of all items."""
     more = (len(items) if count is None else count) - len(items[:most])
     return separator.join(items[:most]) + (f" and {more} more" if more > 0 else "")
 

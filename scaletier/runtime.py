@@ -30,7 +30,7 @@ TOO_LATE_MESSAGE = (
     "TensorFlow has computed something before; give Job functions that make its model, data, optimizer and metrics"
 )
 _AROUND_ERROR = re.compile(r"^(Graph execution error:|Detected at node .*| +File .*|<stack traces .*)$", re.MULTILINE)
-# A process with less memory returns none: it would only request it again. The rest is of one that is watched.
+# A process with less memory returns none: it would only request it again. The others are of `give_memory_back_on_growth`.
 _LARGE_BYTES, _GROWTH, _WATCH_SECONDS = 1e9, 1.1, 1.0
 _STOP_POLL_SECONDS = 0.1
 # Of malloc.h.
@@ -87,7 +87,7 @@ def import_tensorflow() -> Any:
     if "tensorflow" in sys.modules:
         return sys.modules["tensorflow"]
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")  # without AVX-512 it is not TensorFlow's default, and as useful
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")  # TensorFlow's default with AVX-512 alone, and of use without
     collects = gc.isenabled()
     gc.disable()  # the collector takes a sixth of the import's time, and finds nothing to free
     try:
@@ -180,7 +180,7 @@ def cpu_devices() -> int:
 def prepare_process() -> None:
     """Size the thread pools of this process's TensorFlow, its devices and its memory.
 
-    If the job's own code has started TensorFlow, its threads are as the environment sets them; several devices are a JobError.
+    If the job's own code has started TensorFlow, its threads stay as they are, and several devices are a JobError.
     """
     tf, count = import_tensorflow(), cpu_devices()
     reuse_memory()
@@ -218,7 +218,7 @@ def devices_of(job: str, task: int) -> tuple[str, ...]:
 def here() -> Any:
     """Return a context in which values become tensors of this process, whatever the current device is.
 
-    For a device of another host TensorFlow would send the value while it makes the tensor, and hold Python's global lock until
+    For a device of another host TensorFlow would send the value while it makes the tensor, and hold Python's GIL until
     that host answers: an unresponsive one would stop all threads. Inputs of operations are sent without the lock.
     """
     return import_tensorflow().device(None)

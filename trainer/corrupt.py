@@ -22,7 +22,7 @@ _LISTED = 5
 
 
 class Segment(NamedTuple):
-    """Sound records of a TFRecord file, gzip by its name: a count from a byte offset on; -1 is all."""
+    """A run of sound records of a TFRecord file, of gzip if it ends in .gz: `records` from byte `offset` on, all if -1."""
 
     file: str
     offset: int = 0
@@ -49,7 +49,7 @@ class Damage(NamedTuple):
 
 
 def tensors(parts: Sequence[Segment]) -> tuple[Any, ...]:
-    """Return the segments, [N], as the columns; `read` takes one row of them."""
+    """Return the segments as four tensors, [N] each, one for each argument of `read`."""
     return (
         tf.constant([segment.file for segment in parts], tf.string),
         tf.constant([segment.offset for segment in parts], tf.int64),
@@ -59,9 +59,9 @@ def tensors(parts: Sequence[Segment]) -> tuple[Any, ...]:
 
 
 def read(file: Any, offset: Any, count: Any, compression: Any) -> Any:
-    """Return the serialized records of one segment of tensors, for a function of interleave or flat_map.
+    """Return a dataset of the serialized records of one segment.
 
-    Elsewhere TensorFlow would rewrite this dataset, and lose the offset on the way.
+    Call it in interleave or flat_map: elsewhere TensorFlow rewrites this dataset, and loses the offset on the way.
     """
     records = tf.raw_ops.TFRecordDatasetV2(
         filenames=file[None], compression_type=compression, buffer_size=_BUFFER_BYTES, byte_offsets=offset[None]
@@ -72,7 +72,7 @@ def read(file: Any, offset: Any, count: Any, compression: Any) -> Any:
 def segments(files: Sequence[str], skip: bool) -> list[Segment]:
     """Return the segments to read: whole files, or with `skip` those around corrupt records.
 
-    With `skip` every file is read once, and a line reports what is skipped of it.
+    With `skip` every file is read first, and a line reports what is skipped of it.
     """
     if not skip:
         return [Segment(file) for file in files]
@@ -123,7 +123,7 @@ def _scan(file: str) -> Iterator[tuple[Segment, Damage | None]]:
 def _counter(to_error: bool) -> Any:
     """Return a function from a segment's tensors to the number of its records and their bytes.
 
-    It raises DataLossError where a record is corrupt, or with `to_error` counts those before.
+    At a corrupt record it raises DataLossError, or with `to_error` ends with what is before.
     """
 
     def add(totals: Any, records: Any) -> Any:
@@ -156,7 +156,7 @@ def _following(file: str, offset: int) -> int | None:
 
 
 def _masked_crc(data: bytes) -> int:
-    """Return the checksum of a few bytes: CRC-32C, rotated and shifted as TFRecord has it."""
+    """Return the checksum of a few bytes: CRC-32C, rotated, plus a constant, as TFRecord has it."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc ^= byte

@@ -16,7 +16,7 @@ from hosts.agent.replica_rules import Exit
 from jobs.records import STOP_FILE_VARIABLE, Plan
 
 FIRST_PROCESS_SHARE = 0.8
-"""The share of a program's time to end after which the rest of its processes gets the signal, too."""
+"""The share of the time until SIGKILL after which SIGTERM also goes to the processes that the first one left."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class ProcessRun:
     """A program to run: its job, its command line, its folder and its environment.
 
     `scratch` is a folder that the program shares with its caller, `stdin` its input. With `stop_signal` `main`
-    SIGTERM goes to its first process alone, with `all` to each of them. What the first process leaves has `stop_seconds`
-    to end. `peers` are the names and addresses of the job's other hosts: only these and the program may reach each other.
+    SIGTERM goes to its first process alone, with `all` to each of them. With a launcher, processes that outlive the first
+    one have `stop_seconds` to end, and only the hosts of `peers`, addresses by name, and the program can reach each other.
     """
 
     job: str
@@ -45,13 +45,13 @@ class TrainerProcess(Protocol):
     pid: int
 
     def stop(self, seconds: float) -> None:
-        """Send SIGTERM by its `stop_signal`, and write the seconds until SIGKILL to its stop file."""
+        """Send SIGTERM by its `stop_signal`, and write the seconds until SIGKILL to the file that SCALETIER_STOP_FILE names."""
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to all its processes; do nothing if there is none."""
 
     def ended(self) -> bool:
-        """Return True once it has ended, which a SIGCHLD reports. What it leaves behind is killed by then, or by `reap`."""
+        """Return True once its first process has ended, as a SIGCHLD reports. `reap` kills those that are left."""
 
     def reap(self) -> Exit:
         """Return how it ended, after its end."""
@@ -65,7 +65,7 @@ class TrainerStart(Protocol):
 
 
 class Child:
-    """A child of this process: `signal` reaches every process of its session that it started."""
+    """A child of this process: `signal` reaches every process of its process group."""
 
     def __init__(self, run: ProcessRun, output: int) -> None:
         self._oom_kills = cgroup.oom_kills()
@@ -120,5 +120,5 @@ def encoded(argv: Sequence[str]) -> list[bytes]:
 
 
 def delete(folder: Path) -> None:
-    """Delete a folder as far as this user may: by a program, as no depth of folders ends it."""
+    """Delete a folder as far as this user may, by `rm`, which no depth of folders stops."""
     subprocess.run(["rm", "-rf", "--", folder], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)

@@ -37,7 +37,7 @@ class Tensor:
     """An input or output of a signature.
 
     Attributes:
-        dtype: the NumPy name of its type; None for strings.
+        dtype: the name of its type, mostly as in NumPy; None for strings.
         shape: its sizes, each None if unknown; None if the rank is unknown.
         name: the name of the tensor in the graph.
     """

@@ -50,7 +50,7 @@ def main(job_id: str, name: str, request: str) -> int:
 
     Returns:
         0 if all trials are done; 143 if it was stopped; 1 if too many trials FAILED, none reported the metric, a module is
-        missing, or the bucket or a record cannot be read.
+        missing, or the host's configuration, the bucket's address or the plan is invalid.
     """
     try:
         host, state = config.load(os.environ)
@@ -112,7 +112,7 @@ class Tuner:
         self._ledger, self._plan, self._study, self._name, self._host = ledger, plan, study, name, host
         self._suggest, self._spawn, self._last_words, self._sleep = suggest, spawn, last_words, sleep
         self._trials = Trials(ledger, plan.jobId)
-        # What this incarnation tried to claim. If the answer was lost, it has that trial, which does not count as a restart.
+        # The trial of the last claim. If its answer was lost, this replica may have it: to run it is then no restart.
         self._claimed: Trial | None = None
         self._child: TrialChild | TrialUnit | None = None
         self._terminated = False
@@ -166,7 +166,7 @@ class Tuner:
         return 0
 
     def _claim(self, trials: Sequence[Trial]) -> Stored[Trial] | None:
-        """Claim a trial: this replica's own, one of a lost replica, or a new one; None if none is left."""
+        """Claim a trial: its own, that of a replica which is lost or not in the plan, or a new one; None if none is left."""
         job = self._ledger.job(self._plan.jobId)
         # A dropped replica is an optional one that the job continues without.
         missing = {*(job.record.lostReplicas if job else ()), *(job.record.droppedReplicas if job else ())}
@@ -289,7 +289,7 @@ class Tuner:
         Return the record unchanged if the trial is to run again.
         """
         if status:
-            # A signal that killed the process counts as no fault of the trainer, and the trial runs again.
+            # A signal is no fault of the trainer, and restartCodes are no failures: the trial runs again.
             restarts = should_restart(self._plan, status) and trial.restarts < self._plan.maxRestarts
             if restarts and not out_of_memory:
                 return trial
@@ -320,7 +320,7 @@ class Tuner:
         return replace(trial, state=TrialState.FAILED, endTime=now(), errorMessage=why)
 
     def _record_end(self, stored: Stored[Trial], trial: Trial) -> None:
-        """Write a trial's end, unless it is another's by now, however long the bucket is unreachable, and log it."""
+        """Write and log a trial's end, until the bucket answers or this is stopped, unless another replica has it by now."""
         if trial.final:
             while True:
                 try:

@@ -22,7 +22,7 @@ from google.auth.transport.requests import AuthorizedSession
 
 from infra.scale_tiers import TargetError
 
-Get = Callable[[str], str | None]
+ReadConfig = Callable[[str], str | None]
 """A function that returns a value of the stack's configuration by its key, such as `gcp:zone`; it makes no HTTP request."""
 COMPUTE = ("gcp:computeCustomEndpoint", "GOOGLE_COMPUTE_CUSTOM_ENDPOINT", "https://compute.googleapis.com/compute/v1/")
 STORAGE = ("gcp:storageCustomEndpoint", "GOOGLE_STORAGE_CUSTOM_ENDPOINT", "https://storage.googleapis.com/storage/v1/")
@@ -51,19 +51,19 @@ class ApiError(GcpError):
         self.status, self.reason = status, reason
 
 
-def endpoint(api: tuple[str, str, str], get: Get) -> str:
+def endpoint(api: tuple[str, str, str], get: ReadConfig) -> str:
     """Return the base URL of an API, with a slash at its end."""
     key, variable, default = api
     return (get(key) or os.environ.get(variable) or default).rstrip("/") + "/"
 
 
-def session(get: Get) -> requests.Session:
+def session(get: ReadConfig) -> requests.Session:
     """Return a session, which threads may share for reading; GcpError if there are no valid credentials."""
     client: requests.Session = AuthorizedSession(credentials(get), refresh_status_codes=())
     return client
 
 
-def credentials(get: Get) -> Any:
+def credentials(get: ReadConfig) -> Any:
     """Return the operator's credentials; GcpError if there are no valid credentials."""
     try:
         return _credentials(get)
@@ -71,7 +71,7 @@ def credentials(get: Get) -> Any:
         raise GcpError(f"no Google credentials ({_first_sentence(error)}): run {LOGIN}") from None
 
 
-def _credentials(get: Get) -> Any:
+def _credentials(get: ReadConfig) -> Any:
     token = get("gcp:accessToken") or _first(_TOKEN)
     if token:
         return google.oauth2.credentials.Credentials(token)

@@ -38,7 +38,8 @@ Bucket = Annotated[
     str,
     matches(
         r"(?!goog)(?!.*google)(?!.*\.\.)[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]",
-        "a bucket's name has 3 to 63 small letters, digits, -, _ and ., no goog at its start and no google in it",
+        "a bucket's name has 3 to 63 lowercase letters, digits, -, _ and ., a letter or digit at both ends, no .., "
+        "no google, and no goog in front",
     ),
 ]
 Image = Annotated[
@@ -97,7 +98,7 @@ class GcpConfig(ClusterConfig):
     @field_validator("zones", mode="before")
     @classmethod
     def _zones(cls, value: object) -> object:
-        """Return a list, as in Pulumi's YAML, or the names of `us-central1-a,us-central1-b`."""
+        """Parse zones: a list, as in Pulumi's YAML, or names with commas between them."""
         if not isinstance(value, str):
             return value
         try:
@@ -116,7 +117,9 @@ class GcpConfig(ClusterConfig):
     @classmethod
     def _operator(cls, value: ipaddress.IPv4Network | None) -> ipaddress.IPv4Network | None:
         if value and value.prefixlen < 8:
-            raise ValueError("ssh from the whole internet is refused; write the range you come from, such as 203.0.113.7/32")
+            raise ValueError(
+                "ssh from a range larger than /8 is refused; write the range you come from, such as 203.0.113.7/32"
+            )
         return value
 
     @field_validator("labels")

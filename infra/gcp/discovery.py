@@ -15,7 +15,7 @@ from typing import Any
 
 import requests
 
-from infra.gcp.api import COMPUTE, ApiError, GcpError, Get, UnreachableError, endpoint, get_all, get_json, session
+from infra.gcp.api import COMPUTE, ApiError, GcpError, ReadConfig, UnreachableError, endpoint, get_all, get_json, session
 from infra.gcp.machines import MACHINES, MachineType, machine, paired
 from infra.gcp.names import GoogleNames
 from infra.gcp.zones import GPU_ZONES, Place, check_gpu
@@ -111,7 +111,9 @@ class Discovery:
     subnet: Subnet | None = None
 
 
-def discover(spec: ClusterSpec, choice: Sequence[Place], names: GoogleNames, subnetwork: str | None, get: Get) -> Discovery:
+def discover(
+    spec: ClusterSpec, choice: Sequence[Place], names: GoogleNames, subnetwork: str | None, get: ReadConfig
+) -> Discovery:
     """Choose the hosts' zone, else the first that offers all; SpecError if none does, GcpError if a subnet cannot be used."""
     client, compute = session(get), endpoint(COMPUTE, get)
     existing = existing_hosts(client, compute, choice[0].project, names)

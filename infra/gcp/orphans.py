@@ -21,7 +21,7 @@ import google.auth.exceptions
 import requests
 
 from infra import backend
-from infra.gcp.api import COMPUTE, IAM, TIMEOUT, ApiError, GcpError, Get, endpoint, get_all, get_json, session
+from infra.gcp.api import COMPUTE, IAM, TIMEOUT, ApiError, GcpError, ReadConfig, endpoint, get_all, get_json, session
 from infra.gcp.names import names
 from infra.gcp.zones import project
 from infra.scale_tiers import SpecError
@@ -58,7 +58,7 @@ class Leftover:
         return self.id.rpartition("/")[2]
 
 
-def leftovers(project: str, stack: str, known: Iterable[str], get: Get) -> list[Leftover]:
+def leftovers(project: str, stack: str, known: Iterable[str], get: ReadConfig) -> list[Leftover]:
     """Return resources that have the stack's names and whose ids are not in its state, in the order of deletion."""
     client, prefix, state = session(get), names(project, stack).prefix, frozenset(known)
     resources = [resource for kind in _COMPUTE for resource in _compute(client, project, kind, get)]
@@ -66,7 +66,7 @@ def leftovers(project: str, stack: str, known: Iterable[str], get: Get) -> list[
     return [resource for resource in resources if f"{resource.name}-".startswith(f"{prefix}-") and resource.id not in state]
 
 
-def delete(resources: Iterable[Leftover], get: Get) -> None:
+def delete(resources: Iterable[Leftover], get: ReadConfig) -> None:
     """Delete sorted resources, one kind after the other; GcpError if Google refuses, or one exists after five minutes."""
     client = session(get)
     for kind, group in groupby(resources, attrgetter("kind")):
@@ -97,7 +97,7 @@ def _exists(client: requests.Session, item: Leftover) -> bool:
     return True
 
 
-def _compute(client: requests.Session, project: str, path: str, get: Get) -> Iterator[Leftover]:
+def _compute(client: requests.Session, project: str, path: str, get: ReadConfig) -> Iterator[Leftover]:
     base, kind = endpoint(COMPUTE, get), path.rpartition("/")[2]
     for entry in get_all(client, f"{base}projects/{project}/{path}"):
         for item in entry[1].get(kind, []) if isinstance(entry, tuple) else [entry]:
@@ -105,7 +105,7 @@ def _compute(client: requests.Session, project: str, path: str, get: Get) -> Ite
             yield Leftover(_COMPUTE[path], id_, f"{base}{id_}", item.get("status") in _RUNNING)
 
 
-def _accounts(client: requests.Session, project: str, get: Get) -> Iterator[Leftover]:
+def _accounts(client: requests.Session, project: str, get: ReadConfig) -> Iterator[Leftover]:
     base = endpoint(IAM, get)
     for item in get_all(client, f"{base}projects/{project}/{_ACCOUNTS}", "accounts"):
         yield Leftover("service account", str(item["name"]), f"{base}{item['name']}")
@@ -116,13 +116,13 @@ def _pulumi(*arguments: str) -> Any:
     return json.loads(answer) if answer.startswith("{") else answer.strip()
 
 
-def configuration() -> Get:
+def configuration() -> ReadConfig:
     """Return the configuration of the selected stack; BackendError if Pulumi does not return it."""
     config = _pulumi("config", "--json", "--show-secrets")
     return lambda key: (config.get(key) or {}).get("value")
 
 
-def of_stack(get: Get) -> tuple[list[Leftover], bool]:
+def of_stack(get: ReadConfig) -> tuple[list[Leftover], bool]:
     """Return the orphans of the selected stack, and whether its state has any resource at Google.
 
     If it has none, another state may have the resources with the stack's names.

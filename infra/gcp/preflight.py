@@ -1,4 +1,4 @@
-"""Checks at every preview and before every update, so that one that must fail creates nothing.
+"""Checks at every preview and before every update, so that one that is bound to fail creates nothing.
 
 They refuse only on a definite answer of Google: what they cannot see, the API refuses later by itself.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 import requests
 
-from infra.gcp.api import COMPUTE, LOGIN, STORAGE, ApiError, GcpError, Get, UnreachableError, endpoint, get_json, session
+from infra.gcp.api import COMPUTE, LOGIN, STORAGE, ApiError, GcpError, ReadConfig, UnreachableError, endpoint, get_json, session
 from infra.gcp.config import GcpConfig
 from infra.gcp.discovery import Discovery, ExistingHost
 from infra.gcp.machines import MACHINES, MachineType
@@ -44,10 +44,10 @@ _GPUS = {
 _DISKS = {"pd-ssd": "SSD_TOTAL_GB", "pd-balanced": "SSD_TOTAL_GB", "pd-standard": "DISKS_TOTAL_GB"}
 
 
-def preflight(discovery: Discovery, config: GcpConfig, bucket: str, stack: str, get: Get) -> bool:
+def preflight(discovery: Discovery, config: GcpConfig, bucket: str, stack: str, get: ReadConfig) -> bool:
     """Check credentials, API, zone, quotas and bucket; return True if the bucket has this stack's label.
 
-    A quota does not count the stack's own hosts again. GcpError for the first check that fails.
+    The usage of a quota is without the stack's own hosts. GcpError for the first check that fails.
     """
     client, place, machines = session(get), discovery.place, discovery.catalogue.machines
     region = _region(client, f"{endpoint(COMPUTE, get)}projects/{place.project}/regions/{place.region}", place)
@@ -121,8 +121,8 @@ def _host_usage(kind: MachineType, accelerator: Accelerator | None, spot: bool, 
     return used
 
 
-def has_content(bucket: str, get: Get) -> bool:
-    """Return True if a bucket holds anything, older versions too, except the hosts' Python, or Google refuses to say."""
+def has_content(bucket: str, get: ReadConfig) -> bool:
+    """Return True if a bucket has objects, older versions too, besides the hosts' Python, or Google refuses to say."""
     url = f"{endpoint(STORAGE, get)}b/{bucket}/o"
     try:
         # Names before and after those in the folder: 0 follows / in ASCII.
@@ -160,7 +160,8 @@ def _bucket(client: requests.Session, url: str, bucket: str, stack: str, place: 
     except ApiError as error:
         if error.status == 403:
             raise GcpError(
-                f"bucket {bucket} belongs to another project: `pulumi config set bucket ANOTHER-NAME` ({error})"
+                f"bucket {bucket} belongs to another project, or you may not read it: "
+                f"`pulumi config set bucket ANOTHER-NAME`, or roles/storage.admin here ({error})"
             ) from None
         return False
     except UnreachableError:

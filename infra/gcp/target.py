@@ -13,7 +13,7 @@ from pulumi import Output
 from pulumi.runtime.config import get_config
 
 from infra.cost import Cost, HostSpec, hourly, price_list
-from infra.gcp.api import COMPUTE, STORAGE, TIMEOUT, GcpError, Get, endpoint, session
+from infra.gcp.api import COMPUTE, STORAGE, TIMEOUT, GcpError, ReadConfig, endpoint, session
 from infra.gcp.cluster import GcpCluster, ProjectState
 from infra.gcp.config import GcpConfig
 from infra.gcp.discovery import Discovery, discover
@@ -101,7 +101,7 @@ def _bucket_of(state: StackState) -> str | None:
     return next((str(outputs["name"]) for outputs in state.of("storage/bucket:Bucket").values()), None)
 
 
-def _check_replaced_bucket(current: str | None, new: str, retain: bool, get: Get) -> None:
+def _check_replaced_bucket(current: str | None, new: str, retain: bool, get: ReadConfig) -> None:
     """Raise TargetError if the update would replace a bucket that contains data."""
     if current and current != new and not retain and has_content(current, get):
         raise TargetError(
@@ -117,7 +117,7 @@ class GcpTarget(Target):
 
     def __init__(self, stack: str, spec: ClusterSpec, config: GcpConfig, state: StackState) -> None:
         """Read the project's state; raise TargetError or SpecError for what Google would refuse."""
-        get: Get = provider_config
+        get: ReadConfig = provider_config
         choice = places(get, os.environ, config.zones)
         own = names(choice[0].project, stack)
         result = discover(spec, choice, own, config.subnetwork, get)
@@ -140,7 +140,7 @@ class GcpTarget(Target):
         return GcpCluster(self.config, self.project_state, authorized_key).resources()
 
     def read(self, path: str) -> bytes | None:
-        get: Get = provider_config
+        get: ReadConfig = provider_config
         url = f"{endpoint(STORAGE, get)}b/{self.project_state.bucket}/o/{quote(path, safe='')}"
         try:
             answer = session(get).get(url, params={"alt": "media"}, timeout=TIMEOUT)
@@ -153,7 +153,7 @@ class GcpTarget(Target):
         return answer.content
 
     def create(self, path: str, content: bytes) -> None:
-        get: Get = provider_config
+        get: ReadConfig = provider_config
         base = endpoint(STORAGE, get).replace("/storage/v1/", "/upload/storage/v1/")
         params = {"uploadType": "media", "name": path, "ifGenerationMatch": "0"}
         try:

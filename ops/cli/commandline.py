@@ -1,6 +1,6 @@
 """The command line of `fab`: Fabric parses it; positional arguments, help and suggestions are added here.
 
-A command is a task of Fabric. Fabric's own flags that this project has no use for are not offered; a flag has a short form
+A command is a task of Fabric. Fabric's own flags that this project has no use for are not listed; a flag has a short form
 only if it is the same in every command.
 """
 
@@ -68,7 +68,7 @@ class CommandTask(fabric.Task):  # type: ignore[misc]  # Fabric has no types
         self.positionals, self.rest = tuple(positionals), rest
 
     def get_arguments(self, ignore_unknown_help: bool | None = None) -> list[Argument]:
-        """Return invoke's arguments, whose help texts it drops after the first call."""
+        """Return Invoke's arguments, and keep their help texts, which Invoke drops after the first call."""
         texts: dict[str, str] = dict(self.help)
         try:
             return list(super().get_arguments(ignore_unknown_help))
@@ -87,8 +87,8 @@ def after_dashes(argv: Sequence[str]) -> list[str]:
     return list(argv[argv.index(DASHES) + 1 :]) if DASHES in argv else []
 
 
-def help_topic(tokens: Sequence[str]) -> str | None:
-    """Return the command whose help is requested, by a flag anywhere before `--`, or None."""
+def help_command(tokens: Sequence[str]) -> str | None:
+    """Return the command whose help a flag or the word help requests, empty for `fab` itself; None if nothing does."""
     own_words = tokens[: tokens.index(DASHES)] if DASHES in tokens else tokens
     bare = [
         word for last, word in zip(("", *own_words), own_words, strict=False) if not word.startswith("-") and last[:1] != "-"
@@ -202,7 +202,7 @@ class CommandLine(Fab):  # type: ignore[misc]  # Fabric has no types
         return args
 
     def parse_core(self, argv: list[str] | None) -> None:
-        """Parse like Fabric, but with no command behind `--`, and help wherever it is asked for."""
+        """Parse like Fabric, but with no command behind `--` and without the user's SSH configuration."""
         try:
             super().parse_core(argv)
         except ParseError as error:
@@ -218,12 +218,12 @@ class CommandLine(Fab):  # type: ignore[misc]  # Fabric has no types
         super().load_collection()
 
     def parse_tasks(self) -> None:
-        """Parse the command after positional arguments and help; the stack and project flags take effect from here on."""
+        """Handle help and positional arguments, parse the command, and apply --stack and --project."""
         contexts = self.collection.to_contexts()
         positionals = {context.name: self.collection[context.name].positionals for context in contexts}
         everywhere = flags_with_values(self.initial_context)
         valued = {context.name: flags_with_values(context) | everywhere for context in contexts}
-        help_task = help_topic(self.core.unparsed)
+        help_task = help_command(self.core.unparsed)
         if help_task is not None:
             self.core.unparsed[:] = []
             self.args["help"].set_value(help_task)
@@ -292,7 +292,7 @@ class CommandLine(Fab):  # type: ignore[misc]  # Fabric has no types
             _print(f"{self.leading_indent}{example}")
 
     def no_tasks_given(self) -> NoReturn:
-        """Print our help, as Fabric would show its own flags."""
+        """List the commands, as Fabric would print its own help."""
         self.list_tasks()
         raise Exit
 

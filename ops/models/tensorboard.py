@@ -1,4 +1,4 @@
-"""`fab tensorboard`: TensorBoard on the chief's host, where the data is, and a local port to it."""
+"""`fab tensorboard`: TensorBoard on the chief's host, which reads the bucket, and a local port to it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _START_SECONDS = 120.0
 _KEEPALIVE_SECONDS = 10.0
 _KEEPALIVE_TIMEOUT = 60
 _LOOPBACK = "127.0.0.1"
-# Runs on the host. It ends with stdin, if fab is killed, or if no more sign of life arrives, if the laptop is off.
+# Runs on the host. It ends when stdin closes, as fab was killed, or without a keepalive for a minute, as the laptop is off.
 _SERVE = f"""
 import os, select, signal, sys, threading, time, types
 def watch():
@@ -46,7 +46,7 @@ run_main()
 
 
 def command(host: Host, logdir: str, title: str) -> str:
-    """Return the command line of TensorBoard on a host; it takes a free port, and prints it."""
+    """Return the command line of TensorBoard on a host, which may only read; it takes a free port, and prints it."""
     flags = ["--logdir", logdir, "--window_title", title, "--host", _LOOPBACK, "--port", "0"]
     loading = ["--reload_interval", str(_RELOAD_SECONDS), "--load_fast=false"]  # the fast loader cannot read every bucket
     scheme, is_url, _ = logdir.partition("://")
@@ -101,7 +101,7 @@ class _CutOffError(HostError):
 
 
 class _Chief:
-    """The chief's host, connected to again where the connection before broke off."""
+    """The chief's host, connected to again after a connection broke off."""
 
     def __init__(self, fleet: Fleet, name: str) -> None:
         self.name, self._fleet = name, fleet

@@ -1,7 +1,7 @@
 """A trainer package's declaration: `scaletier.yaml` beside its `__init__.py`; see docs/trainers.md.
 
-Nothing else is known of a trainer. One that trains by the library has the library's own file below its own. If there is
-neither, nothing is declared, and every value is the default here.
+For a trainer that uses the library, the library's scaletier.yaml has the defaults, and the trainer's own file comes before
+them. Without either every value is the default here.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ _DATA_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _MINOR = re.compile(r"[0-9]+\.[0-9]+")
 _KERAS = re.compile(r"keras[=~]=([0-9]+\.[0-9]+)")
 _TENSORFLOW = re.compile(r"tensorflow(?:[-_](?:cpu|gpu))?(?:\[[^]]*\])?[=~]=([0-9]+\.[0-9]+)")
-Exchange = Literal["servers", "all-reduce"]
+ExchangeKind = Literal["servers", "all-reduce"]
 _JobRole = Literal["ps", "master", "worker", "evaluator"]
 
 
 def _data_name(name: str) -> str:
     if not _DATA_NAME.fullmatch(name):
-        raise ValueError("it is no name of a folder. Valid: letters, digits, _, . and -")
+        raise ValueError("it is no folder's name. Valid: a letter or digit, then letters, digits, _, . and -")
     return name
 
 
 def _data_files(files: str) -> str:
     if files.startswith(("/", "~")) or KEY_FOLDERS.union({".."}).intersection(Path(files).parts):
         raise ValueError(
-            "it is outside the checkout, or may hold keys of stacks. Valid: a glob of other files "
+            "it is outside the checkout, or may hold secrets of stacks. Valid: a glob of other files "
             "in the checkout, such as .cache/images/*. Run: fab data put, for files elsewhere"
         )
     return files
@@ -57,10 +57,11 @@ class Strategy(JobEnd):
     """The meaning of a value of `--strategy` for the cluster.
 
     Attributes:
-        requiredRoles: the roles without a host of which it cannot run.
+        requiredRoles: the roles of which it needs a host.
         replicas: the roles that it uses besides the master; None for all.
-        allOrNone: the roles of which it has all or none.
-        exchange: how replicas meet: each for itself with the parameter servers, or all together; None if it is unknown.
+        allOrNone: the roles of which it uses all hosts or none.
+        exchange: how replicas share what they learn: each with the parameter servers (`servers`), or all at once
+            (`all-reduce`); None if unknown.
     """
 
     old_names: ClassVar[Mapping[str, str]] = {"requiredRoles": "needs", "allOrNone": "together", "optionalRoles": "expendable"}
@@ -68,7 +69,7 @@ class Strategy(JobEnd):
     requiredRoles: tuple[Literal["worker", "ps"], ...] = ()
     replicas: tuple[_JobRole, ...] | None = None
     allOrNone: tuple[_JobRole, ...] = ()
-    exchange: Exchange | None = None
+    exchange: ExchangeKind | None = None
 
 
 class Data(Section):
@@ -99,11 +100,15 @@ class Data(Section):
 
 
 class PlanFlags(Section):
-    """The flags that `fab plan` uses: all steps, steps between two exchanges, steps between evaluations.
+    """The trainer's flags that `fab plan` reads, None if there is none; the defaults describe plain TensorFlow.
 
-    Each is None if there is none; the first and the last count the steps of all replicas. `defaultSteps` counts if the flag is
-    not given, and `defaultSyncPeriod` if neither flag nor log has a period. A number has `parameterBits` on its way to the
-    parameter servers. The defaults are TensorFlow's own way.
+    Attributes:
+        steps: the flag of the number of steps, of all replicas.
+        defaultSteps: the steps without that flag.
+        period: the flag of the steps between two exchanges.
+        defaultSyncPeriod: the period if neither the flag nor the log has it.
+        parameterBits: the size of one parameter on its way to the parameter servers.
+        evaluate: the flag of the steps between evaluations, of all replicas.
     """
 
     old_names: ClassVar[Mapping[str, str]] = {
@@ -123,9 +128,9 @@ class PlanFlags(Section):
 class TrainerConfig(JobEnd):
     """A trainer's declaration: `strategies` by name, `strategy` its default one, `export` a module.
 
-    `tensorflow` and `keras` are the minor versions that it knows, none if any will do. The keys for the end of a job hold for
+    `tensorflow` and `keras` are the minor versions that it supports, any if empty. The keys for the end of a job hold for
     every strategy, which may declare its own. A job's end is reported to `notify`, a URL or a command, unless the job sets
-    another. If `passJobDir` is False, the trainer uses JOB_DIR and is not passed a flag that its code seems to know.
+    another. If `passJobDir` is False, the trainer reads JOB_DIR, and gets no flag for it even if its code has one.
     """
 
     data: Data | None = None
@@ -166,20 +171,23 @@ def read(files: Mapping[str, bytes], package: str, report_old_keys: bool = False
     return declared
 
 
-def merge_end_keys(exits: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge keys for the end of a job with those that take precedence, which take a code out of the other list."""
+def merge_end_keys(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge keys for the end of a job; a code of `overrides` is removed from the other list of `base`."""
     codes = {"restartCodes": "permanentCodes", "permanentCodes": "restartCodes"}
-    remaining = {key: [code for code in exits[key] if code not in above.get(codes[key], ())] for key in codes if key in exits}
-    return {**exits, **remaining, **above}
+    remaining = {key: [code for code in base[key] if code not in overrides.get(codes[key], ())] for key in codes if key in base}
+    return {**base, **remaining, **overrides}
 
 
 def check_tensorflow(declared: TrainerConfig, package: str, lines: Iterable[str], complete: bool) -> None:
-    """Check the TensorFlow and Keras of a job's own Python, by lines such as `tensorflow-cpu==2.20.0`."""
+    """Check the TensorFlow and Keras of a job's own Python, by lines such as `tensorflow-cpu==2.20.0`.
+
+    `complete` is True if these are all its packages, so that none of TensorFlow is an error.
+    """
     lines = list(lines)
     keras = next((match[1] for line in lines if (match := _KERAS.match(line))), None)
     if declared.keras and keras and keras not in declared.keras:
         raise UsageError(
-            f"package {package} trains by Keras {', '.join(declared.keras)}, and the job's own Python has {keras}: "
+            f"package {package} supports Keras {', '.join(declared.keras)}, and the job's own Python has {keras}: "
             f"require keras=={declared.keras[-1]}.*, or another of these"
         )
     if not declared.tensorflow:
@@ -189,7 +197,7 @@ def check_tensorflow(declared: TrainerConfig, package: str, lines: Iterable[str]
         return
     has = f"has {version}" if version else "has none"
     raise UsageError(
-        f"package {package} trains by TensorFlow {', '.join(declared.tensorflow)}, and the job's own Python {has}: "
+        f"package {package} supports TensorFlow {', '.join(declared.tensorflow)}, and the job's own Python {has}: "
         f"take --runtime-version {declared.tensorflow[-1]}, or another of these"
     )
 

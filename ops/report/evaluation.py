@@ -57,7 +57,7 @@ def _mistake(value: Any, path: str, size: int) -> Mistake:
     for key in ("label", "predicted"):
         _require(_is_count(value.get(key)) and value[key] < size, f"{path}.{key} must be a class, 0 to {size - 1}")
     image = value.get("image")
-    _require(_is_png(image), f"{path}.image must be a PNG of {_LARGEST_IMAGE >> 10} kB at most, in base64")
+    _require(_is_png(image), f"{path}.image must be a PNG of {_LARGEST_IMAGE:,} bytes at most, in base64")
     return Mistake(value["label"], value["predicted"], image)
 
 

@@ -59,7 +59,7 @@ def make(job: JobEvidence) -> Report:
     notes = list(job.notes)
     if len(charts) > MOST_CHARTS:
         notes.append(
-            f"{terminal.plural(len(charts) - MOST_CHARTS, 'more curve')} not shown: fab tensorboard {record.jobId} has all"
+            f"{terminal.plural(len(charts) - MOST_CHARTS, 'more chart')} not shown: fab tensorboard {record.jobId} has all"
         )
     return Report(
         job=record.jobId,
@@ -98,7 +98,7 @@ def _reported(record: JobRecord, replica: ReplicaRecord) -> ReportedReplica:
 
 
 def check_started(record: JobRecord, replicas: Sequence[ReplicaRecord]) -> None:
-    """Check that a job has run; OpsError if nothing of it has, or ever will."""
+    """Check that a job has run; OpsError if it has not started, or ended without a start."""
     if record.startTime or any(replica.startTime for replica in replicas):
         return
     if not record.final:
@@ -112,8 +112,8 @@ def check_started(record: JobRecord, replicas: Sequence[ReplicaRecord]) -> None:
 def from_logs(logs: Mapping[str, Sequence[LogLine]], names: Sequence[str]) -> list[Chart]:
     """Return the curves of the first replica with Train lines, and of every replica's Eval lines.
 
-    `names` are the replicas, the chief first, whose curves are called `train` and `eval`; loss and accuracy come first. A curve
-    of a single point is left out, and so is a chart without curves.
+    `names` are the replicas, the chief first; the chief's curves are called `train` and `eval`, another's `train, NAME`. Loss
+    and accuracy come first. A chart without a curve of two points is left out.
     """
     curves: dict[str, dict[str, list[tuple[int, float]]]] = {}
 
@@ -167,7 +167,7 @@ def _curve_name(what: str, name: str, names: Sequence[str]) -> str:
 
 
 def from_scalars(scalars: Mapping[str, Sequence[tuple[int, float]]]) -> list[Chart]:
-    """Return the curves of summaries, `run/tag`; names with one ending, such as train/loss, share a chart."""
+    """Return the charts of summaries, by `run/tag`; those of one tag, such as train/loss and eval/loss, share a chart."""
     curves: dict[str, dict[str, list[tuple[int, float]]]] = {}
     for path, points in scalars.items():
         run, _, name = path.rpartition("/")
@@ -220,7 +220,7 @@ def timeline(record: JobRecord, replicas: Sequence[ReplicaRecord], end: str) -> 
 
 def _replica_timeline(record: JobRecord, replica: ReplicaRecord, end: float) -> Iterator[TimelineSegment]:
     at = _since_creation(record, replica.startTime or "")
-    # A replica that was killed before the job's newest attempt still has the time of its first start.
+    # A kill of an earlier attempt may be older than the start that the record has.
     for event, following in zip_longest(replica.events, replica.events[1:]):
         killed = max(_since_creation(record, event.time), at)
         yield TimelineSegment(replica.name, RUNNING, at, killed)
@@ -293,8 +293,8 @@ def _since_creation(record: JobRecord, moment: str) -> float:
 def flags(arguments: Sequence[str]) -> dict[str, str]:
     """Parse each flag with its value.
 
-    Takes `--a=b` and `--a b`. Several values are joined with commas, a flag without one is `yes`, and words of no flag are kept
-    together.
+    Takes `--a=b` and `--a b`. The values of a repeated flag are joined with commas, one without a value is `yes`, and words of
+    no flag are kept together.
     """
     options: dict[str, list[str]] = {}
     last = None
@@ -318,7 +318,7 @@ def _is_number(word: str) -> bool:
 
 
 def compared_inputs(report: Report) -> dict[str, str]:
-    """Return the inputs of a job to compare, flag by flag, and its labels, without output paths."""
+    """Return the inputs of a job to compare, flag by flag, and its labels."""
     origin = {name: value for name, value in report.inputs.items() if name != "output"}
     return {**origin, **flags(report.arguments), **{f"label {name}": value for name, value in report.labels.items()}}
 

@@ -15,7 +15,7 @@ SECONDS = "seconds"
 
 @dataclass(frozen=True)
 class Difference:
-    """A property of several jobs: a value for each, None if a job does not report it."""
+    """A property of two jobs, equal or not: a value for each, None if a job does not report it."""
 
     what: str
     values: list[str | None]
@@ -46,7 +46,7 @@ def differences(jobs: Sequence[Mapping[str, str]]) -> list[Difference]:
 
 
 def rows(original: JobRecord, rerun: JobRecord, finals: tuple[Mapping[str, str], Mapping[str, str]]) -> list[Difference]:
-    """Return all differences in display order: inputs, then results; `finals` as of ops.submit.metrics."""
+    """Return all properties in display order: inputs, then results; `finals` are those of `metrics.final_metrics`."""
     sides = [inputs(record.manifest) for record in (original, rerun)]
     outcomes = [
         results(
@@ -60,17 +60,15 @@ def rows(original: JobRecord, rerun: JobRecord, finals: tuple[Mapping[str, str],
 
 
 def inputs(short: Mapping[str, Any]) -> dict[str, str]:
-    """Return a job's inputs by its record's short manifest: package, runtime, data, versions, hosts."""
-    then_cluster: Mapping[str, Any] = short.get("cluster", {})
-    replicas = {
-        role: f"{count} x {then_cluster['machineTypes'][role]}" for role, count in then_cluster.get("replicas", {}).items()
-    }
+    """Return a job's inputs by the part of manifest.json that its record has: package, runtime, data, versions, hosts."""
+    cluster: Mapping[str, Any] = short.get("cluster", {})
+    replicas = {role: f"{count} x {cluster['machineTypes'][role]}" for role, count in cluster.get("replicas", {}).items()}
     values = {
         "package": manifest.package_line(short),
         "runtime": manifest.runtime_line(short),
         "data": manifest.data_line(short),
         **short.get("versions", {}),
-        "scaleTier": then_cluster.get("scaleTier"),
+        "scaleTier": cluster.get("scaleTier"),
         **replicas,
     }
     return {what: str(value) for what, value in values.items() if value}

@@ -62,7 +62,7 @@ _CONVERTED_KEYS = frozenset({"labels", "environment", "pythonModule", "notify", 
 
 @dataclass(frozen=True)
 class JobFlags:
-    """The command line's values of a job; for those that are None config.yaml counts."""
+    """The command line's values of a job; where one is None, that of config.yaml counts."""
 
     job_id: str | None = None
     module: str | None = None

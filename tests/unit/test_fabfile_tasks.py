@@ -348,7 +348,7 @@ def test_two_commands_in_one_call_are_refused(line: str) -> None:
     ],
 )
 def test_the_task_whose_help_is_asked_for(line: str, task: str | None) -> None:
-    assert commandline.help_topic(line.split()) == task
+    assert commandline.help_command(line.split()) == task
 
 
 def test_completion_is_that_of_invoke(fab: Fab) -> None:

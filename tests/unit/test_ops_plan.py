@@ -17,7 +17,7 @@ from jobs.progress import MetricPoint
 from ops.cluster.cluster import ClusterClient
 from ops.errors import DONE, OpsError, UsageError
 from ops.package.package import build
-from ops.package.trainer_config import Exchange, TrainerConfig, read
+from ops.package.trainer_config import ExchangeKind, TrainerConfig, read
 from ops.plan import plan, planned, runs, show
 from ops.plan.plan import PlanRequest
 from ops.plan.scaling import PlannedMachine, Prediction, Shape, Work, asynchronous, synchronous
@@ -127,7 +127,7 @@ def test_an_undeclared_package_exchanges_all_parameters_every_step(
     out = capsys.readouterr().out
     assert "parameters: 40.0 MB as float32; 40.0 MB each way to and from parameter servers, every step" in out
     assert [line.split()[1] for line in out.splitlines() if line.startswith("STANDARD_1")] == ["servers", "all-reduce"]
-    assert set(plan.MODELS) == set(get_args(Exchange))
+    assert set(plan.MODELS) == set(get_args(ExchangeKind))
 
 
 def test_a_key_by_an_old_name_is_noted(package_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -430,7 +430,7 @@ def test_a_job_is_compared_with_its_plan(
 ) -> None:
     plan.plan(make_request(package_folder, parameters_mb=1e-9), True)
     write_job(cluster, package_folder, "--stop-at", "9")
-    set_log(monkeypatch, "Exchange every 2 steps: x", *(LINE.format(9 * n, n) for n in range(9)))
+    set_log(monkeypatch, "ExchangeKind every 2 steps: x", *(LINE.format(9 * n, n) for n in range(9)))
     capsys.readouterr()
     assert planned.compare_with_plan(cluster, "job01", True) == DONE
     output = json.loads(capsys.readouterr().out)
@@ -460,7 +460,7 @@ def test_the_time_to_a_target_is_compared_too(
     write_job(cluster, learning_package, "--width", "3", "--look-every", "9")
     messages = [LINE.format(50 * n, 2 * n) for n in range(9)]
     messages[5:5] = [EVAL.format(150, 0.1), EVAL.format(190, 0.7)]
-    set_log(monkeypatch, "Exchange every 2 steps: x", *messages)
+    set_log(monkeypatch, "ExchangeKind every 2 steps: x", *messages)
     capsys.readouterr()
     planned.compare_with_plan(cluster, "job01", True)
     data = json.loads(capsys.readouterr().out)

@@ -40,7 +40,7 @@ DAY = "2026-01-31T12:00:{:06.3f}Z"
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\nrest").decode()
 LARGE_PNG = base64.b64encode(base64.b64decode(PNG) + bytes(40_000)).decode()
 BAD_IMAGES = (None, "x", f'{PNG[:8]}"><{PNG[8:]}', '"><script>', "aGk=", LARGE_PNG)
-NO_PNG = "mistakes[0].image must be a PNG of 32 kB at most, in base64"
+NO_PNG = "mistakes[0].image must be a PNG of 32,768 bytes at most, in base64"
 
 
 def log_lines(replica: str, *messages: tuple[float, str], severity: str = "INFO") -> list[LogLine]:
@@ -340,7 +340,7 @@ def test_too_many_curves_are_counted_in_a_note() -> None:
     scalars = {f"tag{number}": [(1, 1.0), (2, 2.0)] for number in range(15)}
     report = make.make(make_evidence(logs={}, scalars=scalars))
     assert len(report.charts) == 12
-    assert report.notes == ["3 more curves not shown: fab tensorboard job01 has all"]
+    assert report.notes == ["3 more charts not shown: fab tensorboard job01 has all"]
 
 
 def test_rates_are_computed_from_global_steps_if_not_logged() -> None:

@@ -13,7 +13,7 @@ from jobs.queue import Queue
 from ops.cluster.host_files import render
 from ops.cluster.inventory import select
 from ops.cluster.shell import argv
-from ops.config_values import LosableRole
+from ops.config_values import OptionalRole
 from ops.errors import UsageError
 from ops.package import trainer_config
 from ops.plan import planned
@@ -50,7 +50,7 @@ def test_no_tier_has_serving_hosts(inventory: Inventory, served: Inventory) -> N
     assert describe_counts(counts(named), named) == {"scaleTier": "STANDARD_1"}
     assert not any(Role.SERVING in preset(tier).roles for tier in ScaleTier if tier is not ScaleTier.CUSTOM)
     assert served.cluster() == inventory.cluster()
-    assert {*get_args(LosableRole), Role.MASTER} == {*JOB_ROLES}
+    assert {*get_args(OptionalRole), Role.MASTER} == {*JOB_ROLES}
     assert planned.shape(served, 2.0) == planned.shape(inventory, 2.0)
 
 

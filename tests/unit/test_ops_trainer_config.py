@@ -94,7 +94,7 @@ def test_a_runtime_has_a_tensorflow_that_the_trainer_supports(lines: list[str], 
         return
     with pytest.raises(UsageError, match=re.escape(message)) as error:
         trainer_config.check_tensorflow(config, "mine", lines, complete)
-    assert str(error.value).startswith("package mine trains by TensorFlow 2.20, 2.21, and ")
+    assert str(error.value).startswith("package mine supports TensorFlow 2.20, 2.21, and ")
 
 
 def test_the_library_declares_its_tested_versions() -> None:
@@ -111,7 +111,7 @@ def test_a_keras_that_the_package_does_not_know_is_refused(line: str, valid: boo
     if valid:
         trainer_config.check_tensorflow(config, "mine", lines, False)
         return
-    expected = "package mine trains by Keras 3.13, 3.14, and the job's own Python has 3.4: require keras==3.14.*, or another"
+    expected = "package mine supports Keras 3.13, 3.14, and the job's own Python has 3.4: require keras==3.14.*, or another"
     with pytest.raises(UsageError, match=re.escape(expected)):
         trainer_config.check_tensorflow(config, "mine", lines, False)
 
@@ -127,10 +127,13 @@ def test_a_keras_that_the_package_does_not_know_is_refused(line: str, valid: boo
         ("strategy: b", "strategy 'b' is not one of its strategies; valid are none"),
         ("strategy: [b]", "strategy must be a string, not ['b']"),
         ("data: mnist", "data is not a mapping of keys to values; valid keys are name, files, command, flags"),
-        ("data: {name: ../x}", "data.name '../x' is invalid: it is no name of a folder. Valid: letters, digits, _, . and -"),
+        (
+            "data: {name: ../x}",
+            "data.name '../x' is invalid: it is no folder's name. Valid: a letter or digit, then letters, digits, _, . and -",
+        ),
         (
             "data: {name: x, files: /etc}",
-            "data.files '/etc' is invalid: it is outside the checkout, or may hold keys of stacks.",
+            "data.files '/etc' is invalid: it is outside the checkout, or may hold secrets of stacks.",
         ),
         ("data: {name: x, files: ~/.ssh/*}", "data.files '~/.ssh/*' is invalid: it is outside the checkout"),
         ("data: {name: x, files: a/../../b}", "data.files 'a/../../b' is invalid: it is outside the checkout"),
