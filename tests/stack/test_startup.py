@@ -102,6 +102,22 @@ def test_a_closed_host_lists_what_it_lacks(tmp_path: Path) -> None:
     assert not run_step(tmp_path, read_step(render_script(None, 0), "packages"), dpkg="true")
 
 
+@pytest.mark.parametrize("exists", [True, False])
+def test_the_devices_of_cuda_exist_at_each_boot(tmp_path: Path, exists: bool) -> None:
+    (tmp_path / "devices").write_text("Character devices:\n195 nvidia\n511 nvidia-uvm\n\nBlock devices:\n")
+    text = read_step(SCRIPT, "NVIDIA driver".join('""')).replace("/proc/devices", str(tmp_path / "devices"))
+    device = tmp_path / "nvidia-uvm"
+    if exists:
+        device.touch()
+        (tmp_path / "nvidia-uvm-tools").touch()
+    text = text.replace("/dev/nvidia", str(tmp_path / "nvidia"))
+    calls = tmp_path / "calls"
+    tools = {name: f'echo "{name} $*" >>{calls}' for name in ("modprobe", "mknod")}
+    run_step(tmp_path, text, **{"nvidia-smi": "true", **tools})
+    made = [] if exists else [f"mknod -m 666 {device} c 511 0", f"mknod -m 666 {device}-tools c 511 1"]
+    assert calls.read_text().splitlines() == ["modprobe nvidia-uvm", *made]
+
+
 def test_unattended_upgrades_are_masked() -> None:
     (masked,) = re.findall(r"^systemctl mask --quiet (.*)$", SCRIPT, re.MULTILINE)
     assert {"apt-daily.timer", "apt-daily-upgrade.timer", "unattended-upgrades.service"} <= set(masked.split())
