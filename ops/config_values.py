@@ -56,7 +56,7 @@ def validate(model: type[Model], data: Any, path: str, report_old_keys: bool = F
     return section
 
 
-def no_truth(value: Any) -> Any:
+def refuse_bool(value: Any) -> Any:
     """Refuse true and false, which Python takes for 1 and 0."""
     if isinstance(value, bool):
         raise ValueError("must be a number")
@@ -70,7 +70,7 @@ def _seconds(value: Any) -> float:
     raise ValueError("must be a number of seconds above 0, such as 3600 or 3600s")
 
 
-def _seconds_or_none(value: Any) -> float:
+def _seconds_or_zero(value: Any) -> float:
     if (number := _duration(value)) is not None:
         return number
     raise ValueError("it is no number of seconds. Valid: 0 and above, such as 30 or 30s")
@@ -119,10 +119,10 @@ def check_notify(value: Any) -> str:
 
 
 # Also from a string: the JSON of Google's API has 64-bit integers so, and many config files: workerCount: "4".
-Whole = Annotated[int, BeforeValidator(no_truth)]
+Whole = Annotated[int, BeforeValidator(refuse_bool)]
 Count = Annotated[Whole, Field(ge=0)]
 Positive = Annotated[Whole, Field(ge=1)]
-Truth = Annotated[bool, Field(strict=True)]
+StrictBool = Annotated[bool, Field(strict=True)]
 Seconds = Annotated[float, PlainValidator(_seconds)]
 Size = Annotated[int, PlainValidator(_size)]
 Flag = Annotated[str, PlainValidator(_flag)]
@@ -143,7 +143,7 @@ class JobEnd(Section):
     restartCodes: _ExitCodes | None = None
     permanentCodes: _ExitCodes | None = None
     successPolicy: Literal["chief", "all"] | None = None
-    gracePeriod: Annotated[float, PlainValidator(_seconds_or_none)] | None = None
+    gracePeriod: Annotated[float, PlainValidator(_seconds_or_zero)] | None = None
     stopSignal: Literal["main", "all"] | None = None
 
     @model_validator(mode="after")

@@ -28,9 +28,18 @@ from scaletier.round_graph import (
     run_round,
     set_rates,
 )
-from scaletier.runtime import devices_of, give_memory_back, here, import_tensorflow, one_line, quiet_stderr, say, say_there
 from scaletier.shared_parameters import SharedParameters
 from scaletier.sync_period import SyncPeriod
+from scaletier.tensorflow_setup import (
+    devices_of,
+    give_memory_back,
+    here,
+    import_tensorflow,
+    one_line,
+    quiet_stderr,
+    say,
+    say_there,
+)
 from scaletier.tf_config import Cluster, await_peers
 from scaletier.training import Training, cluster_resolver
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from scaletier.flags import Flags
 from scaletier.job import JobError, kind_of
-from scaletier.runtime import import_tensorflow, say
+from scaletier.tensorflow_setup import import_tensorflow, say
 
 if TYPE_CHECKING:  # the rest of the library imports TensorFlow
     from scaletier.checkpoint import CheckpointReader

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from scaletier.data import BatchSource, DataError
 from scaletier.functional_model import Batch, FunctionalModel, VariableSpec
 from scaletier.private import is_lost_host
-from scaletier.runtime import import_tensorflow, one_line, say
+from scaletier.tensorflow_setup import import_tensorflow, one_line, say
 
 tf = import_tensorflow()
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from scaletier.functional_model import Batch
 from scaletier.job import JobError, kind_of, wants_argument
-from scaletier.runtime import here, import_tensorflow, one_line, say
+from scaletier.tensorflow_setup import here, import_tensorflow, one_line, say
 
 tf = import_tensorflow()
 

@@ -13,8 +13,8 @@ from scaletier.flags import Flags
 from scaletier.functional_model import Batch, FunctionalModel
 from scaletier.job import Inspector, Job
 from scaletier.loop import EvalInterval, eval_line
-from scaletier.runtime import StopRequest, import_tensorflow, say
 from scaletier.summaries import Summaries
+from scaletier.tensorflow_setup import StopRequest, import_tensorflow, say
 
 tf = import_tensorflow()
 

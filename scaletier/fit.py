@@ -18,7 +18,7 @@ from scaletier.callbacks import Callbacks
 from scaletier.flags import flags_of
 from scaletier.job import Job, JobError
 from scaletier.run import RETRY_EXIT_CODE, exit_process, print_failure, run_to_exit_code, train
-from scaletier.runtime import StopRequest, import_tensorflow, one_line
+from scaletier.tensorflow_setup import StopRequest, import_tensorflow, one_line
 from scaletier.tf_config import Cluster, ClusterError, cluster
 
 # The job directories that this process has trained into.

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from scaletier import private
 from scaletier.job import Job, JobError, Metrics, kind_of, wants_argument
-from scaletier.runtime import import_tensorflow, one_line
+from scaletier.tensorflow_setup import import_tensorflow, one_line
 
 tf = import_tensorflow()
 import keras  # noqa: E402 - after TensorFlow, whose log messages are held back

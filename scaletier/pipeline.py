@@ -20,9 +20,9 @@ from scaletier.job import JobError
 from scaletier.loop import ReplicaLoop, Round, StepBudget, train
 from scaletier.private import copy_to_device
 from scaletier.round_graph import list_handles, named_handles, pack_round, unpack_round
-from scaletier.runtime import devices_of, import_tensorflow, say, say_there
 from scaletier.stages import Stage, forward_backward, make_units, partition
 from scaletier.sync_period import SyncPeriod
+from scaletier.tensorflow_setup import devices_of, import_tensorflow, say, say_there
 from scaletier.tf_config import Cluster, await_peers
 from scaletier.training import Training
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from scaletier.job import JobError
-from scaletier.runtime import import_tensorflow, quiet_stderr
+from scaletier.tensorflow_setup import import_tensorflow, quiet_stderr
 
 # A coordinator's thread that works on a round ends with it.
 _STOP_SECONDS = 5.0

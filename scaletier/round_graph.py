@@ -11,7 +11,7 @@ import numpy.typing as npt
 from scaletier.functional_model import Batch, FunctionalModel, Handle, Variables, VariableSpec
 from scaletier.loop import Round
 from scaletier.private import is_seed
-from scaletier.runtime import here, import_tensorflow
+from scaletier.tensorflow_setup import here, import_tensorflow
 
 tf = import_tensorflow()
 

@@ -13,7 +13,7 @@ from typing import NoReturn
 from scaletier.flags import Flags, flags_of
 from scaletier.job import Job, JobError
 from scaletier.private import check_keras, is_lost_host, server_library
-from scaletier.runtime import (
+from scaletier.tensorflow_setup import (
     ACCELERATOR,
     cpu_devices,
     give_memory_back_on_growth,

@@ -14,7 +14,7 @@ from scaletier.data import BatchSource, with_any_batch_size
 from scaletier.functional_model import Batch, FunctionalModel
 from scaletier.job import Job, JobError
 from scaletier.private import lookup_tables
-from scaletier.runtime import import_tensorflow, one_line, say
+from scaletier.tensorflow_setup import import_tensorflow, one_line, say
 
 tf = import_tensorflow()
 import keras  # noqa: E402 - after TensorFlow, whose log messages are held back

@@ -21,7 +21,7 @@ import numpy as np
 
 from scaletier.functional_model import FunctionalModel, Handle, Variables
 from scaletier.round_graph import Exchange, LocalResult
-from scaletier.runtime import import_tensorflow
+from scaletier.tensorflow_setup import import_tensorflow
 
 tf = import_tensorflow()
 

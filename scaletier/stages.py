@@ -13,7 +13,7 @@ from typing import Any
 from scaletier.functional_model import Batch, FunctionalModel, VariableSpec, call_part
 from scaletier.job import JobError
 from scaletier.private import copy_to_device
-from scaletier.runtime import import_tensorflow
+from scaletier.tensorflow_setup import import_tensorflow
 
 tf = import_tensorflow()
 import keras  # noqa: E402 - after TensorFlow, whose log messages are held back

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from scaletier.runtime import import_tensorflow, one_line, say
+from scaletier.tensorflow_setup import import_tensorflow, one_line, say
 
 tf = import_tensorflow()
 

@@ -22,9 +22,9 @@ from scaletier.functional_model import FunctionalModel, Variables
 from scaletier.job import Job, JobError
 from scaletier.loop import ReplicaLoop, Round, StepBudget, train
 from scaletier.round_graph import Exchange, LocalResult, initial_local, make_round, make_variables, run_round
-from scaletier.runtime import TOO_LATE_MESSAGE, import_tensorflow, quiet_stderr, say
 from scaletier.shared_parameters import fill, overlap, split_evenly
 from scaletier.sync_period import DEFAULT_SYNC_PERIOD, SyncPeriod
+from scaletier.tensorflow_setup import TOO_LATE_MESSAGE, import_tensorflow, quiet_stderr, say
 from scaletier.tf_config import Cluster
 from scaletier.training import Training, cluster_resolver
 

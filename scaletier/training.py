@@ -20,18 +20,18 @@ from scaletier.functional_model import Batch, FunctionalModel
 from scaletier.job import Job, JobError
 from scaletier.loop import DivergedError, EvalInterval, PreemptedError, Round, StepBudget, eval_line, final_line
 from scaletier.private import is_lost_host
-from scaletier.runtime import (
+from scaletier.savedmodel import export, make_serving_module, save_model
+from scaletier.summaries import Summaries
+from scaletier.tensorflow_setup import (
     StopRequest,
+    available_memory,
     give_memory_back,
-    host_memory,
     import_tensorflow,
     local_devices,
     one_line,
     say,
     say_device,
 )
-from scaletier.savedmodel import export, make_serving_module, save_model
-from scaletier.summaries import Summaries
 from scaletier.tf_config import Cluster
 
 tf = import_tensorflow()
@@ -83,7 +83,7 @@ class Training(abc.ABC):
 
     def require_memory(self) -> None:
         """Raise JobError if the model certainly needs more memory than this host has."""
-        needed, memory = self.network.min_memory_bytes("GPU" in self.devices[0]), host_memory()
+        needed, memory = self.network.min_memory_bytes("GPU" in self.devices[0]), available_memory()
         if needed > memory:
             line = (
                 f"the model {self.network.model.name} is invalid: {self.name} needs at least {needed / 1e6:,.0f} MB of memory"

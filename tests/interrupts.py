@@ -7,7 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator
 
-from scaletier.runtime import StopRequest
+from scaletier.tensorflow_setup import StopRequest
 
 HEARS_CTRL_C = ("env", "--default-signal=INT")
 """Starts a command that Ctrl-C ends, which a shell's background processes and their children ignore.

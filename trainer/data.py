@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from scaletier.data import DataError
-from scaletier.runtime import import_tensorflow, one_line
-from trainer.corrupt import Segment, locate, read, segments, tensors
+from scaletier.tensorflow_setup import import_tensorflow, one_line
+from trainer.corrupt_records import Segment, locate, read, segments, tensors
 from trainer.mnist import PIXELS, SIDE
 
 tf = import_tensorflow()

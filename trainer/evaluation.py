@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from scaletier.runtime import import_tensorflow, one_line, say
+from scaletier.tensorflow_setup import import_tensorflow, one_line, say
 from trainer.mnist import CLASS_COUNT, MANIFEST
 
 tf = import_tensorflow()

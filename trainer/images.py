@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scaletier.runtime import available_cpus, import_tensorflow
+from scaletier.tensorflow_setup import available_cpus, import_tensorflow
 from trainer.mnist import CLASS_COUNT, SIDE, Example, InputError
 from trainer.progress import counted
 

@@ -157,7 +157,7 @@ def from_keras() -> dict[str, Split]:
     Raises:
         SourceError: it fails.
     """
-    from scaletier.runtime import import_tensorflow, one_line  # costs seconds, so only where it is needed
+    from scaletier.tensorflow_setup import import_tensorflow, one_line  # costs seconds, so only where it is needed
 
     tf = import_tensorflow()
     try:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from scaletier.runtime import import_tensorflow
+from scaletier.tensorflow_setup import import_tensorflow
 from trainer.mnist import CLASS_COUNT, PIXELS, SIDE
 
 tf = import_tensorflow()

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
-from scaletier.runtime import say
+from scaletier.tensorflow_setup import say
 
 T = TypeVar("T")
 _SAY_SECONDS = 2.0

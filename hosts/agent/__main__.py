@@ -24,7 +24,7 @@ from hosts.agent.agent import Agent
 from hosts.agent.cgroup import Meter
 from hosts.agent.job_files import JobFiles, own_environment
 from hosts.agent.launcher_client import Launcher, launcher
-from hosts.agent.process import Child, ProcessRun
+from hosts.agent.process import Child, ProgramSpec
 from hosts.agent.reporter import HostProbes
 from hosts.agent.supervisor import Assignment
 from hosts.agent.trainer import Trainer
@@ -87,13 +87,13 @@ def spawn(launcher_client: Launcher | None, assignment: Assignment) -> Trainer:
     job, argv, cwd, env = assignment.plan.jobId, assignment.argv, assignment.directory, assignment.environment
     if assignment.plan.study:
         stdin = json.dumps({"cwd": str(cwd), "env": dict(env)}).encode()
-        tuner = ProcessRun(
+        tuner = ProgramSpec(
             job, argv, cwd, own_environment(os.environ), stdin=stdin, stop_signal="all"
         )  # with the trials in its group
         return Trainer(tuner, assignment.log, Child)
     plan = assignment.plan
     peers = plan.peers(assignment.name)
-    run = ProcessRun(job, argv, cwd, env, stop_signal=plan.stopSignal, stop_seconds=plan.stopSeconds, peers=peers)
+    run = ProgramSpec(job, argv, cwd, env, stop_signal=plan.stopSignal, stop_seconds=plan.stopSeconds, peers=peers)
     return Trainer(run, assignment.log, launcher_client or Child)
 
 

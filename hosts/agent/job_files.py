@@ -20,7 +20,7 @@ from hosts.agent.launcher_client import SOCKET_VARIABLE, Launcher, trial_reports
 from hosts.agent.log import Log, LogArchive, archived
 from hosts.agent.manifest import ManifestCompletion
 from hosts.agent.notifier import COMMAND_SECONDS, NotificationTask
-from hosts.agent.process import Child, ProcessRun, delete
+from hosts.agent.process import Child, ProgramSpec, delete
 from hosts.agent.supervisor import Assignment
 from hosts.agent.token_broker import Broker, Mint, access, mint
 from hosts.agent.trainer import Trainer
@@ -171,7 +171,7 @@ class JobFiles:
     def _run_as_trainer(self, current: _Job, argv: list[str], added: Mapping[str, str]) -> int:
         """Run a command as the trainer's user and behind its isolation, with its output in the log."""
         assignment = current.assignment
-        run = ProcessRun(assignment.plan.jobId, argv, assignment.directory, {**assignment.environment, **added})
+        run = ProgramSpec(assignment.plan.jobId, argv, assignment.directory, {**assignment.environment, **added})
         command = Trainer(run, current.log, self._launcher or Child)
         deadline = time.monotonic() + COMMAND_SECONDS
         while (end := command.poll()) is None:

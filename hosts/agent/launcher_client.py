@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hosts.agent.process import ProcessRun
+from hosts.agent.process import ProgramSpec
 from hosts.agent.replica_rules import SIGKILL_STATUS, Exit
 
 SOCKET_VARIABLE = "SCALETIER_LAUNCH"
@@ -39,7 +39,7 @@ class Launcher:
             if not self._waiting:
                 self._waiting.append(_connected(self._address))
 
-    def __call__(self, run: ProcessRun, output: int) -> Launched:
+    def __call__(self, run: ProgramSpec, output: int) -> Launched:
         """Start a program; OSError if the launcher refuses."""
         return Launched(self._channel(), request(run, self._bucket), output, run.stop_signal)
 
@@ -58,7 +58,7 @@ class Launcher:
             _answer(channel)
 
 
-def request(run: ProcessRun, bucket: str) -> dict[str, Any]:
+def request(run: ProgramSpec, bucket: str) -> dict[str, Any]:
     """Return the request to the launcher. The launcher itself decides which paths the program sees."""
     if any("\0" in word for word in (*run.argv, *run.env.values())):
         raise ValueError("embedded null byte")

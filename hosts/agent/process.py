@@ -20,7 +20,7 @@ FIRST_PROCESS_SHARE = 0.8
 
 
 @dataclass(frozen=True)
-class ProcessRun:
+class ProgramSpec:
     """A program to run: its job, its command line, its folder and its environment.
 
     `scratch` is a folder that the program shares with its caller, `stdin` its input. With `stop_signal` `main`
@@ -39,7 +39,7 @@ class ProcessRun:
     peers: Mapping[str, str] = field(default_factory=dict)
 
 
-class TrainerProcess(Protocol):
+class RunningProgram(Protocol):
     """A program that was started, and all that it starts."""
 
     pid: int
@@ -57,17 +57,17 @@ class TrainerProcess(Protocol):
         """Return how it ended, after its end."""
 
 
-class TrainerStart(Protocol):
+class StartProgram(Protocol):
     """Starts a program; OSError if that fails, ValueError for an argument that no process can have."""
 
-    def __call__(self, run: ProcessRun, output: int) -> TrainerProcess:
+    def __call__(self, run: ProgramSpec, output: int) -> RunningProgram:
         """Start a program; `output` is a descriptor that the caller closes."""
 
 
 class Child:
     """A child of this process: `signal` reaches every process of its process group."""
 
-    def __init__(self, run: ProcessRun, output: int) -> None:
+    def __init__(self, run: ProgramSpec, output: int) -> None:
         self._oom_kills = cgroup.oom_kills()
         self._stop_signal, self._stop_file = run.stop_signal, run.env.get(STOP_FILE_VARIABLE)
         if self._stop_file:

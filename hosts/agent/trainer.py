@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from hosts.agent.lines import Messages, OutputLine, Splitter, is_quiet, is_remark
 from hosts.agent.log import Log, moment
-from hosts.agent.process import FIRST_PROCESS_SHARE, Child, ProcessRun, TrainerStart
+from hosts.agent.process import FIRST_PROCESS_SHARE, Child, ProgramSpec, StartProgram
 from hosts.agent.replica_rules import Exit
 from jobs.firsterror import ErrorFinder, FirstError
 from jobs.progress import JobProgress, ProgressFinder
@@ -29,7 +29,7 @@ _PIPE = 1024 * 1024
 class Trainer:
     """A running trainer, with every process that it started; a SIGCHLD tells of its end."""
 
-    def __init__(self, run: ProcessRun, log: Log, start: TrainerStart = Child) -> None:
+    def __init__(self, run: ProgramSpec, log: Log, start: StartProgram = Child) -> None:
         """Start it; OSError if that fails, ValueError for an argument that no process can have."""
         self._stop_at: float | None = None
         self._signal_rest_at = math.inf

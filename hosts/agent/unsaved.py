@@ -15,7 +15,7 @@ from typing import Any
 
 from hosts.agent import keep_unsaved
 from hosts.agent.keep_unsaved import UNSAVED_FOLDER
-from hosts.agent.process import ProcessRun, TrainerProcess, TrainerStart
+from hosts.agent.process import ProgramSpec, RunningProgram, StartProgram
 from hosts.agent.supervisor import Assignment
 from jobs.background import BackgroundTask
 from jobs.bucket import Bucket
@@ -50,7 +50,7 @@ class JobFolders:
 
 
 def start_search(
-    assignment: Assignment, folders: JobFolders, host: HostFile, store: Bucket, start: TrainerStart
+    assignment: Assignment, folders: JobFolders, host: HostFile, store: Bucket, start: StartProgram
 ) -> BackgroundTask[UnsavedFiles]:
     """Begin one search for a job's files; `start` starts a program as the trainer's user. The result is logged."""
 
@@ -66,7 +66,7 @@ def start_search(
     return BackgroundTask(lambda: logged(_search(assignment, folders, host, store, start)), seconds, failed)
 
 
-def _search(assignment: Assignment, folders: JobFolders, host: HostFile, store: Bucket, start: TrainerStart) -> UnsavedFiles:
+def _search(assignment: Assignment, folders: JobFolders, host: HostFile, store: Bucket, start: StartProgram) -> UnsavedFiles:
     """Run keep_unsaved.py as the trainer's user, and return its report."""
     env, deadline = assignment.environment, time.monotonic() + _START_SECONDS + SEARCH_TIMEOUT
     options = {
@@ -81,7 +81,7 @@ def _search(assignment: Assignment, folders: JobFolders, host: HostFile, store: 
     pipe, output = os.pipe()
     with os.fdopen(pipe, "rb") as answer:
         try:
-            process = start(ProcessRun(assignment.plan.jobId, argv, folders.package, env), output)
+            process = start(ProgramSpec(assignment.plan.jobId, argv, folders.package, env), output)
         finally:
             os.close(output)
         try:
@@ -100,7 +100,7 @@ def _has_google_output(job_dir: str, bucket: str, store: Bucket) -> bool:
     return "://" in job_dir and below != job_dir.rstrip("/") and bool(store.sizes(below))
 
 
-def _read_output(pipe: int, process: TrainerProcess, deadline: float) -> bytes:
+def _read_output(pipe: int, process: RunningProgram, deadline: float) -> bytes:
     """Return a program's output until its end; TimeoutError if it does not end in time."""
     output = b""
     while len(output) < _MOST and (seconds := deadline - time.monotonic()) > 0:
@@ -117,7 +117,7 @@ def _read_output(pipe: int, process: TrainerProcess, deadline: float) -> bytes:
     raise TimeoutError("it took too long")
 
 
-def _reap(process: TrainerProcess, deadline: float) -> None:
+def _reap(process: RunningProgram, deadline: float) -> None:
     while not process.ended() and time.monotonic() < deadline + 1.0:
         time.sleep(0.02)
     if process.ended():

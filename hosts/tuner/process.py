@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hosts.agent.cgroup import oom_kills
 from hosts.agent.launcher_client import Launcher
-from hosts.agent.process import FIRST_PROCESS_SHARE, ProcessRun
+from hosts.agent.process import FIRST_PROCESS_SHARE, ProgramSpec
 from jobs.records import Plan
 
 METRIC_FILE = "CLOUD_ML_HP_METRIC_FILE"
@@ -64,7 +64,7 @@ class TrialChild:
 class TrialUnit:
     """Run a trial in a systemd unit of its own, with this process's output."""
 
-    def __init__(self, launcher: Launcher, run: ProcessRun) -> None:
+    def __init__(self, launcher: Launcher, run: ProgramSpec) -> None:
         """Start the trial; OSError if that fails."""
         self._launched = launcher(run, sys.stdout.fileno())
         self.out_of_memory = False
@@ -103,7 +103,7 @@ def trial_launcher(
     def spawn(argv: Sequence[str], environment: Mapping[str, str]) -> TrialUnit:
         scratch = Path(environment[METRIC_FILE]).parent
         return TrialUnit(
-            launcher, ProcessRun(job, argv, cwd, environment, scratch, stop_signal=stop_signal, stop_seconds=stop_seconds)
+            launcher, ProgramSpec(job, argv, cwd, environment, scratch, stop_signal=stop_signal, stop_seconds=stop_seconds)
         )
 
     return spawn

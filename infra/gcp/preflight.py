@@ -16,7 +16,7 @@ from infra.gcp.config import GcpConfig
 from infra.gcp.discovery import Discovery, ExistingHost
 from infra.gcp.machines import MACHINES, MachineType
 from infra.gcp.zones import Place
-from infra.runtime.recipe import FOLDER
+from infra.runtime.recipe import RUNTIMES_FOLDER
 from infra.scale_tiers import Accelerator, ClusterSpec
 
 _QUOTAS = "https://console.cloud.google.com/iam-admin/quotas"
@@ -126,7 +126,7 @@ def has_content(bucket: str, get: ReadConfig) -> bool:
     url = f"{endpoint(STORAGE, get)}b/{bucket}/o"
     try:
         # Names before and after those in the folder: 0 follows / in ASCII.
-        for where in ({"endOffset": f"{FOLDER}/"}, {"startOffset": f"{FOLDER}0"}):
+        for where in ({"endOffset": f"{RUNTIMES_FOLDER}/"}, {"startOffset": f"{RUNTIMES_FOLDER}0"}):
             if get_json(session(get), url, versions="true", maxResults="1", **where).get("items"):
                 return True
     except ApiError as error:

@@ -11,7 +11,7 @@ import yaml
 from infra.scale_tiers import PYTHON, Accelerator
 from infra.templates import ROOT
 
-FOLDER = "runtimes"
+RUNTIMES_FOLDER = "runtimes"
 """The folder of runtimes in the bucket, beside `jobs` and `models`, and below /opt/scaletier on a host."""
 
 
@@ -37,7 +37,7 @@ class Recipe:
     @property
     def path(self) -> str:
         """Its archive in the bucket."""
-        return f"{FOLDER}/{self.name}.tar.gz"
+        return f"{RUNTIMES_FOLDER}/{self.name}.tar.gz"
 
 
 def recipe(runtime_version: str, accelerator: Accelerator | None, python: str = PYTHON) -> Recipe:

@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field, PlainValidator
 
 from infra.validation import Section
-from ops.config_values import Flag, JobEnd, Notify, Positive, Truth, read_yaml, validate
+from ops.config_values import Flag, JobEnd, Notify, Positive, StrictBool, read_yaml, validate
 from ops.errors import UsageError
 from ops.package.tree import KEY_FOLDERS
 
@@ -138,7 +138,7 @@ class TrainerConfig(JobEnd):
     strategies: dict[str, Strategy] = Field(default_factory=dict)
     plan: PlanFlags = PlanFlags()
     export: str | None = None
-    passJobDir: Truth = True
+    passJobDir: StrictBool = True
     tensorflow: Annotated[tuple[str, ...], PlainValidator(_minor_versions)] = ()
     keras: Annotated[tuple[str, ...], PlainValidator(_minor_versions)] = ()
     notify: Notify = ""
@@ -178,7 +178,7 @@ def merge_end_keys(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dic
     return {**base, **remaining, **overrides}
 
 
-def check_tensorflow(declared: TrainerConfig, package: str, lines: Iterable[str], complete: bool) -> None:
+def check_frameworks(declared: TrainerConfig, package: str, lines: Iterable[str], complete: bool) -> None:
     """Check the TensorFlow and Keras of a job's own Python, by lines such as `tensorflow-cpu==2.20.0`.
 
     `complete` is True if these are all its packages, so that none of TensorFlow is an error.

@@ -51,10 +51,10 @@ def make(job: JobEvidence) -> Report:
     record, tuned = job.record, job.tuned
     check_started(record, job.replicas)
     end = record.endTime or job.time
-    charts = from_trials(tuned) if tuned else from_logs(job.logs, replica_names(record))
+    charts = charts_from_trials(tuned) if tuned else charts_from_logs(job.logs, replica_names(record))
     source = ("trials" if tuned else "log") if charts else ""
     if not tuned and not charts and job.scalars:
-        charts, source = from_scalars(job.scalars), "summaries"
+        charts, source = charts_from_scalars(job.scalars), "summaries"
     evaluation, manifest, metrics = job.evaluation, job.manifest, job.metrics
     notes = list(job.notes)
     if len(charts) > MOST_CHARTS:
@@ -109,7 +109,7 @@ def check_started(record: JobRecord, replicas: Sequence[ReplicaRecord]) -> None:
     )
 
 
-def from_logs(logs: Mapping[str, Sequence[LogLine]], names: Sequence[str]) -> list[Chart]:
+def charts_from_logs(logs: Mapping[str, Sequence[LogLine]], names: Sequence[str]) -> list[Chart]:
     """Return the curves of the first replica with Train lines, and of every replica's Eval lines.
 
     `names` are the replicas, the chief first; the chief's curves are called `train` and `eval`, another's `train, NAME`. Loss
@@ -132,7 +132,7 @@ def from_logs(logs: Mapping[str, Sequence[LogLine]], names: Sequence[str]) -> li
     return _charts(curves)
 
 
-def from_trials(tuned: TuningResult) -> list[Chart]:
+def charts_from_trials(tuned: TuningResult) -> list[Chart]:
     """Return the best trials' curves of the metric by step; empty if no trial reported more than its end."""
     trials = [trial for trial in tuned.ranked if len(trial.allMetrics) > 1][:_MOST_TRIALS]
     curves = [
@@ -166,7 +166,7 @@ def _curve_name(what: str, name: str, names: Sequence[str]) -> str:
     return what if name == names[0] else f"{what}, {name}"
 
 
-def from_scalars(scalars: Mapping[str, Sequence[tuple[int, float]]]) -> list[Chart]:
+def charts_from_scalars(scalars: Mapping[str, Sequence[tuple[int, float]]]) -> list[Chart]:
     """Return the charts of summaries, by `run/tag`; those of one tag, such as train/loss and eval/loss, share a chart."""
     curves: dict[str, dict[str, list[tuple[int, float]]]] = {}
     for path, points in scalars.items():

@@ -18,7 +18,7 @@ from ops import terminal
 from ops.report import charts
 from ops.report.make import compared_inputs, compared_results
 from ops.report.report import Chart, Curve, Report, Tuning
-from ops.submit.compare import differences
+from ops.submit.compare import compare_values
 
 T = TypeVar("T")
 
@@ -100,8 +100,8 @@ def _comparison_page(reports: Sequence[Report]) -> dict[str, Any]:
         "title": f"Jobs {', '.join(report.job for report in reports)}",
         "reports": reports,
         "curves": [compared_figure(name, reports) for name in names],
-        "inputs": sorted(differences([compared_inputs(each) for each in reports]), key=lambda row: row.same),
-        "results": differences([compared_results(each) for each in reports]),
+        "inputs": sorted(compare_values([compared_inputs(each) for each in reports]), key=lambda row: row.same),
+        "results": compare_values([compared_results(each) for each in reports]),
     }
 
 
@@ -219,6 +219,6 @@ def as_json(reports: Sequence[Report]) -> Mapping[str, Any]:
     if len(reports) == 1:
         return asdict(reports[0])
     kinds = (("input", compared_inputs), ("result", compared_results))
-    rows = [(kind, row) for kind, side in kinds for row in differences([side(report) for report in reports])]
+    rows = [(kind, row) for kind, side in kinds for row in compare_values([side(report) for report in reports])]
     compared = [{"what": row.what, "kind": kind, "values": row.values, "same": row.same} for kind, row in rows]
     return {"reports": [asdict(report) for report in reports], "compared": compared}

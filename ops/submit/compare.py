@@ -14,7 +14,7 @@ SECONDS = "seconds"
 
 
 @dataclass(frozen=True)
-class Difference:
+class ComparedValue:
     """A property of two jobs, equal or not: a value for each, None if a job does not report it."""
 
     what: str
@@ -39,13 +39,13 @@ class Difference:
             return "differs"
 
 
-def differences(jobs: Sequence[Mapping[str, str]]) -> list[Difference]:
+def compare_values(jobs: Sequence[Mapping[str, str]]) -> list[ComparedValue]:
     """Compare the jobs' values name by name, in the order of first occurrence."""
     names = dict.fromkeys(name for job in jobs for name in job)
-    return [Difference(name, [job.get(name) for job in jobs]) for name in names]
+    return [ComparedValue(name, [job.get(name) for job in jobs]) for name in names]
 
 
-def rows(original: JobRecord, rerun: JobRecord, finals: tuple[Mapping[str, str], Mapping[str, str]]) -> list[Difference]:
+def rows(original: JobRecord, rerun: JobRecord, finals: tuple[Mapping[str, str], Mapping[str, str]]) -> list[ComparedValue]:
     """Return all properties in display order: inputs, then results; `finals` are those of `metrics.final_metrics`."""
     sides = [inputs(record.manifest) for record in (original, rerun)]
     outcomes = [
@@ -56,7 +56,7 @@ def rows(original: JobRecord, rerun: JobRecord, finals: tuple[Mapping[str, str],
         )
         for record, final in zip((original, rerun), finals, strict=True)
     ]
-    return [*differences(sides), *differences(outcomes)]
+    return [*compare_values(sides), *compare_values(outcomes)]
 
 
 def inputs(short: Mapping[str, Any]) -> dict[str, str]:

@@ -250,7 +250,7 @@ def _runtime(flags: JobFlags, config: Mapping[str, Any], inventory: Inventory, w
     if path is None and version is None:
         names = (f"{where}: trainingInput.runtime", f"{where}: trainingInput.runtimeVersion")
         path = str(Path(where).parent / config["runtime"]) if "runtime" in config else None
-        version = None if _version_ignored(config, inventory) else config.get("runtimeVersion")
+        version = None if _why_version_ignored(config, inventory) else config.get("runtimeVersion")
     if path is None and version is None:
         return None
     require_runtimes(inventory, names[path is None])
@@ -261,7 +261,7 @@ def _runtime(flags: JobFlags, config: Mapping[str, Any], inventory: Inventory, w
     return runtimes.from_version(version or "", names[1], inventory)
 
 
-def _version_ignored(config: Mapping[str, Any], inventory: Inventory) -> str:
+def _why_version_ignored(config: Mapping[str, Any], inventory: Inventory) -> str:
     """Explain why config.yaml's runtimeVersion, maybe of Cloud ML, is ignored; empty if it is not."""
     if str(config.get("runtimeVersion", "")).startswith("1."):
         return "no Python of today has TensorFlow 1, of which tf.compat.v1 is left"
@@ -272,7 +272,7 @@ def _ignored_notes(config: Mapping[str, Any], inventory: Inventory, where: str, 
     """Yield the parts of config.yaml that are ignored, with the reason."""
     if ignored := [key for key in IGNORED_KEYS if key in config]:
         yield f"{', '.join(ignored)} in {where}: ignored, the cluster is where and what pulumi made it"
-    if why := _version_ignored(config, inventory):
+    if why := _why_version_ignored(config, inventory):
         yield f"runtimeVersion in {where}: ignored, {why}"
     if tuned := config.get("hyperparameters"):
         if shape := [key for key in ("scaleTier", *ROLE_KEYS) if key in config and config[key] not in _SINGLE_HOST_VALUES]:

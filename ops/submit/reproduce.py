@@ -219,7 +219,7 @@ def _secrets(content: Mapping[str, Any]) -> dict[str, str]:
     return {name: os.environ[name] for name in names}
 
 
-def _show(job_id: str, new_id: str, rows: list[compare.Difference], has_metrics: bool, as_json: bool) -> None:
+def _show(job_id: str, new_id: str, rows: list[compare.ComparedValue], has_metrics: bool, as_json: bool) -> None:
     """Print the comparison and its result; without metrics of both there is no verdict."""
     differs = [row.what for row in rows if not row.same and row.what != compare.SECONDS]  # no two runs take the same time
     if as_json:

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, mod
 from infra.validation import Section, refusal
 from jobs.paths import JOB_ID
 from jobs.study import Algorithm, ParameterType, ScaleType
-from ops.config_values import Count, JobEnd, Notify, Seconds, Size, Truth, Whole, no_truth
+from ops.config_values import Count, JobEnd, Notify, Seconds, Size, StrictBool, Whole, refuse_bool
 from ops.errors import UsageError
 from ops.submit import arguments
 
@@ -106,7 +106,7 @@ def _metric_tag(tag: str) -> str:
 _NAMED = "a hyperparameter has a parameterName and a type"
 _Labels = Annotated[dict[str, str], AfterValidator(check_labels)]
 # A string, too, as in Google's config files, and as YAML reads 1e-4.
-_Number = Annotated[float, BeforeValidator(no_truth), AfterValidator(_number)]
+_Number = Annotated[float, BeforeValidator(refuse_bool), AfterValidator(_number)]
 _Trials = Annotated[Whole, Field(ge=1, le=_MOST_TRIALS)]
 
 
@@ -168,7 +168,7 @@ class Hyperparameters(Section):
     maxParallelTrials: _Trials | None = None
     maxFailedTrials: Count | None = None
     algorithm: Algorithm | None = None
-    enableTrialEarlyStopping: Truth | None = None
+    enableTrialEarlyStopping: StrictBool | None = None
     resumePreviousJobId: str | None = None
 
     @model_validator(mode="after")
@@ -221,9 +221,9 @@ class TrainingInput(Section):
     jobDir: str | None = None
     labels: _Labels | None = None
     environment: dict[str, str] | None = None
-    useChiefInTfConfig: Truth | None = None
+    useChiefInTfConfig: StrictBool | None = None
     scheduling: Scheduling | None = None
-    startHosts: Truth | None = None
+    startHosts: StrictBool | None = None
     region: str | None = None
     runtime: str | None = None
     runtimeVersion: Annotated[str, BeforeValidator(_version)] | None = None

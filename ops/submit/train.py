@@ -24,7 +24,7 @@ from ops.cluster.remote import ADVICE, Fleet
 from ops.errors import HostError, HostsError, UsageError
 from ops.package import host_stream, package
 from ops.package.imports import describe_missing
-from ops.package.trainer_config import check_tensorflow
+from ops.package.trainer_config import check_frameworks
 from ops.submit import job_plan, program, tuning
 from ops.submit.config import JobFlags, build_job
 from ops.submit.submit import Submission, duplicate_id_error
@@ -99,10 +99,10 @@ def prepare_program(inventory: Inventory, flags: JobFlags, job_program: program.
     if job.runtime:
         from ops.package import runtimes  # with packaging, which costs a job that brings none a sixtieth of a second
 
-        check_tensorflow(job.declared, source.name, job.runtime.lines, complete=False)
+        check_frameworks(job.declared, source.name, job.runtime.lines, complete=False)
         installed = runtimes.read_existing(inventory, job.runtime) if dry else runtimes.build(inventory, job.runtime)
         if installed or not dry:
-            check_tensorflow(job.declared, source.name, map("==".join, installed.items()), complete=True)
+            check_frameworks(job.declared, source.name, map("==".join, installed.items()), complete=True)
         else:
             terminal.note(
                 f"the runtime {job.runtime.name} would be built first; what the package needs besides it is not shown"

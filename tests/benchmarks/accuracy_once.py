@@ -19,7 +19,7 @@ from benchmarks.stack import MNIST
 from scaletier import checkpoint
 from scaletier.evaluation import make_evaluate
 from scaletier.functional_model import FunctionalModel
-from scaletier.runtime import import_tensorflow
+from scaletier.tensorflow_setup import import_tensorflow
 from trainer import flags, task
 
 tf = import_tensorflow()

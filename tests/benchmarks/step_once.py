@@ -12,7 +12,7 @@ from typing import Any
 
 import scaletier
 from scaletier.data import replica_seed
-from scaletier.runtime import import_tensorflow
+from scaletier.tensorflow_setup import import_tensorflow
 from trainer import flags
 from trainer.data import find_segments, train_pipeline
 from trainer.model import make_model

@@ -110,7 +110,7 @@ def _become(arguments: list[str], env: Mapping[str, str], folder: str, log: str)
 if __name__ == "__main__":
     _SYSTEM_PATH = [one for one in sys.path[1:] if one not in os.environ.get("PYTHONPATH", "").split(":")]
     sys.path[0] = str(Path(__file__).resolve().parents[2])
-    importlib.import_module("scaletier.runtime").import_tensorflow()
+    importlib.import_module("scaletier.tensorflow_setup").import_tensorflow()
     gc.freeze()
     _arguments = _serve()
     # The program runs here, outside of the loop, so that it ends as an interpreter ends.

@@ -10,7 +10,7 @@ import pytest
 from linear import BATCH, DECAY, MOMENTUM, RATE, WIDTH, points
 from loopback import Job
 
-from scaletier.runtime import import_tensorflow
+from scaletier.tensorflow_setup import import_tensorflow
 
 tf = import_tensorflow()
 NAMES = ("first:kernel", "first:bias", "second:kernel", "second:bias")

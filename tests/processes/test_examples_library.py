@@ -13,7 +13,7 @@ import pytest
 from forked import Program
 from waiting import limit, wait_for
 
-from scaletier.runtime import import_tensorflow
+from scaletier.tensorflow_setup import import_tensorflow
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = {

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import scaletier
-from scaletier.runtime import import_tensorflow
+from scaletier.tensorflow_setup import import_tensorflow
 
 tf = import_tensorflow()
 import keras  # noqa: E402 - TensorFlow imports it, without its log messages

@@ -15,7 +15,7 @@ from forked import Program
 from waiting import limit
 
 from ops.plan import profile
-from scaletier.runtime import import_tensorflow
+from scaletier.tensorflow_setup import import_tensorflow
 
 tf = import_tensorflow()
 ROOT = Path(__file__).resolve().parents[2]

@@ -24,7 +24,7 @@ from hosts.agent import trainer as trainer_module
 from hosts.agent.__main__ import spawn
 from hosts.agent.launcher_client import Launched, Launcher, request
 from hosts.agent.log import Log
-from hosts.agent.process import Child, ProcessRun, TrainerStart
+from hosts.agent.process import Child, ProgramSpec, StartProgram
 from hosts.agent.supervisor import Assignment
 from hosts.agent.trainer import Trainer
 from infra.ports import PEER_PORTS
@@ -40,8 +40,8 @@ def host(tmp_path: Path) -> Iterator[Host]:
     host.close()
 
 
-def run(host: Host, code: str, *args: str, **env: str) -> ProcessRun:
-    return ProcessRun("job01", [sys.executable, "-c", code, *args], host.package, {"PATH": os.environ["PATH"], **env})
+def run(host: Host, code: str, *args: str, **env: str) -> ProgramSpec:
+    return ProgramSpec("job01", [sys.executable, "-c", code, *args], host.package, {"PATH": os.environ["PATH"], **env})
 
 
 def wait_for_exit(trainer: Trainer) -> int:
@@ -52,7 +52,7 @@ def start_code(host: Host, tmp_path: Path, code: str, *args: str, **env: str) ->
     return trainer(host, tmp_path, run(host, code, *args, **env))
 
 
-def trainer(host: Host, tmp_path: Path, run: ProcessRun, start: TrainerStart | None = None) -> Trainer:
+def trainer(host: Host, tmp_path: Path, run: ProgramSpec, start: StartProgram | None = None) -> Trainer:
     return Trainer(run, Log(tmp_path / "logs", "job01", "master-0"), start or host.launcher)
 
 
@@ -130,7 +130,7 @@ def test_a_program_s_arguments_environment_and_output_are_unchanged(host: Host, 
 
 
 def test_a_program_has_the_default_signal_handlers(host: Host, tmp_path: Path) -> None:
-    grep = ProcessRun("job01", ["grep", "SigIgn", "/proc/self/status"], host.package, {"PATH": os.environ["PATH"]})
+    grep = ProgramSpec("job01", ["grep", "SigIgn", "/proc/self/status"], host.package, {"PATH": os.environ["PATH"]})
     assert wait_for_exit(trainer(host, tmp_path, grep)) == 0
     assert int(read_log(tmp_path)[0].split()[1], 16) & (1 << signal.SIGPIPE - 1) == 0
 
@@ -193,7 +193,7 @@ def test_the_output_folder_is_created_and_named_paths_are_bound(host: Host, tmp_
 
 
 def test_a_missing_program_is_reported(host: Host, tmp_path: Path) -> None:
-    assert wait_for_exit(trainer(host, tmp_path, ProcessRun("job01", ["/no/such", "x"], host.package, {}))) == 127
+    assert wait_for_exit(trainer(host, tmp_path, ProgramSpec("job01", ["/no/such", "x"], host.package, {}))) == 127
     assert read_log(tmp_path) == ["the trainer cannot start: /no/such: No such file or directory"]
 
 

@@ -12,7 +12,7 @@ from loopback import Job
 from ones import RATE
 from waiting import wait_for
 
-from scaletier.runtime import import_tensorflow
+from scaletier.tensorflow_setup import import_tensorflow
 
 tf = import_tensorflow()
 ROLES = ("ps", 0), ("worker", 0), ("chief", 0)

@@ -20,7 +20,7 @@ import scaletier
 from scaletier.data import BatchSource
 from scaletier.functional_model import FunctionalModel
 from scaletier.job import JobError
-from scaletier.runtime import import_tensorflow
+from scaletier.tensorflow_setup import import_tensorflow
 
 tf = import_tensorflow()
 import keras  # noqa: E402 - TensorFlow imports it, without its log messages
@@ -538,7 +538,7 @@ def test_a_model_that_needs_more_memory_than_the_host_has_is_refused(
 ) -> None:
     optimizer = keras.optimizers.SGD(0.1, momentum=0.9)  # with velocities, a rate, and a count of 64 bits
     needed = 2 * (4 * (4 + 4 + 1) + 8) + 4 * 4
-    monkeypatch.setattr("scaletier.training.host_memory", lambda: needed - lacking)
+    monkeypatch.setattr("scaletier.training.available_memory", lambda: needed - lacking)
     assert main(job(optimizer=optimizer)) == 2 * lacking
     err = capfd.readouterr().err
     assert err.startswith("error: the model line is invalid: master/0 needs at least 0 MB of memory to train it") == bool(
@@ -706,7 +706,7 @@ def test_a_loss_that_is_no_mean_is_refused_on_parts_of_a_model(
 ) -> None:
     cluster = {"worker": ["127.0.0.1:2"], "chief": ["127.0.0.1:3"]}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}}))
-    monkeypatch.setattr("scaletier.training.host_memory", lambda: 0)  # no host has the whole model
+    monkeypatch.setattr("scaletier.training.available_memory", lambda: 0)  # no host has the whole model
     total = keras.losses.MeanSquaredError(reduction="sum", name="total")
     assert main(job(loss=total), "--strategy=model-parallel") == 2
     (line,) = capfd.readouterr().err.splitlines()

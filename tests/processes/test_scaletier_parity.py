@@ -19,7 +19,7 @@ from scaletier.evaluation import make_evaluate
 from scaletier.functional_model import FunctionalModel
 from scaletier.job import Job, JobError
 from scaletier.round_graph import make_round, run_round
-from scaletier.runtime import import_tensorflow
+from scaletier.tensorflow_setup import import_tensorflow
 
 tf = import_tensorflow()
 import keras  # noqa: E402 - TensorFlow imports it, without its log messages

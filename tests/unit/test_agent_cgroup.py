@@ -13,7 +13,7 @@ from waiting import wait_for
 from hosts.agent import cgroup, trainer
 from hosts.agent.cgroup import Meter, memory_events, memory_limit, oom_kills
 from hosts.agent.log import Log
-from hosts.agent.process import ProcessRun
+from hosts.agent.process import ProgramSpec
 from hosts.agent.replica_rules import Exit
 from hosts.agent.reporter import HostProbes
 from jobs.folder_bucket import FolderBucket
@@ -140,9 +140,9 @@ def test_oom_kills_are_zero_without_the_kernel_s_counters(tmp_path: Path, cgroup
 def test_kills_before_a_trainer_started_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kills = 2
     monkeypatch.setattr(cgroup, "oom_kills", lambda: kills)
-    started = trainer.Trainer(ProcessRun("job01", ["true"], tmp_path, {}), Log(tmp_path, "job01", "master-0"))
+    started = trainer.Trainer(ProgramSpec("job01", ["true"], tmp_path, {}), Log(tmp_path, "job01", "master-0"))
     assert wait_for(started.poll, "its end") == Exit(0, False, cgroup.memory_limit())
-    started = trainer.Trainer(ProcessRun("job01", ["true"], tmp_path, {}), Log(tmp_path, "job01", "master-0"))
+    started = trainer.Trainer(ProgramSpec("job01", ["true"], tmp_path, {}), Log(tmp_path, "job01", "master-0"))
     kills = 3
     assert wait_for(started.poll, "its end").out_of_memory
 

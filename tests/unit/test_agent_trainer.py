@@ -16,7 +16,7 @@ from waiting import wait_for
 from hosts.agent import log as log_module
 from hosts.agent import trainer as trainer_module
 from hosts.agent.log import Log, moment
-from hosts.agent.process import Child, ProcessRun
+from hosts.agent.process import Child, ProgramSpec
 from hosts.agent.replica_rules import Exit
 from hosts.agent.trainer import TAIL_CHARACTERS, TAIL_LINES, Trainer
 from jobs.chunks import ChunkFolder, ChunkReader
@@ -58,10 +58,10 @@ class Started:
     def __init__(self, folder: Path, env: dict[str, str] | None = None, stop_signal: str = "main") -> None:
         self.now = 100.0
         self.log = Log(folder, "job01", "master-0")
-        run = ProcessRun("job01", ["x"], folder, env or {}, stop_signal=stop_signal)
+        run = ProgramSpec("job01", ["x"], folder, env or {}, stop_signal=stop_signal)
         self.trainer = Trainer(run, self.log, self.start)
 
-    def start(self, run: ProcessRun, output: int) -> FakeProcess:
+    def start(self, run: ProgramSpec, output: int) -> FakeProcess:
         self.process = FakeProcess(output)
         return self.process
 
@@ -175,12 +175,12 @@ def open_pipes() -> set[str]:
 
 
 def test_no_pipe_stays_open_after_a_trainer_s_end_or_a_failed_start(tmp_path: Path) -> None:
-    def refuse(run: ProcessRun, output: int) -> FakeProcess:
+    def refuse(run: ProgramSpec, output: int) -> FakeProcess:
         raise FileNotFoundError(2, "No such file or directory")
 
     before = open_pipes()
     with pytest.raises(FileNotFoundError):
-        Trainer(ProcessRun("job01", ["x"], tmp_path, {}), Log(tmp_path, "job01", "master-0"), refuse)
+        Trainer(ProgramSpec("job01", ["x"], tmp_path, {}), Log(tmp_path, "job01", "master-0"), refuse)
     assert open_pipes() - before == set()
     Started(tmp_path).ends()
     assert open_pipes() - before == set()
@@ -209,7 +209,7 @@ def test_a_child_reads_its_input_and_what_it_leaves_is_killed(tmp_path: Path) ->
     env = {"PATH": os.environ["PATH"]}
     for argv, stdin, printed in ((["cat"], b"abc", b"abc"), (["sh", "-c", "cat; echo no; sleep 600 & exit 3"], b"", b"no\n")):
         pipe, output = os.pipe()
-        child = Child(ProcessRun("job01", argv, tmp_path, env, stdin=stdin), output)
+        child = Child(ProgramSpec("job01", argv, tmp_path, env, stdin=stdin), output)
         os.close(output)
         wait_for(child.ended, "its end")
         end = child.reap()
@@ -220,7 +220,7 @@ def test_a_child_reads_its_input_and_what_it_leaves_is_killed(tmp_path: Path) ->
 
 def test_a_stop_of_a_program_that_has_just_ended_leaves_its_exit_to_be_read(tmp_path: Path) -> None:
     read, output = os.pipe()
-    child = Child(ProcessRun("job01", ["/bin/false"], tmp_path, {}), output)
+    child = Child(ProgramSpec("job01", ["/bin/false"], tmp_path, {}), output)
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     child.stop(5.0)
     assert child.ended()

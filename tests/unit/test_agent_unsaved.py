@@ -20,7 +20,7 @@ from waiting import wait_for
 
 from hosts.agent import keep_unsaved, unsaved
 from hosts.agent.keep_unsaved import LimitError, LocalFolder, Search, UnsavedFile, keep, open_file
-from hosts.agent.process import Child, ProcessRun, TrainerStart
+from hosts.agent.process import Child, ProgramSpec, StartProgram
 from hosts.agent.replica_rules import Exit
 from hosts.agent.supervisor import Assignment
 from hosts.agent.unsaved import JobFolders
@@ -289,7 +289,7 @@ class MessageLog(list[str]):
         self.append(message)
 
 
-def collect(package: Path, start: TrainerStart, python: str = sys.executable, **env: str) -> tuple[UnsavedFiles, list[str]]:
+def collect(package: Path, start: StartProgram, python: str = sys.executable, **env: str) -> tuple[UnsavedFiles, list[str]]:
     messages, bucket = MessageLog(), package.parents[1] / "bucket"
     unsaved_files = search(
         package, {"JOB_DIR": str(output(package)), **env}, str(bucket), FolderBucket(bucket), start, messages, python
@@ -302,7 +302,7 @@ def search(
     env: dict[str, str],
     bucket: str,
     files: Any,
-    start: TrainerStart,
+    start: StartProgram,
     messages: MessageLog,
     python: str = sys.executable,
 ) -> UnsavedFiles:
@@ -403,7 +403,7 @@ class Ended:
     def __init__(self, printed: bytes) -> None:
         self.printed, self.calls = printed, list[str]()
 
-    def __call__(self, run: ProcessRun, output: int) -> Ended:
+    def __call__(self, run: ProgramSpec, output: int) -> Ended:
         os.write(output, self.printed)
         return self
 

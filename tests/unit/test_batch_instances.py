@@ -17,7 +17,7 @@ from hosts.batch.inputs import detect_kind
 from hosts.batch.instances import of_line, of_record
 from hosts.serving.rest import Arrays, RestError, parse_request
 from hosts.serving.signatures import Signature, Tensor
-from scaletier.runtime import import_tensorflow
+from scaletier.tensorflow_setup import import_tensorflow
 
 tf = import_tensorflow()
 IMAGE = Signature({"key": Tensor("int64", (None,)), "image": Tensor("float32", (None, 4))}, {})

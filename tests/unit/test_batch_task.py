@@ -29,7 +29,7 @@ from hosts.batch.shards import Count, InputFile, ShardOutcome, Tally, cut
 from hosts.serving.rest import RestError
 from hosts.serving.saved import SavedModel, tensorflow
 from hosts.serving.signatures import Signature, Tensor
-from scaletier.runtime import import_tensorflow
+from scaletier.tensorflow_setup import import_tensorflow
 
 tf = import_tensorflow()
 DEFAULT = "serving_default"

@@ -21,7 +21,7 @@ from ops.submit import compare
     ],
 )
 def test_a_difference_is_formatted(original: str | None, repeated: str | None, change: str) -> None:
-    difference = compare.Difference("x", [original, repeated])
+    difference = compare.ComparedValue("x", [original, repeated])
     assert (difference.change, difference.same) == (change, change == "same")
 
 

@@ -18,7 +18,7 @@ from infra.scale_tiers import Role
 from infra.validation import Section
 from jobs import records
 from jobs.study import Study
-from ops.config_values import Count, Positive, Truth, validate
+from ops.config_values import Count, Positive, StrictBool, validate
 from ops.errors import UsageError
 from ops.package.trainer_config import FILE, Strategy, read
 from ops.submit import environment
@@ -529,7 +529,7 @@ class Kinds(Section):
 
     many: Count | None = None
     some: Positive | None = None
-    sure: Truth | None = None
+    sure: StrictBool | None = None
 
 
 def test_kinds_of_values(capsys: pytest.CaptureFixture[str]) -> None:

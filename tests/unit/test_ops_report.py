@@ -32,7 +32,7 @@ from ops.report.report import (
     TunedParameter,
     Tuning,
 )
-from ops.submit.compare import differences
+from ops.submit.compare import compare_values
 from ops.submit.trials import TuningResult
 from ops.submit.tuning import build_study, check_hyperparameters
 
@@ -204,7 +204,7 @@ def test_charts_have_the_first_trainer_and_each_evaluator() -> None:
         trains = [train_line(name.replace("-", "/"), step, loss, step, 1.0) for step, loss in enumerate(losses, 1)]
         logs[name] = log_lines(name, *enumerate(trains, 1))
     logs["master-0"] = log_lines("master-0", (1, "Final metrics after 9 steps, mean error: 2"))  # a point makes no chart
-    assert make.from_logs(logs, ["master-0", "worker-0", "worker-1", "evaluator-0"]) == [
+    assert make.charts_from_logs(logs, ["master-0", "worker-0", "worker-1", "evaluator-0"]) == [
         Chart("loss", [Curve("train, worker-0", [(1, 2.0), (2, 1.0)])]),
         Chart("accuracy", [Curve("train, worker-0", [(1, 0.5), (2, 0.5)])]),
         Chart("f1", [Curve("eval, evaluator-0", [(1, 0.5), (2, 0.6)])]),
@@ -420,7 +420,7 @@ def test_differences_are_compared_flag_by_flag() -> None:
     changed = {"job": "job02", "arguments": ["--a=2", "--fast", "x"], "labels": {}, "metrics": {"loss": "0.4"}}
     inputs = {**first_report.inputs, "env X": "z", "output": "elsewhere"}
     reports = [first_report, replace(first_report, **changed, seconds=40.04, inputs=inputs, cost=None)]  # type: ignore[arg-type]
-    rows = {row.what: (row.values, row.same) for row in differences([make.compared_inputs(each) for each in reports])}
+    rows = {row.what: (row.values, row.same) for row in compare_values([make.compared_inputs(each) for each in reports])}
     assert {what: values for what, (values, same) in rows.items() if not same} == {
         "env X": ["y", "z"],
         "--a": ["1", "2"],
@@ -429,7 +429,7 @@ def test_differences_are_compared_flag_by_flag() -> None:
     }
     assert rows["scaleTier"] == (["CUSTOM", "CUSTOM"], True)
     assert "output" not in rows
-    assert [(row.what, row.values) for row in differences([make.compared_results(each) for each in reports])] == [
+    assert [(row.what, row.values) for row in compare_values([make.compared_results(each) for each in reports])] == [
         ("state", ["SUCCEEDED", "SUCCEEDED"]),
         ("steps", ["40", None]),
         ("loss", ["0.500", "0.4"]),

@@ -175,7 +175,7 @@ def test_stdout_has_only_the_json(
 
 
 def test_equal_runs_and_runs_without_metrics_have_a_verdict(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [compare.Difference("loss", ["0.2", "0.2"]), compare.Difference(compare.SECONDS, ["1.0", "2.0"])]
+    rows = [compare.ComparedValue("loss", ["0.2", "0.2"]), compare.ComparedValue(compare.SECONDS, ["1.0", "2.0"])]
     reproduce._show("a", "b", rows, True, False)
     table = "\n           a    b\nloss     0.2  0.2  same\nseconds  1.0  2.0  +1.0\n\n"
     assert capsys.readouterr().out == f"{table}b has the inputs and the results of a\n"

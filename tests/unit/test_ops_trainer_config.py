@@ -88,12 +88,12 @@ def test_the_defaults_of_a_declaration() -> None:
 )
 def test_a_runtime_has_a_tensorflow_that_the_trainer_supports(lines: list[str], complete: bool, message: str | None) -> None:
     config = read("tensorflow: ['2.20', '2.21']")
-    trainer_config.check_tensorflow(TrainerConfig(), "mine", lines, complete)
+    trainer_config.check_frameworks(TrainerConfig(), "mine", lines, complete)
     if message is None:
-        trainer_config.check_tensorflow(config, "mine", lines, complete)
+        trainer_config.check_frameworks(config, "mine", lines, complete)
         return
     with pytest.raises(UsageError, match=re.escape(message)) as error:
-        trainer_config.check_tensorflow(config, "mine", lines, complete)
+        trainer_config.check_frameworks(config, "mine", lines, complete)
     assert str(error.value).startswith("package mine supports TensorFlow 2.20, 2.21, and ")
 
 
@@ -109,11 +109,11 @@ def test_a_keras_that_the_package_does_not_know_is_refused(line: str, valid: boo
     config = TrainerConfig(keras=("3.13", "3.14"))
     lines = ["numpy==2.0", line]
     if valid:
-        trainer_config.check_tensorflow(config, "mine", lines, False)
+        trainer_config.check_frameworks(config, "mine", lines, False)
         return
     expected = "package mine supports Keras 3.13, 3.14, and the job's own Python has 3.4: require keras==3.14.*, or another"
     with pytest.raises(UsageError, match=re.escape(expected)):
-        trainer_config.check_tensorflow(config, "mine", lines, False)
+        trainer_config.check_frameworks(config, "mine", lines, False)
 
 
 @pytest.mark.parametrize(

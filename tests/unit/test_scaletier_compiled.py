@@ -12,7 +12,7 @@ from scaletier import private
 from scaletier.checkpoint import LocalCopy
 from scaletier.functional_model import Batch, FunctionalModel
 from scaletier.job import Job, JobError
-from scaletier.runtime import import_tensorflow
+from scaletier.tensorflow_setup import import_tensorflow
 
 tf = import_tensorflow()
 import keras  # noqa: E402 - TensorFlow imports it, without its log messages

@@ -17,9 +17,9 @@ from scaletier.functional_model import FunctionalModel, Handle, VariableSpec
 from scaletier.job import Job
 from scaletier.loop import StepBudget
 from scaletier.round_graph import LocalResult, handle_specs, make_round, named_handles, run_round
-from scaletier.runtime import import_tensorflow
 from scaletier.shared_parameters import SharedParameters
 from scaletier.synchronous import AllReduce, Synchronous
+from scaletier.tensorflow_setup import import_tensorflow
 
 tf = import_tensorflow()
 import keras  # noqa: E402 - TensorFlow imports it, without its log messages

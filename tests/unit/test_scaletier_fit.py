@@ -24,7 +24,7 @@ from scaletier.fit import _in_order
 from scaletier.flags import flags_of
 from scaletier.functional_model import FunctionalModel
 from scaletier.job import Job, JobError
-from scaletier.runtime import StopRequest, import_tensorflow
+from scaletier.tensorflow_setup import StopRequest, import_tensorflow
 from scaletier.training import ChiefTasks
 
 tf = import_tensorflow()

@@ -18,8 +18,8 @@ from scaletier import checkpoint, private, savedmodel
 from scaletier.asynchronous import Asynchronous
 from scaletier.flags import flags_of
 from scaletier.pipeline import ModelParallel
-from scaletier.runtime import import_tensorflow
 from scaletier.synchronous import Synchronous
+from scaletier.tensorflow_setup import import_tensorflow
 
 tf = import_tensorflow()
 REMOTE = "Socket closed\nAdditional GRPC error information from remote target /job:ps/replica:0/task:0 while calling /X/Y:\n:"

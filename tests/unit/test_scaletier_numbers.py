@@ -20,10 +20,10 @@ from scaletier.functional_model import Batch, FunctionalModel, Variables, Variab
 from scaletier.job import Job, JobError
 from scaletier.loop import Round
 from scaletier.round_graph import LocalResult, handle_specs, initial_local, list_handles, make_round, named_handles, run_round
-from scaletier.runtime import import_tensorflow
 from scaletier.shared_parameters import SharedParameters, _divide_packed, _expand, _pack, overlap
 from scaletier.stages import Stage, forward_backward, make_units, partition
 from scaletier.synchronous import AllReduce
+from scaletier.tensorflow_setup import import_tensorflow
 
 tf = import_tensorflow()
 import keras  # noqa: E402 - TensorFlow imports it, without its log messages

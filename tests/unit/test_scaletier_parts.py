@@ -12,8 +12,8 @@ from scaletier.checkpoint import LocalCopy
 from scaletier.functional_model import Batch, FunctionalModel
 from scaletier.job import Job
 from scaletier.pipeline import DistributedCopy
-from scaletier.runtime import import_tensorflow
 from scaletier.stages import Stage, make_units
+from scaletier.tensorflow_setup import import_tensorflow
 
 tf = import_tensorflow()
 import keras  # noqa: E402 - TensorFlow imports it, without its log messages

@@ -18,7 +18,7 @@ import scaletier
 from scaletier import private
 from scaletier.functional_model import FunctionalModel
 from scaletier.job import Job, JobError
-from scaletier.runtime import import_tensorflow
+from scaletier.tensorflow_setup import import_tensorflow
 
 tf = import_tensorflow()
 import keras  # noqa: E402 - TensorFlow imports it, without its log messages

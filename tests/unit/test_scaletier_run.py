@@ -20,7 +20,7 @@ from scaletier.flags import flags_of
 from scaletier.job import Job, JobError
 from scaletier.loop import DivergedError, PreemptedError
 from scaletier.run import RETRY_EXIT_CODE, _guarded, run_to_exit_code, train
-from scaletier.runtime import import_tensorflow
+from scaletier.tensorflow_setup import import_tensorflow
 from scaletier.tf_config import Cluster
 
 errors = import_tensorflow().errors

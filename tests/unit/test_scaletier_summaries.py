@@ -9,8 +9,8 @@ import numpy as np
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
 from tensorboard.util.tensor_util import make_ndarray
 
-from scaletier.runtime import import_tensorflow
 from scaletier.summaries import Summaries
+from scaletier.tensorflow_setup import import_tensorflow
 
 tf = import_tensorflow()
 

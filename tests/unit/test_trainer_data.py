@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scaletier.runtime import import_tensorflow
+from scaletier.tensorflow_setup import import_tensorflow
 from trainer import records, task
-from trainer.corrupt import segments
+from trainer.corrupt_records import segments
 from trainer.data import DataError, augment, check, damaged, eval_pipeline, train_pipeline
 from trainer.flags import parse
 from trainer.mnist import Split

@@ -13,8 +13,8 @@ from tensorboard.backend.event_processing.plugin_event_multiplexer import EventM
 from tensorboard.util.tensor_util import make_ndarray
 
 from ops.report.evaluation import parse
-from scaletier.runtime import import_tensorflow
 from scaletier.summaries import Summaries
+from scaletier.tensorflow_setup import import_tensorflow
 from trainer import evaluation
 
 tf = import_tensorflow()

@@ -13,7 +13,7 @@ from scaletier import checkpoint, savedmodel
 from scaletier.data import BatchSource
 from scaletier.functional_model import FunctionalModel
 from scaletier.job import Job
-from scaletier.runtime import import_tensorflow
+from scaletier.tensorflow_setup import import_tensorflow
 from trainer import export, flags, task
 
 tf = import_tensorflow()

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scaletier.runtime import import_tensorflow
+from scaletier.tensorflow_setup import import_tensorflow
 from trainer import task
 from trainer.flags import parse
 from trainer.model import make_model

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scaletier.runtime import import_tensorflow
+from scaletier.tensorflow_setup import import_tensorflow
 from trainer import mnist, records, tfrecord
 from trainer.mnist import SourceError, Split, from_directory, parse_idx
 
@@ -208,7 +208,7 @@ def test_the_keras_download_has_the_same_digests(source: Path, monkeypatch: pyte
     class TensorFlow:
         keras = Keras
 
-    monkeypatch.setattr("scaletier.runtime.import_tensorflow", lambda: TensorFlow)
+    monkeypatch.setattr("scaletier.tensorflow_setup.import_tensorflow", lambda: TensorFlow)
     assert mnist.load("keras") == {"train": small(20), "test": small(5)}
     monkeypatch.setattr(Keras.datasets.mnist, "load_data", lambda: 1 / 0)
     with pytest.raises(SourceError, match=r"the download of tf\.keras\.datasets\.mnist failed: division by zero"):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scaletier.runtime import import_tensorflow
+from scaletier.tensorflow_setup import import_tensorflow
 from trainer import request, tfrecord
 
 tf = import_tensorflow()

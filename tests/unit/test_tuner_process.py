@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hosts.agent.process import ProcessRun
+from hosts.agent.process import ProgramSpec
 from hosts.tuner.process import TrialUnit
 
 
@@ -52,6 +52,6 @@ def test_the_signals_of_a_stop(monkeypatch: pytest.MonkeyPatch, waits: int, call
     launched: Any = FakeLaunched(waits)
     with Path(os.devnull).open() as output:
         monkeypatch.setattr(sys, "stdout", output)
-        unit = TrialUnit(lambda *_: launched, ProcessRun("job01", ["true"], Path("/"), {}))  # type: ignore[arg-type]
+        unit = TrialUnit(lambda *_: launched, ProgramSpec("job01", ["true"], Path("/"), {}))  # type: ignore[arg-type]
     unit.stop(10.0)
     assert launched.calls == [("stop", 10.0), *calls]

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from scaletier.runtime import import_tensorflow, say
+from scaletier.tensorflow_setup import import_tensorflow, say
 from trainer.progress import counted
 
 tf = import_tensorflow()

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scaletier.runtime import import_tensorflow
+from scaletier.tensorflow_setup import import_tensorflow
 from trainer import corrupt
-from trainer.corrupt import Damage, Segment, locate, read, segments, tensors
+from trainer.corrupt_records import Damage, Segment, locate, read, segments, tensors
 
 tf = import_tensorflow()
 

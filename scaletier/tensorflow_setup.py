@@ -128,7 +128,7 @@ def reuse_memory() -> None:
             mallopt(parameter, value)
 
 
-def host_memory(cgroup: Path = _CGROUP) -> int:
+def available_memory(cgroup: Path = _CGROUP) -> int:
     """Return the bytes of memory that this process may have, by machine and cgroup, v2 or v1."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for name in ("memory.max", "memory/memory.limit_in_bytes"):

@@ -20,14 +20,14 @@ import pytest
 from ops.submit import environment
 from scaletier.job import Job, JobError
 from scaletier.run import main
-from scaletier.runtime import (
+from scaletier.tensorflow_setup import (
     ACCELERATOR,
     CPU_DEVICES,
     StopRequest,
     available_cpus,
+    available_memory,
     devices_of,
     give_memory_back,
-    host_memory,
     import_tensorflow,
     local_devices,
     one_line,
@@ -80,7 +80,9 @@ def test_an_error_is_one_line_without_the_names_of_nodes() -> None:
 
 
 def test_log_messages_are_hidden_unless_the_import_fails() -> None:
-    script = "import os, sys\nfrom scaletier.runtime import quiet_stderr\nwith quiet_stderr():\n os.write(2, b'noise')\n {}"
+    script = (
+        "import os, sys\nfrom scaletier.tensorflow_setup import quiet_stderr\nwith quiet_stderr():\n os.write(2, b'noise')\n {}"
+    )
     quiet = subprocess.run([sys.executable, "-c", script.format("pass")], capture_output=True, text=True, check=True)
     assert quiet.stderr == ""
     loud = subprocess.run([sys.executable, "-c", script.format("sys.exit(3)")], capture_output=True, text=True, check=False)
@@ -119,7 +121,7 @@ def test_a_host_with_a_paid_gpu_reports_a_missing_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(import_tensorflow().config, "list_physical_devices", lambda kind: [])
-    monkeypatch.setattr("scaletier.runtime.available_cpus", lambda: 1)
+    monkeypatch.setattr("scaletier.tensorflow_setup.available_cpus", lambda: 1)
     assert ACCELERATOR == environment.ACCELERATOR
     paid = {ACCELERATOR: "1 nvidia-tesla-t4"}
     with pytest.raises(
@@ -160,7 +162,7 @@ def test_a_line_for_another_host_is_converted_on_this_host(monkeypatch: pytest.M
         yield
         calls.append("there")
 
-    monkeypatch.setattr("scaletier.runtime.here", on_this_host)
+    monkeypatch.setattr("scaletier.tensorflow_setup.here", on_this_host)
     monkeypatch.setattr(tf.raw_ops, "PrintV2", lambda **given: calls.append(tf.is_tensor(given["input"])))
     say_there("a line")
     assert calls == ["here", "there", True]
@@ -194,18 +196,18 @@ def test_a_missing_paid_gpu_ends_each_training_replica(
 
 def test_the_memory_of_a_host_is_the_least_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 1000, "SC_PAGE_SIZE": 4096}.__getitem__)
-    assert host_memory(tmp_path) == 4_096_000
+    assert available_memory(tmp_path) == 4_096_000
     for name, texts in {"memory.max": ("max", "5000"), "memory/memory.limit_in_bytes": ("9223372036854771712", "4000")}.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         for text in texts:
             (tmp_path / name).write_text(f"{text}\n")
-            assert host_memory(tmp_path) == min(int(text) if text != "max" else 4_096_000, 4_096_000)
+            assert available_memory(tmp_path) == min(int(text) if text != "max" else 4_096_000, 4_096_000)
         (tmp_path / name).unlink()
 
 
 def test_free_memory_is_released_once_a_process_is_large_and_has_grown(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes, trims = iter([0.9e9, 1.5e9, 1.6e9, 1.7e9]), list[int]()
-    monkeypatch.setattr("scaletier.runtime.resident_bytes", lambda: next(sizes))
+    monkeypatch.setattr("scaletier.tensorflow_setup.resident_bytes", lambda: next(sizes))
     monkeypatch.setattr("ctypes.CDLL", lambda _: SimpleNamespace(malloc_trim=trims.append))
     least, released = 1e9, []
     for _ in range(4):
@@ -230,7 +232,7 @@ def test_a_server_returns_memory_as_it_grows(role: str, monkeypatch: pytest.Monk
 
 KEEP_AND_FREE = """
 import ctypes
-from scaletier.runtime import give_memory_back, reuse_memory
+from scaletier.tensorflow_setup import give_memory_back, reuse_memory
 
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4 // 1024
