@@ -16,7 +16,7 @@ from typing import Any, Self, TextIO
 from ops.errors import UsageError
 
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "magenta": "35", "cyan": "36"}
-STATES = {
+STATE_COLOURS = {
     "SUCCEEDED": "green",
     "RUNNING": "blue",
     "FAILED": "red",
@@ -126,12 +126,12 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
 
     out(line(heads, ["bold"] * len(heads)))
     for row in cells:
-        out(line(row, [STATES.get(cell) for cell in row]))
+        out(line(row, [STATE_COLOURS.get(cell) for cell in row]))
 
 
 def state(text: str) -> str:
     """Return a job's state in its colour."""
-    return paint(text, STATES.get(text))
+    return paint(text, STATE_COLOURS.get(text))
 
 
 def local_time(moment: str | None) -> str:

@@ -44,7 +44,7 @@ def format_cell(value: object, style: str = "") -> Text:
 
 def state_text(text: str) -> Text:
     """Return a state in its colour."""
-    return Text(sanitize(text), terminal.STATES.get(text, ""))
+    return Text(sanitize(text), terminal.STATE_COLOURS.get(text, ""))
 
 
 def layout_columns(heads: Sequence[str], rows: Iterable[Sequence[Text]], right: Collection[str] = ()) -> Picture:
