@@ -18,7 +18,7 @@ OURS = frozenset({"infra", "jobs", "ops", "hosts", "scaletier", "trainer"})
 SHARED = ("hosts/serving/catalog.py", "hosts/serving/download.py", "hosts/serving/records.py", "hosts/batch/request.py")
 RECORDS = ("records", "tfrecord", "mnist", "custom_data", "images", "progress", "request")
 # Of the library what comes with its import, and that of TensorFlow.
-LIBRARY = ("__init__", "tf_config", "flags", "job", "run", "runtime")
+LIBRARY = ("__init__", "tf_config", "flags", "job", "run", "tensorflow_setup")
 HEAVY = {"tensorflow-cpu", "tensorflow", "numpy", "keras", "tensorboard", "optuna", "uvicorn", "pytest", "mypy"}
 
 
