@@ -90,8 +90,8 @@ class ClusterConfig(Section):
         for key, text in value.items():
             if not _LABEL_KEY.match(key) or not _LABEL_VALUE.match(text):
                 raise ValueError(
-                    f"label {key}={text} is not valid: keys start with a small letter, and keys and values have up to 63 "
-                    "small letters, digits, _ and -"
+                    f"label {key}={text} is not valid: keys start with a lowercase letter, and keys and values have up to 63 "
+                    "lowercase letters, digits, _ and -"
                 )
         return value
 

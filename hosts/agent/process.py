@@ -16,7 +16,7 @@ from hosts.agent.replica_rules import Exit
 from jobs.records import STOP_FILE_VARIABLE, Plan
 
 FIRST_PROCESS_SHARE = 0.8
-"""The share of the time until SIGKILL after which SIGTERM also goes to the processes that the first one left."""
+"""The share of the time until SIGKILL after which SIGTERM goes to all processes, not to the first alone."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class RunningProgram(Protocol):
         """Send a signal to all its processes; do nothing if there is none."""
 
     def ended(self) -> bool:
-        """Return True once its first process has ended, as a SIGCHLD reports. `reap` kills those that are left."""
+        """Return True once it has ended, as a SIGCHLD reports; what its first process left is dead, or `reap` kills it."""
 
     def reap(self) -> Exit:
         """Return how it ended, after its end."""

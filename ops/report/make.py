@@ -220,7 +220,7 @@ def timeline(record: JobRecord, replicas: Sequence[ReplicaRecord], end: str) -> 
 
 def _replica_timeline(record: JobRecord, replica: ReplicaRecord, end: float) -> Iterator[TimelineSegment]:
     at = _since_creation(record, replica.startTime or "")
-    # A kill of an earlier attempt may be older than the start that the record has.
+    # `startTime` is that of the first start, also after later attempts.
     for event, following in zip_longest(replica.events, replica.events[1:]):
         killed = max(_since_creation(record, event.time), at)
         yield TimelineSegment(replica.name, RUNNING, at, killed)
@@ -318,7 +318,7 @@ def _is_number(word: str) -> bool:
 
 
 def compared_inputs(report: Report) -> dict[str, str]:
-    """Return the inputs of a job to compare, flag by flag, and its labels."""
+    """Return the inputs of a job to compare, flag by flag, and its labels, but not its output path."""
     origin = {name: value for name, value in report.inputs.items() if name != "output"}
     return {**origin, **flags(report.arguments), **{f"label {name}": value for name, value in report.labels.items()}}
 

@@ -15,7 +15,7 @@ SECONDS = "seconds"
 
 @dataclass(frozen=True)
 class ComparedValue:
-    """A property of two jobs, equal or not: a value for each, None if a job does not report it."""
+    """A property of several jobs, equal or not: a value for each, None if a job does not report it."""
 
     what: str
     values: list[str | None]
@@ -26,7 +26,7 @@ class ComparedValue:
 
     @property
     def change(self) -> str:
-        """`same`, `+0.012` between numbers, else `differs`; `not known` if a job does not report one."""
+        """Of two jobs: `same`, `+0.012` between numbers, else `differs`; `not known` if a job does not report one."""
         original, again = self.values
         if original is None or again is None:
             return "not known"

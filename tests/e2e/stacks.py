@@ -105,10 +105,10 @@ class Stack:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if error:
-            error.add_note(hosts_report.write(self.name))
-        hosts_report.WATCHED.remove(self)
         with postponed():
+            if error:
+                error.add_note(hosts_report.write(self.name))
+            hosts_report.WATCHED.remove(self)
             for process in self._started:
                 _end(process)
             self._remove()

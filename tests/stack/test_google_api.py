@@ -132,7 +132,7 @@ def test_a_bucket_is_this_stacks_if_it_has_its_label(fake: FakeGoogle) -> None:
 @pytest.mark.parametrize(
     ("answer", "in_project", "error"),
     [
-        (error_response(403, "no access"), True, "belongs to another project"),
+        (error_response(403, "no access"), True, "belongs to another project, or you may not read it"),
         ((200, {"labels": {"scaletier-stack": "other"}}), True, "is that of the stack other"),
         ((200, {"labels": {}, "location": "EU"}), True, "bucket a-bucket is in eu and no bucket can move"),
         ((200, {"labels": {}, "location": "US-CENTRAL1"}), False, "bucket a-bucket is not in project my-project-1"),

@@ -51,7 +51,8 @@ def hash_files(model: Path) -> dict[str, str]:
 
 
 def test_a_model_server_takes_only_the_gpu_memory_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TF_FORCE_GPU_ALLOW_GROWTH", raising=False)
+    monkeypatch.setenv("TF_FORCE_GPU_ALLOW_GROWTH", "")
+    monkeypatch.delenv("TF_FORCE_GPU_ALLOW_GROWTH")
     tensorflow.__wrapped__()
     assert os.environ["TF_FORCE_GPU_ALLOW_GROWTH"] == "true"
 

@@ -58,7 +58,7 @@ def test_a_custom_cluster_has_what_its_keys_say() -> None:
     assert gpu == {Role.MASTER: RoleSpec(1, "n1-standard-8", Accelerator("nvidia-tesla-t4", 4))}
 
 
-LABEL = "is not valid: keys start with a small letter, and keys and values have up to 63 small letters, digits, _ and -"
+LABEL = "is not valid: keys start with a lowercase letter, and keys and values have up to 63 lowercase letters, digits, _ and -"
 
 
 @pytest.mark.parametrize(

@@ -430,7 +430,7 @@ def test_a_job_is_compared_with_its_plan(
 ) -> None:
     plan.plan(make_request(package_folder, parameters_mb=1e-9), True)
     write_job(cluster, package_folder, "--stop-at", "9")
-    set_log(monkeypatch, "ExchangeKind every 2 steps: x", *(LINE.format(9 * n, n) for n in range(9)))
+    set_log(monkeypatch, "Exchange every 2 steps: x", *(LINE.format(9 * n, n) for n in range(9)))
     capsys.readouterr()
     assert planned.compare_with_plan(cluster, "job01", True) == DONE
     output = json.loads(capsys.readouterr().out)
@@ -460,7 +460,7 @@ def test_the_time_to_a_target_is_compared_too(
     write_job(cluster, learning_package, "--width", "3", "--look-every", "9")
     messages = [LINE.format(50 * n, 2 * n) for n in range(9)]
     messages[5:5] = [EVAL.format(150, 0.1), EVAL.format(190, 0.7)]
-    set_log(monkeypatch, "ExchangeKind every 2 steps: x", *messages)
+    set_log(monkeypatch, "Exchange every 2 steps: x", *messages)
     capsys.readouterr()
     planned.compare_with_plan(cluster, "job01", True)
     data = json.loads(capsys.readouterr().out)

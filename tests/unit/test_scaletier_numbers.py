@@ -297,6 +297,7 @@ def test_a_round_is_right_after_tensorflows_optimizer() -> None:
             taken = LocalResult(tf.constant(4, tf.int64), step, tf.constant(1, tf.int64), tf.zeros([1]))
             return parameters.end(start, variables, taken)[0]
 
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})  # a job in this process may have set it
     graph = tf.function(add_one, autograph=False).get_concrete_function(handle_specs(parameters.network))
     assert int(graph(list_handles(held))) == 11
     for actual, value in zip(pulled_exactly(parameters)[0], VALUES, strict=True):
