@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from scaletier.callbacks import Callbacks
 from scaletier.flags import flags_of
-from scaletier.job import Job, JobError
+from scaletier.job import Job, JobError, kind_of
 from scaletier.run import RETRY_EXIT_CODE, exit_process, print_failure, run_to_exit_code, train
 from scaletier.tensorflow_setup import StopRequest, import_tensorflow, one_line
 from scaletier.tf_config import Cluster, ClusterError, cluster
@@ -143,7 +143,10 @@ def _dataset(given: Any, batch_size: int, seed: int | None) -> Any:
             return {name: plain(part) for name, part in parts.items()}
         if parts is None or isinstance(parts, tf.RaggedTensor | tf.SparseTensor):
             return parts
-        array = np.asarray(parts)
+        if not (array := np.asarray(parts)).shape and array.dtype == object:
+            raise JobError(
+                f"the data is {kind_of(parts)}. Valid: arrays, a PyDataset, a tf.data.Dataset, a function that makes one"
+            )
         return array.astype(keras.config.floatx()) if array.dtype.kind == "f" else array
 
     if isinstance(given, keras.utils.PyDataset):
@@ -179,7 +182,11 @@ def _dataset(given: Any, batch_size: int, seed: int | None) -> Any:
         return rows
     with tf.device("CPU:0"):  # tensors, as the arrays would become part of the graph, which has at most 2 GB
         arrays = tf.nest.map_structure(lambda one: tf.constant(one) if isinstance(one, np.ndarray) else one, arrays)
-    return rows.map(lambda at: tf.nest.map_structure(lambda one: tf.gather(one, at), arrays), tf.data.AUTOTUNE)
+
+    def gather(at: Any) -> Any:
+        return tf.nest.map_structure(lambda one: None if one is None else tf.gather(one, at), arrays)
+
+    return rows.map(gather, tf.data.AUTOTUNE)
 
 
 def _in_order(function: Callable[[int], Any], places: Iterable[int], threads: int, ahead: int) -> Iterator[Any]:

@@ -143,8 +143,8 @@ class Batch(NamedTuple):
     def of(cls, element: Any) -> Batch:
         if not isinstance(element, tuple):
             return cls(element)
-        if 1 <= len(element) <= 3:
-            return cls(*element)
+        if 1 <= len(element) <= 3:  # the spec of an input that is None is no spec of a tensor
+            return cls(*element).map(lambda one: one if hasattr(one, "shape") else None)
         valid = "inputs, (inputs, targets) and (inputs, targets, sample_weight)"
         raise JobError(f"the data's elements are a tuple of {len(element)}; valid are {valid}")
 
@@ -204,7 +204,7 @@ class FunctionalModel:
         if not self.model.built or not self.model.variables:
             symbolic = tf.nest.map_structure(_symbolic, spec.inputs)
             with _as_job_error(f"the model {self.model.name} does not take inputs of {_shapes(spec.inputs)}"), self._scope:
-                self.model(symbolic)
+                self._call(symbolic, False)
         if not self.model.trainable_variables:
             raise JobError(f"the model {self.model.name} has no variable to train")
         compiled = private.compile_settings(self.model)
@@ -231,6 +231,7 @@ class FunctionalModel:
         self._initial_metrics = [np.asarray(keras.ops.convert_to_numpy(one.value if v is None else v)) for one, v in values]
         if eval_element is not None and eval_element != element:
             self._check(Batch.of(eval_element), " of eval_data", False)
+        private.forget_uninitialized()
 
     @functools.cached_property
     def vocabulary(self) -> str:
@@ -406,7 +407,7 @@ class FunctionalModel:
 
     def predict(self, shared: Values, local: Values, inputs: Any) -> Any:
         """Return the model's outputs for a batch of inputs. The optimizer's part of `local` may be left out."""
-        with self._enter(shared, local):
+        with self._enter(shared, local, self.initial_metrics()):  # which a layer may update
             return self._call(inputs, False)
 
     def initial_metrics(self) -> list[Any]:
@@ -706,6 +707,8 @@ def _require_keras_steps(model: Any) -> None:
 
 
 def _symbolic(spec: Any) -> Any:
+    if spec is None:
+        return None
     kinds = {"ragged": isinstance(spec, tf.RaggedTensorSpec), "sparse": isinstance(spec, tf.SparseTensorSpec)}
     return keras.KerasTensor(spec.shape, spec.dtype, **{name: True for name, value in kinds.items() if value})
 

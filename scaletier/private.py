@@ -292,6 +292,12 @@ def optimizers_in_stateless_scope() -> Iterator[None]:
         base.__init__ = create
 
 
+def forget_uninitialized() -> None:
+    """Have Keras forget the variables that have no value yet, which it would initialize with the next model that is made."""
+    state = importlib.import_module("keras.src.backend.common.global_state")
+    state.set_global_attribute("uninitialized_variables", [])
+
+
 def inner_optimizers(optimizer: Any) -> list[Any]:
     """Return the optimizers that update variables: those within this one, or else itself."""
     if inner := getattr(optimizer, "inner_optimizer", None):

@@ -81,7 +81,8 @@ def _default_serving(inputs: Any) -> Callable[[Callable[[Any], Any]], Any]:
 
     def serving(predict: Callable[[Any], Any]) -> Any:
         def serve(*given: Any) -> dict[str, Any]:
-            return _by_name(predict(tf.nest.pack_sequence_as(inputs, list(given))), "outputs")
+            tensors = iter(given)
+            return _by_name(predict(tf.nest.map_structure(lambda one: one and next(tensors), inputs)), "outputs")
 
         parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
         vars(serve)["__signature__"] = inspect.Signature(parameters)
@@ -93,9 +94,9 @@ def _default_serving(inputs: Any) -> Callable[[Callable[[Any], Any]], Any]:
 def _by_name(structure: Any, default: str) -> dict[str, Any]:
     """Return the tensors of a structure by name: in a dict their path, such as `a_price`; else the default name, numbered.
 
-    They are numbered, such as `inputs`, `inputs_1`, also if two paths give one name.
+    They are numbered, such as `inputs`, `inputs_1`, also if two paths give one name. Optional ones that are None have none.
     """
-    parts = keras.tree.flatten_with_path(structure)
+    parts = [(path, part) for path, part in keras.tree.flatten_with_path(structure) if part is not None]
     names = ["_".join(map(str, path)) for path, _ in parts]
     if not isinstance(structure, dict) or len(set(names)) < len(names):
         names = [f"{default}_{at}" if at else default for at in range(len(parts))]

@@ -110,6 +110,42 @@ def nested() -> Any:
     return compiled
 
 
+@keras.saving.register_keras_serializable()
+class Plus(layers.Layer):  # type: ignore[misc]
+    """The sum of two inputs, the second of which is optional."""
+
+    def call(self, inputs: Any, other: Any = None) -> Any:
+        return inputs if other is None else inputs + other
+
+    def compute_output_spec(self, inputs: Any, other: Any = None) -> Any:
+        return keras.KerasTensor(inputs.shape, inputs.dtype)
+
+
+def optional() -> Any:
+    first, second = keras.Input((3,), name="first"), keras.Input((3,), name="second", optional=True)
+    compiled = keras.Model({"first": first, "second": second}, layers.Dense(2, "softmax")(Plus()(first, second)))
+    compiled.compile("sgd", "categorical_crossentropy")
+    return compiled
+
+
+@keras.saving.register_keras_serializable()
+class Sizes(layers.Layer):  # type: ignore[misc]
+    """Measure the mean size of the inputs."""
+
+    def build(self, _shape: Any) -> None:
+        self.size = keras.metrics.Mean(name="size")
+
+    def call(self, inputs: Any) -> Any:
+        self.size.update_state(tf.abs(inputs))
+        return inputs
+
+
+def sizes() -> Any:
+    compiled = keras.Sequential([keras.Input((3,)), layers.Dense(4), Sizes(), layers.Dense(2, "softmax")])
+    compiled.compile("sgd", "categorical_crossentropy")
+    return compiled
+
+
 def ragged() -> Any:
     inputs = keras.Input((None,), dtype="int64", ragged=True, name="words")
     compiled = keras.Model(inputs, layers.Dense(2, "softmax")(Pool()(layers.Embedding(9, 2)(inputs))))
@@ -200,6 +236,8 @@ ROWS: dict[str, Row] = {
         {},
     ),
     "sparse inputs": (sparse, (tf.sparse.from_dense(np.maximum(X, 0)), ONE_HOT), [], {}),
+    "an optional input that is None": (optional, ({"first": X, "second": None}, ONE_HOT), [], {}),
+    "a metric of a layer": (sizes, (X, ONE_HOT), [], {}),
     "a PyDataset without end": (small, Endless, [], {"steps_per_epoch": 4}),
     "states and random numbers of evaluations": (counts, (X, ONE_HOT), [], {}),
     "a callback that sets weights": (small, (X, ONE_HOT), [Halves], {}),
@@ -226,6 +264,7 @@ ROWS: dict[str, Row] = {
 # The names of inputs and outputs of exported models.
 SIGNATURES = {
     "nested inputs and outputs": (["p_0", "q"], ["a_price", "b"]),
+    "an optional input that is None": (["first"], ["outputs"]),
     "ragged inputs": (["inputs", "inputs_1"], ["outputs"]),
     "sparse inputs": (["inputs", "inputs_1", "inputs_2"], ["outputs"]),
 }
@@ -257,6 +296,7 @@ def test_one_process_trains_like_keras(name: str, tmp_path: Path) -> None:
         arguments=[f"--job-dir={tmp_path}"],
         **more,
     )
+    keras.models.load_model(tmp_path / "export/model.keras")  # a program may make further models
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(0)
     reference = make()

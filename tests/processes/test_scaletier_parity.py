@@ -222,6 +222,13 @@ class Subclassed(keras.Model):  # type: ignore[misc]
         return self.out(self.norm(inputs))
 
 
+class Requires(Subclassed):
+    """Its `training` has no default."""
+
+    def call(self, inputs: Any, training: Any) -> Any:
+        return self.out(self.norm(inputs, training=training))
+
+
 class OwnLoss(Subclassed):
     """Trains towards the opposite, with a metric of its own."""
 
@@ -569,6 +576,7 @@ ROWS: dict[str, Row] = {
     "mixed_float16": Row(mixed_precision("mixed_float16")),
     "mixed_bfloat16": Row(mixed_precision("mixed_bfloat16")),
     "a Sequential model without an Input": Row(lambda: keras.Sequential([layers.Dense(3), layers.Dense(1)], name="model")),
+    "subclassed, a required `training`": Row(Requires),
     "subclassed, a dict of outputs": Row(Named, NAMED, {"loss": PAIR, "metrics": {"price": ["mae"]}}),
     "subclassed, a list of outputs": Row(Listed, BOTH, {"loss": ["mse", "mae"], "metrics": [["mae"], ["mae"]]}),
     "a model within a model": Row(model_in_model),

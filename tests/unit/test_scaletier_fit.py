@@ -88,6 +88,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"train_data": (X, Y[:4])},
         "the arrays are invalid: they have 4, 8 samples. Valid: as many in each",
     ),
+    "a generator": (
+        {"train_data": (batch for batch in [(X, Y)])},
+        "the data is of type generator. Valid: arrays, a PyDataset, a tf.data.Dataset, a function that makes one",
+    ),
     "a list of numbers": ({"train_data": 3.0}, "the arrays are invalid: they have 0 samples. Valid: as many in each"),
     "classes of two outputs": (
         {"train_data": lambda: tf.data.Dataset.from_tensors((X, (Y, Y))), "class_weight": {0: 1.0}},
