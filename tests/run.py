@@ -26,7 +26,7 @@ from types import FrameType
 from typing import IO, NoReturn
 from xml.etree import ElementTree
 
-from shards import SHARDS, Shard
+from shards import SHARDS, STACKS, Shard
 from waiting import scale
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,8 +34,6 @@ BIN = ROOT / ".venv" / "bin"
 CACHE = ROOT / ".cache" / "tests"
 MARKS = CACHE / "stacks"
 """A folder with one file for each stack that tests created and have not removed."""
-LOCAL_STACKS = ("story", "e2e", "e2e-more", "e2e-keys", "e2e-second", "e2e-more-second", "e2e-renamed")
-"""The names of the stacks that tests create in this checkout."""
 CORES = max(1, min(len(os.sched_getaffinity(0)), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**31))
 """Processes of tests side by side: one a core that this process may use, if each has 2 GiB of memory."""
 QUICK = Shard(
@@ -43,7 +41,7 @@ QUICK = Shard(
     options=("-m", "not full"),
     parallel=True,
 )
-STORY = Shard(paths=("tests/story",), needs=("hosts",))
+STORY = SHARDS["story"]
 _LEAST_GIB, _LEAST_TEMPORARY_GIB = 4, 1
 _SLOWEST = 10
 _NO_TESTS = 5
@@ -385,7 +383,8 @@ def main() -> int:
     options = parser.parse_args()
     names = [name for shard in options.shard for name in named(shard)]
     check_disk()
-    check_stacks(LOCAL_STACKS if options.what == "all" else ["story"])
+    chosen = (names or [*SHARDS]) if options.what == "all" else ["story"]
+    check_stacks(stack for cluster in {SHARDS[name].cluster for name in chosen} for stack in STACKS.get(cluster, ()))
     run = Run(Lock(f"make {'test' if options.what == 'test' else 'test-all'}"))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as set by nohup
@@ -393,7 +392,7 @@ def main() -> int:
     with busy_loops(options.load):
         start = time.monotonic()
         say(f"{CORES} cores, load {os.getloadavg()[0]:.1f}, calibration {scale():.2f}")
-        everything = test(run) if options.what == "test" else test_all(run, names or [*SHARDS])
+        everything = test(run) if options.what == "test" else test_all(run, chosen)
     say(summary(run, everything, (time.monotonic() - start) / 60))
     return 128 + run.signal if run.signal else 1 if run.failed else 0
 

@@ -67,6 +67,13 @@ SHARDS: dict[str, Shard] = {
     ),
 }
 
+STACKS: Mapping[str, tuple[str, ...]] = {
+    "story": ("story",),
+    "e2e": ("e2e", "e2e-second"),
+    "e2e-more": ("e2e-more", "e2e-more-second", "e2e-keys", "e2e-renamed"),
+}
+"""By cluster the Pulumi stacks that its tests create in this checkout."""
+
 _E2E, _UNIT, _STORY = "tests/e2e/", "tests/unit/", "tests/story/test_story.py::"
 CHEAPER: dict[str, str] = {
     f"{_E2E}{name}": cheaper

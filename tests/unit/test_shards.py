@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import run
-from shards import CHEAPER, SHARDS
+from shards import CHEAPER, SHARDS, STACKS
 
 ROOT = Path(__file__).resolve().parents[2]
 ON_HOSTS = ("tests/e2e", "tests/gcp_emulation")
@@ -83,6 +83,16 @@ def test_shards_of_one_cluster_have_equal_options() -> None:
     for cluster in {shard.cluster for shard in SHARDS.values()} - {""}:
         calls = {(shard.options, shard.parallel, *shard.environment) for shard in SHARDS.values() if shard.cluster == cluster}
         assert len(calls) == 1, cluster
+
+
+def test_each_stack_of_tests_is_listed() -> None:
+    sources = [path.read_text() for folder in ("e2e", "story") for path in (ROOT / "tests" / folder).glob("*.py")]
+    created = {name for source in sources for name in re.findall(r"""(?:\bStack|\.rename)\("([\w-]+)\"""", source)}
+    suffixes = {name for source in sources for name in re.findall(r"""\bStack\(f"{NAME}([\w-]+)\"""", source)}
+    on_hosts = {shard.cluster for shard in SHARDS.values()} - {"", "google"}
+    assert created | {f"{cluster}{suffix}" for cluster in on_hosts - {"story"} for suffix in suffixes} | on_hosts == {
+        name for names in STACKS.values() for name in names
+    }
 
 
 @pytest.mark.parametrize("on_hosts", CHEAPER)
