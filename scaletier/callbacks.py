@@ -23,6 +23,8 @@ _EPOCHS = 10
 # Numbers that Keras's callbacks keep.
 _STATE = ("best", "best_epoch", "wait", "cooldown_counter", "epoch", "history")
 HOOKS = ("on_train_begin", "on_train_end", "on_epoch_begin", "on_epoch_end", "on_test_begin", "on_test_end")
+# Keras's `fit` does not call them either.
+_PREDICT_HOOKS = ("on_predict_begin", "on_predict_end", "on_predict_batch_begin", "on_predict_batch_end")
 
 
 class Callbacks:
@@ -58,7 +60,7 @@ class Callbacks:
             name = f"the callback {type(callback).__name__} is invalid:"
             if isinstance(callback, checkpoint) and callback.save_freq != "epoch":
                 raise JobError(f"{name} save_freq={callback.save_freq} counts batches. Valid: save_freq='epoch'")
-            for hook in (one for one in dir(plain) if one.startswith("on_") and one not in HOOKS):
+            for hook in (one for one in dir(plain) if one.startswith("on_") and one not in (*HOOKS, *_PREDICT_HOOKS)):
                 function = getattr(getattr(callback, hook), "__func__", None)
                 if function not in (getattr(plain, hook), getattr(checkpoint, hook)):
                     raise JobError(f"{name} it has {hook}, which is not called. Valid: {', '.join(HOOKS)}")
@@ -89,6 +91,9 @@ class Callbacks:
         if not network.learning_rates and (found := [one for one in self._callbacks if isinstance(one, setters)]):
             line = f"the callback {type(found[0]).__name__} is invalid: the optimizer's learning rate is a schedule."
             raise JobError(f"{line} Valid: a learning rate that is a number")
+        if network.replicas > 1 and any(isinstance(one, keras.callbacks.SwapEMAWeights) for one in self._callbacks):
+            line = "the callback SwapEMAWeights is invalid: several replicas train, and average what they share. Valid:"
+            raise JobError(f"{line} use_ema=True alone, whose average is exported, or one process")
         self._network, self._local, self._flags = network, local, flags
         epochs, network.model.stop_training = -(-flags.max_steps // (flags.eval_steps or 1)), False
         self.history = keras.callbacks.History()

@@ -245,6 +245,13 @@ ROWS: dict[str, Row] = {
     "a loaded model with its optimizer": (loaded, (X, ONE_HOT), [], {}),
     "steps_per_execution and jit_compile": (fast, (X, ONE_HOT), [], {}),
     "averaged weights": (lambda: small(use_ema=True, ema_momentum=0.5), (X, ONE_HOT), [], {}),
+    "SwapEMAWeights": (lambda: small(use_ema=True, ema_momentum=0.5), (X, ONE_HOT), [callbacks.SwapEMAWeights], {}),
+    "SwapEMAWeights of epochs": (
+        lambda: small(use_ema=True, ema_momentum=0.5),
+        (X, ONE_HOT),
+        [lambda: callbacks.SwapEMAWeights(swap_on_epoch=True)],
+        {},
+    ),
     "EarlyStopping, best weights": (
         small,
         (X, ONE_HOT),

@@ -44,23 +44,14 @@ class Batches(keras.callbacks.Callback):  # type: ignore[misc]
         """Never called."""
 
 
-class Predicts(keras.callbacks.EarlyStopping):  # type: ignore[misc]
-    def on_predict_begin(self, logs: Any = None) -> None:
-        """Never called."""
-
-
 HOOKS = "Valid: on_train_begin, on_train_end, on_epoch_begin, on_epoch_end, on_test_begin, on_test_end"
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a hook of batches": (
         {"callbacks": [keras.callbacks.CSVLogger("none.csv"), Batches()]},
         f"the callback Batches is invalid: it has on_train_batch_end, which is not called. {HOOKS}",
     ),
-    "a hook of predict": (
-        {"callbacks": lambda: [Predicts()]},
-        f"the callback Predicts is invalid: it has on_predict_begin, which is not called. {HOOKS}",
-    ),
     "a function of batches": (
-        {"callbacks": [keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: None)]},
+        {"callbacks": lambda: [keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: None)]},
         f"the callback LambdaCallback is invalid: it has on_train_batch_begin, which is not called. {HOOKS}",
     ),
     "Keras's own of batches": (
@@ -243,11 +234,20 @@ def test_callbacks_are_recognized_by_their_methods() -> None:
         keras.callbacks.EarlyStopping(),
         keras.callbacks.ModelCheckpoint("a.keras"),
         keras.callbacks.CSVLogger("a"),
+        keras.callbacks.SwapEMAWeights(),  # it has hooks of `predict`
         Plain(),
     ]
     Callbacks(callbacks).check()
     with pytest.raises(JobError, match="TerminateOnNaN is invalid: it has on_batch_end"):
         Callbacks([*callbacks, keras.callbacks.TerminateOnNaN()]).check()
+
+
+def test_averages_are_swapped_in_one_process_only() -> None:
+    callbacks = Callbacks([keras.callbacks.SwapEMAWeights()])
+    callbacks.check()
+    several: Any = SimpleNamespace(replicas=2, learning_rates=[])
+    with pytest.raises(JobError, match="the callback SwapEMAWeights is invalid: several replicas train, and average what"):
+        callbacks.begin(several, [], flags_of([]), None)
 
 
 @pytest.mark.parametrize("replicas", [1, 3])
