@@ -26,7 +26,7 @@ class ComparedValue:
 
     @property
     def change(self) -> str:
-        """Of two jobs: `same`, `+0.012` between numbers, else `differs`; `not known` if a job does not report one."""
+        """Describe the change from the first of two jobs: `same`, `+0.012`, `differs`, or `not known` if a job lacks it."""
         original, again = self.values
         if original is None or again is None:
             return "not known"
