@@ -21,7 +21,7 @@ if [ -x .venv/bin/python ] && [ "$(cat "$stamp" 2>/dev/null)" = "$recipe" ]; the
   compile_checkout
   exit 0
 fi
-if [ ! -x .venv/bin/python ]; then
+if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then # it is missing, or was left half made
   if ! find_python; then
     may_install || fail "install Python 3.11, 3.12 or 3.13 with its venv module first, or say where it is: make PYTHON=…"
     apt python3 python3-venv
