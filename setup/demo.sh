@@ -1,6 +1,6 @@
 #!/bin/bash
 # The whole story on this machine, with the commands that a user types: up, train, logs, destroy.
-# Whatever happens on the way, Ctrl-C included, the stack is destroyed at the end.
+# Whatever happens on the way, Ctrl-C or a closed terminal included, the stack is destroyed at the end.
 set -euo pipefail
 unset PULUMI_BACKEND_URL  # a team's stack of that name is no demo's to destroy
 cd "$(dirname "$0")/.."
@@ -47,7 +47,9 @@ END
 
 destroy() {
   status=$?
-  trap '' INT TERM
+  trap '' INT TERM HUP PIPE
+  echo 2>/dev/null || exec >/dev/null 2>&1  # the terminal is closed
+  [ "$status" = 0 ] || pulumi cancel --yes --non-interactive >/dev/null 2>&1 || true  # a killed Pulumi's lock
   pulumi config rm forceDestroy || true  # the last `pulumi up` counts
   run pulumi destroy --yes --skip-preview --non-interactive
   leftovers=$(python -m infra.lxd.orphans "$PULUMI_STACK")
@@ -61,6 +63,7 @@ destroy() {
 }
 trap destroy EXIT
 trap 'exit 130' INT TERM
+trap 'exit 129' HUP PIPE
 
 pulumi config set forceDestroy true  # what the demo trains is its own
 

@@ -380,6 +380,20 @@ def test_a_venv_and_its_checkout_are_compiled(checkout: Path) -> None:
     assert run_script(checkout, "setup/venv.sh").stdout == ""
 
 
+def test_a_venv_left_half_made_is_made_again(checkout: Path) -> None:
+    """Ctrl-C or a full disk ends `python -m venv` after its Python is there, and before pip is."""
+    write_recipe(checkout)
+    (checkout / "fabfile.py").touch()
+    (checkout / "infra").mkdir()
+    (checkout / "infra/__init__.py").touch()
+    (checkout / "setup/packages.py").write_text("")
+    write_program(checkout / ".venv/bin/python", "exit 1")
+    whole = write_program(checkout / "whole", f'[ "$2" = "import grpc" ] || exec {sys.executable} "$@"')
+    python = write_program(checkout / "python", f'[ "$2" != venv ] || cp {whole} .venv/bin/python')
+    result = run_script(checkout, "setup/venv.sh", PYTHON=str(python))
+    assert (result.returncode, result.stderr) == (0, "")
+
+
 def test_sizes_and_times_of_missing_parts_are_added_up(checkout: Path) -> None:
     """Add up size and time of the missing parts; print nothing if none is missing."""
     for tool in ("nft", "mksquashfs", "mmdebstrap", "mkfs.btrfs"):
@@ -553,6 +567,26 @@ def test_a_demo_ends_with_the_next_commands(checkout: Path) -> None:
             if code == 0
             else []
         )
+
+
+def test_a_demo_whose_terminal_closes_destroys_its_hosts(checkout: Path) -> None:
+    """Pulumi gets SIGHUP too, and may leave its lock."""
+    write_tools(checkout)
+    (checkout / "exported").touch()
+    pulumi = checkout / ".venv/bin/pulumi"
+    pulumi.write_text(f"{pulumi.read_text()}\n[ $1 != up ] || {{ until [ -e closed ]; do sleep 0.05; done; kill -HUP 0; }}\n")
+    write_program(checkout / "bin/make", "exit 0")
+    environment = {"PATH": f"{checkout}/bin:{BASE}", "HOME": str(checkout)}
+    with subprocess.Popen(
+        [checkout / "setup/demo.sh"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    ) as demo:
+        assert demo.stdout is not None
+        assert any(b"$ pulumi up" in line for line in demo.stdout)
+        demo.stdout.close()
+        (checkout / "closed").touch()
+        assert demo.wait(limit()) == 129
+    commands = [" ".join(line.split()[:2]) for line in (checkout / "pulumi.log").read_text().splitlines()]
+    assert commands[-3:] == ["cancel --yes", "config rm", "destroy --yes"]
 
 
 def test_files_of_root_in_the_cache_get_the_checkout_s_owner(checkout: Path) -> None:
