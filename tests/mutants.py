@@ -24,6 +24,7 @@ from functools import cache
 from pathlib import Path
 from queue import Queue
 
+from run import cores
 from waiting import limit
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -145,7 +146,7 @@ def coverage() -> Path:
     data.unlink(missing_ok=True)
     # Of two threads that start at once one may fail to install its tracer, which is no fault of a test.
     ignored = "ignore::pytest.PytestUnraisableExceptionWarning"
-    command = [BIN / "pytest", "-q", "-n", str(os.cpu_count()), "-m", "not full", "-W", ignored]
+    command = [BIN / "pytest", "-q", "-n", str(cores()), "-m", "not full", "-W", ignored]
     result = subprocess.run(
         [*command, "--cov-context=test", "--cov-report=", *(f"--cov={package}" for package in PACKAGES), *PATHS],
         cwd=ROOT,
@@ -256,7 +257,7 @@ def main() -> int:
     options = parser.parse_args()
     mutants, data = draw(options.count, options.seed), coverage()
     trees: Queue[Path] = Queue()
-    for number in range(os.cpu_count() or 1):
+    for number in range(cores()):
         trees.put(copy_tree(number))
 
     def outcome_of(mutant: Mutant, tests: Sequence[str]) -> str:
@@ -273,7 +274,7 @@ def main() -> int:
         print(f"{outcome:<8} {len(tests):>4} tests  {mutant}", flush=True)
         return outcome
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(cores()) as pool:
         outcomes = Counter(pool.map(outcome_of, mutants, [tests_of(mutant, data) for mutant in mutants]))
     caught = len(mutants) - outcomes["SURVIVED"]
     print(f"{caught} of {len(mutants)} mutants caught, {outcomes['timeout']} of them by the limit of time, seed {options.seed}")

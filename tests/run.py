@@ -29,13 +29,13 @@ from xml.etree import ElementTree
 from shards import SHARDS, STACKS, Shard
 from waiting import scale
 
+from scaletier.tensorflow_setup import available_cpus, available_memory
+
 ROOT = Path(__file__).resolve().parents[1]
 BIN = ROOT / ".venv" / "bin"
 CACHE = ROOT / ".cache" / "tests"
 MARKS = CACHE / "stacks"
 """A folder with one file for each stack that tests created and have not removed."""
-CORES = max(1, min(len(os.sched_getaffinity(0)), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**31))
-"""Processes of tests side by side: one a core that this process may use, if each has 2 GiB of memory."""
 QUICK = Shard(
     paths=("tests/unit", "tests/stack", "tests/contract", "tests/simulation", "tests/processes"),
     options=("-m", "not full"),
@@ -89,6 +89,11 @@ class Outcome:
             part.code = self.code if part.failed or not self.failed else 0
         parts[0].minutes += self.minutes - sum(part.minutes for part in parts)
         return parts
+
+
+def cores() -> int:
+    """Return how many processes of tests run side by side: one a core that this process may use, if each has 2 GiB."""
+    return max(1, min(available_cpus(), available_memory() // 2**31))
 
 
 class Run:
@@ -154,7 +159,7 @@ class Run:
     def shards(self, shards: Mapping[str, Shard], log: IO[bytes] | None = None) -> None:
         """Run shards by one call of pytest, in which they share their cluster; on all cores if they are `parallel`."""
         first = next(iter(shards.values()))
-        options = ["-n", str(CORES), "--dist", "worksteal"] if first.parallel else ["--durations=5", "--durations-min=10"]
+        options = ["-n", str(cores()), "--dist", "worksteal"] if first.parallel else ["--durations=5", "--durations-min=10"]
         name, paths = " ".join(shards), [path for shard in shards.values() for path in shard.paths]
         command = ["pytest", *options, f"--junitxml={CACHE / f'{name}.xml'}", *first.options, *paths]
         environment = {**first.environment, **({"CLUSTER": first.cluster} if first.cluster else {})}
@@ -268,10 +273,11 @@ class Lock:
         return self._file.fileno()
 
     def write(self, children: Iterable[int] = ()) -> None:
-        """Replace the file that names its holders: this process and its current children."""
+        """Replace the file that names its holders: this process and its current children. A full disk ends no run."""
         new = self._holder.with_suffix(".new")
-        new.write_text(json.dumps({"what": self._what, "since": self._since, "processes": [os.getpid(), *children]}))
-        new.replace(self._holder)
+        with contextlib.suppress(OSError):
+            new.write_text(json.dumps({"what": self._what, "since": self._since, "processes": [os.getpid(), *children]}))
+            new.replace(self._holder)
 
 
 def describe_holder(text: str) -> str:
@@ -391,7 +397,7 @@ def main() -> int:
             signal.signal(number, run.interrupt)  # handled even if the parent shell ignores it
     with busy_loops(options.load):
         start = time.monotonic()
-        say(f"{CORES} cores, load {os.getloadavg()[0]:.1f}, calibration {scale():.2f}")
+        say(f"{cores()} cores, load {os.getloadavg()[0]:.1f}, calibration {scale():.2f}")
         everything = test(run) if options.what == "test" else test_all(run, chosen)
     say(summary(run, everything, (time.monotonic() - start) / 60))
     return 128 + run.signal if run.signal else 1 if run.failed else 0

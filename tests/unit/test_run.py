@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -105,6 +106,22 @@ def test_a_stack_of_the_same_name_is_refused(
     with pytest.raises(SystemExit):
         run.check_stacks(["story"])
     assert "`pulumi stack rename --stack story OTHER` keeps yours" in capsys.readouterr().err
+
+
+def test_processes_side_by_side_fit_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    for processors, gibibytes, expected in ((2, 64, 2), (64, 8, 4), (4, 1, 1)):
+        monkeypatch.setattr(run, "available_cpus", lambda processors=processors: processors)
+        monkeypatch.setattr(run, "available_memory", lambda gibibytes=gibibytes: gibibytes * 2**30)
+        assert run.cores() == expected
+
+
+def test_a_full_disk_leaves_no_pytest_behind(lock: run.Lock, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_text(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(run, "BIN", Path("/bin"))
+    monkeypatch.setattr(Path, "write_text", write_text)
+    assert run.Run(lock).phase("one", ["true"]).code == 0
 
 
 def test_no_tests_are_counted_after_a_signal(lock: run.Lock, monkeypatch: pytest.MonkeyPatch) -> None:
