@@ -151,7 +151,8 @@ def describe(unsaved: UnsavedFiles, replica: str) -> str:
         parts.append(f"not kept: {list_first(unsaved.leftOut, unsaved.leftOutFiles)}")
     if parts:
         parts.insert(0, "the job wrote nothing to JOB_DIR" if unsaved.jobDirEmpty else "it wrote outside JOB_DIR")
-    return "; ".join([*parts, *([unsaved.error] if unsaved.error else [])])
+    line = "; ".join([*parts, *([unsaved.error] if unsaved.error else [])])
+    return "".join(each if each.isprintable() else "\ufffd" for each in line)  # a job chose the names
 
 
 def list_first(names: Sequence[str], count: int) -> str:

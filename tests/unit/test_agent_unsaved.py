@@ -456,6 +456,7 @@ def test_only_an_output_in_the_cluster_s_bucket_is_listed(job_dir: str, found: b
             "a, b, c, d, e and 4 more; not kept: h (1 B) and 2 more; it took too long",
         ),
         (UnsavedFiles(leftOut=["h (1 B)"], leftOutFiles=1), "it wrote outside JOB_DIR; not kept: h (1 B)"),
+        (UnsavedFiles(error="two\nlines \x1b[2J"), "two\ufffdlines \ufffd[2J"),
     ],
 )
 def test_unsaved_files_are_described_in_one_line(files: UnsavedFiles, text: str) -> None:
