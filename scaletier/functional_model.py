@@ -273,10 +273,8 @@ class FunctionalModel:
             return model
         if not inspect.isclass(model) and wants_argument(model):
             raise JobError("the job's model is a function of an argument; valid is one of nothing, which makes a Keras model")
-        policy = keras.config.dtype_policy()
         for scope in (self._scope, None):
-            keras.utils.clear_session(free_memory=False)
-            keras.config.set_dtype_policy(policy)
+            private.clear_session()
             keras.utils.set_random_seed(self._seed)
             if scope is None:
                 return model()
@@ -304,7 +302,10 @@ class FunctionalModel:
         if free := next((part for part in parts if type(part).__name__ == "ScheduleFreeAdamW"), None):
             line = f"the optimizer {type(free).__name__} is invalid: Keras computes it in another way with TensorFlow than"
             raise JobError(f"{line} elsewhere. Valid: another optimizer, such as AdamW")
-        return type(optimizer).from_config(optimizer.get_config()) if optimizer.built else optimizer
+        if not optimizer.built:
+            return optimizer
+        with _as_job_error(f"the optimizer {type(optimizer).__name__} is invalid: it is built already, and cannot be copied"):
+            return private.unbuilt_copy(optimizer)
 
     def _compile(self, job: Job, compiled: Mapping[str, Any], optimizer: Any) -> None:
         self._compile_settings = {
@@ -451,8 +452,7 @@ class FunctionalModel:
         shared = writer.read(self.shared)
         scope = self._enter(shared, writer.read(self.local), metrics)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(shared[: len(self.trained)])
-            with scope:
+            with scope, scope.watched(self.trained, tape) as versions:
                 outputs = self._call(batch.inputs, True)
                 loss = self._compute_loss(batch, outputs, True)
                 scaled = self._optimizer.scale_loss(loss)
@@ -460,7 +460,7 @@ class FunctionalModel:
         # Current values: a layer may assign its own weights, for example to normalize them.
         trained = scope.values(self.trained)
         # Those of an Embedding are IndexedSlices, with an entry for each occurrence of a word in the batch, as in Keras.
-        gradients = tape.gradient(scaled, trained)
+        gradients = [_sum(each) for each in tape.gradient(scaled, versions)]
         if all(gradient is None for gradient in gradients):
             line = f"the loss of the model {self.model.name} does not depend on any of its weights: nothing would train"
             raise JobError(line)
@@ -470,6 +470,8 @@ class FunctionalModel:
             moved, slots = self._apply(writer, trained, gradients, global_step, live_devices)
             for spec, value in zip((*self.trained, *self.slots), (*moved, *slots), strict=True):
                 scope.add_update((spec.variable, value))
+                if (original := self._originals.get(id(spec.variable))) is not None:
+                    scope.set(original, value)
             with scope:
                 results = self._compute_metrics(batch, outputs)
             if unknown := set(scope.assigned) - self._known:
@@ -645,11 +647,30 @@ class _Scope(keras.StatelessScope):  # type: ignore[misc]
     def __init__(self, mapping: Sequence[tuple[Any, Any]]) -> None:
         super().__init__(mapping, collect_losses=True, initialize_variables=False)
         self.assigned, self.used = dict[int, Any](), dict[int, Any]()
+        self._versions, self._tape = dict[int, list[Any]](), None
 
     def add_update(self, update: tuple[Any, Any]) -> None:
         variable, value = update
         self.assigned[id(variable)] = self.used[id(variable)] = variable
-        super().add_update((variable, _value(value)))
+        value = _value(value)
+        if self._tape is not None and id(variable) in self._versions:
+            value = tf.stop_gradient(value)
+            self._tape.watch(value)
+            self._versions[id(variable)].append(value)
+        self.set(variable, value)
+
+    def set(self, variable: Any, value: Any) -> None:
+        """Give a variable a value, without a record."""
+        super().add_update((variable, value))
+
+    @contextlib.contextmanager
+    def watched(self, specs: Sequence[VariableSpec], tape: Any) -> Iterator[list[list[Any]]]:
+        """Watch all values that variables get; their lists. As in Keras, an assignment has no gradient, and each read has."""
+        values = [[value] for value in self.values(specs)]
+        tape.watch(values)
+        self._tape, self._versions = tape, {id(spec.variable): each for spec, each in zip(specs, values, strict=True)}
+        yield values
+        self._tape = None
 
     def get_current_value(self, variable: Any) -> Any:
         self.used[id(variable)] = variable
@@ -753,6 +774,12 @@ def _compare(function: Callable[..., Any], targets: Any, outputs: Any, **more: A
 def _value(given: Any) -> Any:
     """Return a variable's value in the current scope, or a tensor as it is."""
     return given.value if isinstance(given, keras.Variable) else given
+
+
+def _sum(gradients: Sequence[Any]) -> Any:
+    """Return the sum of those that are not None, or None."""
+    found = [one for one in gradients if one is not None]
+    return tf.add_n(found) if len(found) > 1 else next(iter(found), None)
 
 
 def _mean(losses: Any) -> Any:

@@ -203,7 +203,14 @@ def make_stateless(
     methods |= {"add_variable": make, "add_variable_from_reference": add, "weights_by_slot": weights_by_slot}
     # Between the optimizer's own methods, which may call these, and what is for TensorFlow.
     common = type("Stateless", (keras.optimizers.Optimizer,), methods)
-    optimizer.__class__ = type(kind.__name__, (kind, common), {})
+    made: Any = type(kind.__name__, (kind, common), {})
+
+    def apply_to_all(self: Any, gradients: Sequence[Any], variables: Any = None) -> None:
+        """Name the variables to an overridden `apply`, as Keras's `apply_gradients` does."""
+        super(made, self).apply(gradients, self._trainable_variables if variables is None else variables)
+
+    made.apply = apply_to_all
+    optimizer.__class__ = made
     for inner in inner_optimizers(optimizer):
         make_stateless(inner, place, in_place)
     if choose := getattr(optimizer, "_optimizer_map", None):  # of a MultiOptimizer, which may make one for each variable
@@ -268,6 +275,25 @@ def copy_optimizer(optimizer: Any) -> tuple[Any, dict[int, Any]]:
     for one in every:
         vars(copies[id(one)]).update(copy.deepcopy(vars(one), copies))
     return copies[id(optimizer)], {id(copies[id(one)]): one for one in optimizer.variables}
+
+
+def unbuilt_copy(optimizer: Any) -> Any:
+    """Return a copy of a built optimizer by its configuration, which lacks the weights without decay; it is not built."""
+    made = type(optimizer).from_config(optimizer.get_config())
+    for one, other in zip(inner_optimizers(made), inner_optimizers(optimizer), strict=True):
+        kept = "_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"
+        vars(one).update({name: value for name, value in vars(other).items() if name in kept})
+    return made
+
+
+def clear_session() -> None:
+    """Begin with new names, as `keras.utils.clear_session`; what a program has set for the models that it makes is kept."""
+    keras, state = (importlib.import_module(name) for name in ("keras", "keras.src.backend.common.global_state"))
+    names = "dtype_policy", "safe_mode_saving", "custom_objects_scope_dict", "flash_attention"
+    kept = {name: value for name in names if (value := state.get_global_attribute(name)) is not None}
+    keras.utils.clear_session(free_memory=False)
+    for name, value in kept.items():
+        state.set_global_attribute(name, value)
 
 
 @contextlib.contextmanager

@@ -145,6 +145,12 @@ def normalized() -> Any:
     return keras.Sequential([keras.Input((WIDTH,)), first, layers.Dense(1, name="out")], name="model")
 
 
+def normalized_twice() -> Any:
+    inputs, layer = keras.Input((WIDTH,)), layers.SpectralNormalization(layers.Dense(3))
+    both = layers.Concatenate()([layer(inputs), layer(layers.Dense(WIDTH)(inputs))])
+    return keras.Model(inputs, layers.Dense(1)(both), name="model")
+
+
 def adapters() -> Any:
     first = layers.Dense(4, name="first")
     first.build((None, WIDTH))
@@ -442,6 +448,42 @@ class OwnTest(Subclassed):
         return super().test_step(data)
 
 
+class SlowBias(keras.optimizers.SGD):  # type: ignore[misc]
+    """Trains biases at a tenth of the rate."""
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        pairs = zip(grads, trainable_variables, strict=True)
+        super().apply([0.1 * one if "bias" in weight.path else one for one, weight in pairs], trainable_variables)
+
+
+class Decays(keras.Sequential):  # type: ignore[misc]
+    """Compiled with an optimizer that is built, and excludes kernels from weight decay."""
+
+    def __init__(self) -> None:
+        super().__init__([keras.Input((WIDTH,)), layers.Dense(1)], name="model")
+
+    def compile(self, optimizer: Any, **more: Any) -> None:
+        chosen = keras.optimizers.AdamW(0.01, weight_decay=0.9)
+        chosen.exclude_from_weight_decay(var_names=["kernel"])
+        chosen.build(self.trainable_variables)
+        super().compile(chosen, **more)
+
+
+class Rates(keras.Sequential):  # type: ignore[misc]
+    """Reports its learning rate as a metric."""
+
+    def __init__(self) -> None:
+        super().__init__([keras.Input((WIDTH,)), layers.Dense(1)], name="model")
+
+    def compile(self, optimizer: Any, **more: Any) -> None:
+        chosen = keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 5, 0.5))
+
+        def rate(_targets: Any, _outputs: Any) -> Any:
+            return chosen.learning_rate
+
+        super().compile(chosen, **{**more, "metrics": [rate]})
+
+
 class Centered(keras.optimizers.SGD):  # type: ignore[misc]
     """Centers gradients before they are applied."""
 
@@ -582,6 +624,7 @@ ROWS: dict[str, Row] = {
     "a model within a model": Row(model_in_model),
     "constraints": Row(dense(kernel_constraint="unit_norm")),
     "a layer that assigns its weights": Row(normalized),
+    "a layer that assigns its weights, used twice": Row(normalized_twice),
     "LoRA": Row(adapters),
     "attention, GRU, masks": Row(attention, (WORDS, Y)),
     "image augmentation": Row(
@@ -633,6 +676,8 @@ ROWS: dict[str, Row] = {
         compile={"loss": "mse", "optimizer": lambda: Centered(0.1)},
         refused="the optimizer Centered is invalid: it overrides apply_gradients, which scaletier does not call. Valid: ",
     ),
+    "apply, by variable": Row(dense(), compile={"loss": "mse", "optimizer": SlowBias}),
+    "weights without decay, a built optimizer": Row(Decays),
     "LossScaleOptimizer": Row(
         dense(),
         compile={"loss": "mse", "optimizer": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(), 8.0)},
@@ -651,6 +696,7 @@ ROWS: dict[str, Row] = {
         refused="the optimizer has gradient_accumulation_steps=2",
     ),
     "a schedule": optimizer("SGD", learning_rate=keras.optimizers.schedules.CosineDecay(0.1, 20)),
+    "a schedule, and a metric of its rate": Row(Rates),
     "weight decay and clipping": optimizer("Adam", weight_decay=0.1, global_clipnorm=0.1),
     # refused models
     "a loss for an output that does not exist": Row(

@@ -162,3 +162,14 @@ def test_a_model_parallel_model_may_not_override_loss_or_metrics() -> None:
         with pytest.raises(JobError) as error:
             FunctionalModel(Job(model, data, loss), data.element_spec, 0).require_splittable()
         assert str(error.value).startswith(reason)
+
+
+def test_a_model_is_made_with_what_the_program_has_set() -> None:
+    class Twice(keras.layers.Layer):  # type: ignore[misc]
+        def call(self, inputs: Any) -> Any:
+            return inputs * 2
+
+    config = keras.Sequential([keras.Input([4]), Twice(), keras.layers.Dense(1)]).get_config()
+    spec = tf.data.Dataset.from_tensors((INPUTS, NUMBERS)).element_spec
+    with keras.saving.custom_object_scope({"Twice": Twice}):
+        FunctionalModel(Job(lambda: keras.Sequential.from_config(config), None, "mse"), spec, 0)
