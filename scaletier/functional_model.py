@@ -451,12 +451,11 @@ class FunctionalModel:
         writer = _VariableWriter([*zip(self.shared, held.shared, strict=True), *zip(self.local, held.local, strict=True)])
         shared = writer.read(self.shared)
         scope = self._enter(shared, writer.read(self.local), metrics)
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            with scope, scope.watched(self.trained, tape) as versions:
-                outputs = self._call(batch.inputs, True)
-                loss = self._compute_loss(batch, outputs, True)
-                scaled = self._optimizer.scale_loss(loss)
-                mean_loss = private.track_loss(self.model, loss, batch.inputs)
+        with tf.GradientTape(watch_accessed_variables=False) as tape, scope, scope.watched(self.trained, tape) as versions:
+            outputs = self._call(batch.inputs, True)
+            loss = self._compute_loss(batch, outputs, True)
+            scaled = self._optimizer.scale_loss(loss)
+            mean_loss = private.track_loss(self.model, loss, batch.inputs)
         # Current values: a layer may assign its own weights, for example to normalize them.
         trained = scope.values(self.trained)
         # Those of an Embedding are IndexedSlices, with an entry for each occurrence of a word in the batch, as in Keras.
