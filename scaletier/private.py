@@ -401,9 +401,20 @@ def attach(variable: Any, value: Any) -> None:
 
 
 def add_class_weights(dataset: Any, class_weight: Mapping[int, float]) -> Any:
-    """Return the batches with a weight for each sample by its class, as `fit` of Keras makes them."""
-    adapter = importlib.import_module("keras.src.trainers.data_adapters.tf_dataset_adapter")
-    return dataset.map(adapter.make_class_weight_map_fn(class_weight))
+    """Return the batches with a weight for each sample by its class, as Keras's `fit` of arrays: 1 if it has none."""
+    tf, adapter = map(importlib.import_module, ("tensorflow", "keras.src.trainers.data_adapters.tf_dataset_adapter"))
+    spec, others = dataset.element_spec, max(class_weight) + 1
+    shape = getattr(spec[1], "shape", None) if isinstance(spec, tuple) and len(spec) > 1 else None
+    width = shape[-1] if shape and len(shape) > 1 and shape[-1] else 1
+    made = adapter.make_class_weight_map_fn(dict.fromkeys(range(others, max(others + 1, width)), 1.0) | dict(class_weight))
+
+    def weigh(*parts: Any) -> Any:
+        if shape is None or width > 1:
+            return made(*parts)
+        inputs, labels, *more = parts
+        return inputs, labels, made(inputs, tf.minimum(labels, tf.cast(others, labels.dtype)), *more)[2]
+
+    return dataset.map(tf.autograph.experimental.do_not_convert(weigh))
 
 
 def metric_variables(model: Any) -> list[Any]:

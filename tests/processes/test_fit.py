@@ -226,6 +226,7 @@ ROWS: dict[str, Row] = {
     "a tf.data.Dataset": (small, batches, [], {}),
     "a PyDataset": (small, Pages, [], {}),
     "class weights of labels": (labels, (X, KINDS), [], {"class_weight": {0: 0.5, 1: 3.0}}),
+    "a weight of one class": (labels, (X, KINDS), [], {"class_weight": {0: 3.0}}),
     "class weights of one-hot targets": (small, (X, ONE_HOT), [], {"class_weight": {0: 0.5, 1: 3.0}}),
     "targets and no weights": (small, (X, ONE_HOT, None), [], {}),
     "nested inputs and outputs": (nested, ({"p": [X], "q": ONE_HOT}, {"a": {"price": X[:, :1]}, "b": ONE_HOT}), [], {}),

@@ -358,3 +358,13 @@ def test_internals_of_tensorflow_s_coordinator_exist() -> None:
     queue = coordinator._CoordinatedClosureQueue()
     assert queue._error is None
     assert isinstance(queue._queue_lock, type(threading.Lock()))
+
+
+@pytest.mark.parametrize(
+    "targets", [[2, 0, 1], [[2.0], [0.0], [1.0]], [[0, 0, 1], [1, 0, 0], [0, 1, 0]]], ids=["labels", "a column", "one-hot"]
+)
+def test_a_class_without_a_weight_weighs_one(targets: Any) -> None:
+    data = tf.data.Dataset.from_tensors((np.zeros((3, 1)), np.asarray(targets)))
+    ((_, same, weights),) = private.add_class_weights(data, {0: 3.0})
+    np.testing.assert_array_equal(same, targets)
+    np.testing.assert_array_equal(weights, [1, 3, 1])
