@@ -102,11 +102,17 @@ class Callbacks:
         for callback in every if step else ():
             if isinstance(callback, keras.callbacks.CSVLogger):
                 callback.append = True
+        rates = _rates_of(network.model.optimizer)
         self._list.on_train_begin()
         self._rates = [at for at, spec in enumerate(network.local) if spec in network.learning_rates]
         if reader and reader.callbacks:
             self._restore(json.loads(reader.callbacks))
         self._begin_epoch(step)
+        trained = {id(one) for one in network.model.trainable_variables}
+        same = trained == {id(spec.variable) for spec in network.trained} and _rates_of(network.model.optimizer) == rates
+        if not (step or same):  # what is set later has no effect in Keras either
+            line = "a callback has changed what is trainable, or the learning rate's schedule, when training began. Valid:"
+            raise JobError(f"{line} set them in the function that makes the model")
 
     def _given_rates(self) -> list[float]:
         return [float(self._network.initial(self._network.local[at])) for at in self._rates]
@@ -187,6 +193,13 @@ class Callbacks:
     def end(self) -> None:
         """End training, after which the model may have other weights."""
         self._list.on_train_end()
+
+
+def _rates_of(optimizer: Any) -> list[int]:
+    """Return what identifies the learning rates of an optimizer and its inner ones."""
+    from scaletier import private
+
+    return [id(private.rate_of(one)) for one in private.inner_optimizers(optimizer)]
 
 
 def _hooks(train_data: Any, validation_data: Any) -> list[Any]:

@@ -44,6 +44,16 @@ class Batches(keras.callbacks.Callback):  # type: ignore[misc]
         """Never called."""
 
 
+class Freezes(keras.callbacks.Callback):  # type: ignore[misc]
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.model.layers[0].trainable = False
+
+
+class Schedules(keras.callbacks.Callback):  # type: ignore[misc]
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.model.optimizer.learning_rate = keras.optimizers.schedules.ExponentialDecay(0.1, 5, 0.5)
+
+
 HOOKS = "Valid: on_train_begin, on_train_end, on_epoch_begin, on_epoch_end, on_test_begin, on_test_end"
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a hook of batches": (
@@ -67,6 +77,14 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a rate of a schedule": (
         {"callbacks": [keras.callbacks.ReduceLROnPlateau()]},
         "the callback ReduceLROnPlateau is invalid: the optimizer's learning rate is a schedule. Valid: a learning rate that",
+    ),
+    "layers that a callback freezes": (
+        {"callbacks": [Freezes()]},
+        "a callback has changed what is trainable, or the learning rate's schedule, when training began. Valid: set them in",
+    ),
+    "a schedule that a callback sets": (
+        {"callbacks": [Schedules()]},
+        "a callback has changed what is trainable, or the learning rate's schedule, when training began. Valid: set them in",
     ),
     "no steps": ({"steps": 0}, "steps=0 is invalid. Valid: a whole number of at least 1"),
     "half an epoch": ({"epochs": 0.5}, "epochs=0.5 is invalid. Valid: a whole number of at least 1"),
