@@ -125,6 +125,27 @@ def test_code_is_sent_without_docstrings_with_its_line_numbers(tmp_path: Path) -
     assert files["jobs/a.py"].decode() == '""\n\nX = 1\n""\n\n\n\n\ndef f():\n    ""\n    1\n    print("""D\n""")  # "E"\n'
 
 
+def test_code_is_parsed_once_for_each_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in host_stream.CODE:
+        (tmp_path / folder).mkdir()
+    (tmp_path / "jobs/a.py").write_text('"""É."""\n')
+    first = host_stream.code(tmp_path)
+    (kept,) = (tmp_path / ".cache/host-code").iterdir()
+    with monkeypatch.context() as patched:
+        patched.setattr(host_stream, "_without_docstrings", lambda _: pytest.fail("it was parsed again"))
+        assert host_stream.code(tmp_path) == first
+    kept.write_text("{")  # a full disk's
+    assert host_stream.code(tmp_path) == first
+    (tmp_path / "jobs/a.py").write_text("X = 1\n")
+    changed, version = host_stream.code(tmp_path)
+    assert (changed["jobs/a.py"], version != first[1]) == (b"X = 1\n", True)
+    assert kept not in (tmp_path / ".cache/host-code").iterdir()
+    (tmp_path / "jobs/a.py").write_text("X = 2\n")
+    (tmp_path / ".cache").rename(tmp_path / "before")
+    (tmp_path / ".cache").touch()  # where no file can be written
+    assert host_stream.code(tmp_path)[0]["jobs/a.py"] == b"X = 2\n"
+
+
 def test_the_sent_code_runs_by_itself(tmp_path: Path) -> None:
     files, _ = host_stream.code(ROOT)
     write_files(tmp_path, files)
