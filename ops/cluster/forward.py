@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import socket
 import socketserver
 import threading
 from collections.abc import Callable, Iterable
@@ -54,18 +53,9 @@ class ChannelOpener(Protocol):
         """Open a channel to that host and port, for that peer."""
 
 
-def disable_nagle(transport: Any) -> None:
-    """Disable Nagle's algorithm on a connection: else data behind headers may be delayed by 40 ms."""
-    sock = getattr(transport, "sock", None)
-    if isinstance(sock, socket.socket) and sock.family != socket.AF_UNIX:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-
 def open_channel_on(fleet: Fleet, name: str, kind: str, there: tuple[str, int], peer: tuple[str, int], timeout: float) -> Any:
     """Open a channel to a host; reconnect if the connection broke. Raises HostError, and what a refused connection raises."""
-    transport = fleet.connection(name).transport
-    disable_nagle(transport)
-    return transport.open_channel(kind, there, peer, timeout=timeout)
+    return fleet.connection(name).transport.open_channel(kind, there, peer, timeout=timeout)
 
 
 class Forward:
@@ -78,7 +68,6 @@ class Forward:
         self.port: int = self._server.server_address[1]
 
     def __enter__(self) -> Self:
-        disable_nagle(self._transport)
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
         return self
 

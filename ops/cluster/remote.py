@@ -299,7 +299,7 @@ class Fleet:
         where = f"({self._addresses.get(name, name)})"
         try:
             connection.open()
-            _set_keepalive(connection.transport)
+            _set_socket_options(connection.transport)
         except paramiko.BadHostKeyException:
             raise HostError(
                 name, f"{where} has another host key than is recorded here: if another user ran pulumi up, run fab connect"
@@ -318,8 +318,11 @@ class Fleet:
             raise HostError(name, f"{where} does not answer") from error
 
 
-def _set_keepalive(transport: paramiko.Transport) -> None:
+def _set_socket_options(transport: paramiko.Transport) -> None:
+    """End a silent connection, and send small messages at once: the second of two otherwise waits 40 ms for the first's ACK."""
     transport.set_keepalive(_SILENT_SECONDS // 3)
     sock: Any = transport.sock
-    if sock.family in (socket.AF_INET, socket.AF_INET6) and hasattr(socket, "TCP_USER_TIMEOUT"):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT_SECONDS * 1000)
+    if sock.family in (socket.AF_INET, socket.AF_INET6):  # else it is a proxy's
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT_SECONDS * 1000)

@@ -434,26 +434,29 @@ class Socket:
         self.options.append(option)
 
 
+NODELAY = (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
 @pytest.mark.parametrize(
     ("family", "options"),
     [
-        (socket.AF_INET, [(socket.IPPROTO_TCP, 18, 30_000)]),
-        (socket.AF_INET6, [(socket.IPPROTO_TCP, 18, 30_000)]),
+        (socket.AF_INET, [NODELAY, (socket.IPPROTO_TCP, 18, 30_000)]),
+        (socket.AF_INET6, [NODELAY, (socket.IPPROTO_TCP, 18, 30_000)]),
         (socket.AF_UNIX, []),
     ],
 )
-def test_a_silent_connection_ends_by_itself(
+def test_a_silent_connection_ends_by_itself_and_small_messages_go_at_once(
     monkeypatch: pytest.MonkeyPatch, family: socket.AddressFamily, options: list[tuple[int, ...]]
 ) -> None:
     monkeypatch.setattr(socket, "TCP_USER_TIMEOUT", 18, raising=False)
     keepalives = list[int]()
     transport: Any = SimpleNamespace(set_keepalive=keepalives.append, sock=Socket(family))
-    remote._set_keepalive(transport)
+    remote._set_socket_options(transport)
     assert (keepalives, transport.sock.options) == ([10], options)
     monkeypatch.delattr(socket, "TCP_USER_TIMEOUT")  # as on macOS
     transport.sock.options.clear()
-    remote._set_keepalive(transport)
-    assert transport.sock.options == []
+    remote._set_socket_options(transport)
+    assert transport.sock.options == options[:1]
 
 
 @pytest.mark.parametrize(

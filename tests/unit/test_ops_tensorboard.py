@@ -28,7 +28,7 @@ from jobs.queue import QueueEntry
 from jobs.records import JobRecord
 from jobs.states import JobState
 from ops.cluster.cluster import ClusterClient
-from ops.cluster.forward import Forward, disable_nagle, first_free, local_ports
+from ops.cluster.forward import Forward, first_free, local_ports
 from ops.errors import HostError, OpsError, UsageError
 from ops.models import tensorboard as module
 
@@ -342,16 +342,6 @@ def test_the_first_free_port_is_returned() -> None:
         first_free([9, 7], listen)
 
 
-def test_a_connection_of_ssh_sends_at_once() -> None:
-    with socket.socket() as sock:
-        disable_nagle(SimpleNamespace(sock=sock))
-        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        disable_nagle(SimpleNamespace(sock=ours))  # through a proxy
-    disable_nagle(object())
-
-
 def test_a_listener_serves_in_the_background_until_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     transport, carried = FakeTransport(), list[tuple[object, ...]]()
     forward = make_forward([0])(transport)
@@ -359,19 +349,16 @@ def test_a_listener_serves_in_the_background_until_its_end(monkeypatch: pytest.M
     assert (server.daemon_threads, server.allow_reuse_address) == (True, True)
     assert server.server_address == ("127.0.0.1", forward.port)
     monkeypatch.setattr(forward, "carry", lambda *arguments: carried.append(arguments))
-    with socket.socket() as sock:
-        transport.sock = sock  # type: ignore[attr-defined]
-        before = {*threading.enumerate()}
-        with forward:
-            (thread,) = {*threading.enumerate()} - before
-            assert thread.daemon
-            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
-            request = socket.socketpair()[0]
-            server.finish_request(request, ("127.0.0.1", 9))
-        assert carried == [(request, ("127.0.0.1", 9))]
-        thread.join(limit())
-        assert not thread.is_alive()
-        assert server.fileno() == -1
+    before = {*threading.enumerate()}
+    with forward:
+        (thread,) = {*threading.enumerate()} - before
+        assert thread.daemon
+        request = socket.socketpair()[0]
+        server.finish_request(request, ("127.0.0.1", 9))
+    assert carried == [(request, ("127.0.0.1", 9))]
+    thread.join(limit())
+    assert not thread.is_alive()
+    assert server.fileno() == -1
 
 
 @pytest.mark.parametrize("error", [paramiko.SSHException("refused"), OSError(), EOFError(), HostError("ps-0", "is gone")])
