@@ -85,8 +85,9 @@ class Asynchronous(Training):
         with tf.device(self.devices[0]):
             self.iterator = iter(self.source.training(0, self.count, step - self.data_begin))
             metrics = self.job.callbacks.carry() if self.job.callbacks and self.network.replicas == 1 else ()
+            compiles = self.compiles and not self.workers  # a worker's host would compile it for its CPU
             self.graphs = {
-                devices: make_round(self.network, self.servers, self.iterator, devices, metrics) for devices in kinds
+                devices: make_round(self.network, self.servers, self.iterator, devices, metrics, compiles) for devices in kinds
             }
         zeros = tf.function(lambda: [tf.zeros(one.shape, one.dtype) for one in self.network.local], autograph=False)
         self._zeros = zeros.get_concrete_function() if self.workers else zeros  # traced here, and not in a worker's thread

@@ -175,8 +175,9 @@ class FunctionalModel:
     such as moving means. `local` are those that each replica has for itself: others that a step changes (states of random
     generators and of layers, counts), then `fixed`, which no step changes, and `slots`, the optimizer's. `learning_rates` are
     the slots that are a constant rate, which the job sets each time it starts. `averages` are the slots that are moving
-    averages of weights, by name, with the weight's place in `shared`; `decay` is theirs for each step of a replica. A replica
-    here is a device that trains the whole model: `replicas` counts those of all hosts.
+    averages of weights, by name, with the weight's place in `shared`; `decay` is theirs for each step of a replica. `compiles`
+    tells if XLA compiles a step on GPUs. A replica here is a device that trains the whole model: `replicas` counts those of
+    all hosts.
     """
 
     def __init__(
@@ -224,6 +225,8 @@ class FunctionalModel:
             self._continue_from(trained)
         scope, self.metric_names = self._check(spec, "", True)
         self._group(scope)
+        # For XLA each shape is another program, which takes it seconds to compile.
+        self.compiles = bool(self.model.jit_compile) and all(map(_is_of_one_shape, tf.nest.flatten(tuple(spec))))
         with _Scope(()) as before:
             self.model.reset_metrics()
         values = ((one, before.get_current_value(one)) for one in self._metric_variables)
@@ -314,10 +317,11 @@ class FunctionalModel:
             "metrics": _metrics_of(job.metrics) or compiled.get("metrics"),
             "weighted_metrics": _metrics_of(job.weighted_metrics) or compiled.get("weighted_metrics"),
         }
+        compiles = compiled.get("jit_compile", "auto")
         scales = job.optimizer is not None or not compiled
         with _as_job_error(f"the model {self.model.name} cannot be compiled", (ValueError, TypeError)):
             # Not the class's own `compile`, which may take other arguments.
-            keras.Model.compile(self.model, optimizer, **self._compile_settings, jit_compile=False, auto_scale_loss=scales)
+            keras.Model.compile(self.model, optimizer, **self._compile_settings, jit_compile=compiles, auto_scale_loss=scales)
 
     def _own_schedules(self, job: Job, compiled: Mapping[str, Any]) -> list[GlobalStepSchedule]:
         """Replace learning rates that depend on the step, or on the number of replicas, by `GlobalStepSchedule`."""
@@ -440,17 +444,23 @@ class FunctionalModel:
         return results.pop("loss", mean_loss), outputs, after, _stack(results.values())
 
     def step(
-        self, held: Variables, metrics: Values, batch: Batch, global_step: Any, live_devices: Any
+        self,
+        shared: Sequence[Handle],
+        local: Sequence[Handle],
+        metrics: Values,
+        batch: Batch,
+        global_step: Any,
+        live_devices: Any,
     ) -> tuple[list[Any], Any, Any]:
-        """Train variables, handles, in place on a batch at a global step, int64, as one of `live_devices` of all hosts.
+        """Train variables in place on a batch at a global step, int64, as one of `live_devices` of all hosts.
 
         Returns:
             The metrics' variables after it; the batch's loss, computed once all variables are written; the mean loss of samples
             and the metrics by `metric_names` since the metrics were reset, float32 [1 + M].
         """
-        writer = _VariableWriter([*zip(self.shared, held.shared, strict=True), *zip(self.local, held.local, strict=True)])
-        shared = writer.read(self.shared)
-        scope = self._enter(shared, writer.read(self.local), metrics)
+        writer = _VariableWriter([*zip(self.shared, shared, strict=True), *zip(self.local, local, strict=True)])
+        values = writer.read(self.shared)
+        scope = self._enter(values, writer.read(self.local), metrics)
         with tf.GradientTape(watch_accessed_variables=False) as tape, scope, scope.watched(self.trained, tape) as versions:
             outputs = self._call(batch.inputs, True)
             loss = self._compute_loss(batch, outputs, True)
@@ -480,8 +490,7 @@ class FunctionalModel:
                 raise JobError(f"{line} which the steps before did not. Valid: a model whose steps change the same variables")
             for spec in (*self.shared, *self.local):
                 writer.write(spec.variable, scope.get_current_value(spec.variable))
-            counted = held.step.assign(held.step.read_value() + 1)
-        with tf.control_dependencies([*writer.written, counted]):
+        with tf.control_dependencies(writer.written):
             mean = _mean(loss)
         return self._metrics_after(scope), mean, _stack([results.pop("loss", mean_loss), *results.values()])
 
@@ -731,6 +740,11 @@ def _symbolic(spec: Any) -> Any:
         return None
     kinds = {"ragged": isinstance(spec, tf.RaggedTensorSpec), "sparse": isinstance(spec, tf.SparseTensorSpec)}
     return keras.KerasTensor(spec.shape, spec.dtype, **{name: True for name, value in kinds.items() if value})
+
+
+def _is_of_one_shape(spec: Any) -> bool:
+    """Tell if a spec is None, or that of a tensor of numbers whose shape is known but for the size of the batch."""
+    return spec is None or (isinstance(spec, tf.TensorSpec) and spec.dtype != tf.string and spec.shape[1:].is_fully_defined())
 
 
 def _shapes(specs: Any) -> str:

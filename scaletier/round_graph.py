@@ -146,17 +146,19 @@ def make_round(
     iterator: Any,
     devices: Sequence[str],
     metrics: Sequence[Any] = (),
+    compiled: bool = False,
 ) -> Run:
     """Return one round as a graph, for hosts with these devices.
 
     It maps an iterator like `iterator`, the handles of the variables on each device, and two numbers, float64 [2], to the
     figures of `pack_round`. The numbers are the steps and the number of hosts that train now: one tensor, for one message.
-    `metrics` are as in `local_steps`, for one device alone.
+    `metrics` are as in `local_steps`, and `compiled` has XLA compile a step: both are for one device alone.
 
     It is traced here, once: a tf.function would be traced again for each device that it is called on.
     """
     exchange = exchange or Exchange(network)
     size = len(handle_specs(network))
+    step = _compiled_step if compiled else FunctionalModel.step
 
     def run(iterator: Any, handles: Sequence[Any], numbers: Any) -> Any:
         steps, live_hosts = (tf.cast(number, tf.int64) for number in tf.unstack(numbers))
@@ -169,7 +171,7 @@ def make_round(
             mine = (steps + len(devices) - 1 - index) // len(devices)
             live_devices = live_hosts * len(devices)
             with tf.control_dependencies([began]), tf.device(device if len(devices) > 1 else None):
-                loss_sum, figures = local_steps(network, iterator, variables, begin_step, live_devices, mine, metrics)
+                loss_sum, figures = local_steps(network, iterator, variables, begin_step, live_devices, mine, metrics, step)
             losses.append(loss_sum)
             results.append(figures)
         with tf.control_dependencies(losses), tf.control_dependencies(_average(held, steps)):
@@ -221,6 +223,7 @@ def local_steps(
     live_devices: Any,
     steps: Any,
     metrics: Sequence[Any] = (),
+    step: Callable[..., Any] = FunctionalModel.step,
 ) -> tuple[Any, Any]:
     """Take steps, int64, with the iterator's next batches, on the current device, and train its variables in place.
 
@@ -230,9 +233,11 @@ def local_steps(
     """
 
     def body(taken: Any, loss_sum: Any, _results: Any, *measured: Any) -> Any:
-        batch = Batch.of(iterator.get_next())
-        after, loss, results = network.step(held, measured, batch, begin_step + taken * live_devices, live_devices)
+        batch, global_step = Batch.of(iterator.get_next()), begin_step + taken * live_devices
+        after, loss, results = step(network, held.shared, held.local, measured, batch, global_step, live_devices)
         with tf.control_dependencies([loss]):
+            counted = held.step.assign(held.step.read_value() + 1)
+        with tf.control_dependencies([counted]):
             return taken + 1, loss_sum + loss, results, *after
 
     measured = [variable.read_value() for variable in metrics] or network.initial_metrics()
@@ -244,3 +249,13 @@ def local_steps(
         variable.assign(value, read_value=False)
     with tf.control_dependencies([taken]):
         return tf.identity(loss_sum), results
+
+
+def _compiled_step(network: FunctionalModel, shared: Sequence[Handle], local: Sequence[Handle], *arguments: Any) -> Any:
+    """Take a step as `FunctionalModel.step` does, compiled by XLA, once for each shape of batches."""
+
+    def step(handles: Sequence[Any], *arguments: Any) -> Any:
+        pairs = [Handle(*pair) for pair in zip(handles, (*network.shared, *network.local), strict=True)]
+        return network.step(pairs[: len(shared)], pairs[len(shared) :], *arguments)
+
+    return tf.function(step, autograph=False, jit_compile=True)([one.handle for one in (*shared, *local)], *arguments)

@@ -197,6 +197,8 @@ def _guarded(job: Job, task: Cluster, work: Callable[[], None]) -> int:
             raise  # an error of this host's own
         what = "a batch of the job cannot be made, or does not go through its model"
         what = "the job's data is damaged" if damaged else what
+        if "trying to compile graph" in str(error):
+            what = "XLA cannot compile a step of the model; valid is model.compile(…, jit_compile=False)"
         return print_failure((job.explain(error) if job.explain else None) or f"{what}: {one_line(error)}", 2)
     return 0
 

@@ -81,6 +81,11 @@ class Training(abc.ABC):
     def replicas(self) -> int:
         return self.count * len(self.devices)
 
+    @property
+    def compiles(self) -> bool:
+        """Tell if XLA compiles a step: on GPUs, as `fit` of Keras does, where that was tried."""
+        return self.network.compiles and len(self.devices) == 1 and "GPU" in self.devices[0]
+
     def require_memory(self) -> None:
         """Raise JobError if the model certainly needs more memory than this host has."""
         needed, memory = self.network.min_memory_bytes("GPU" in self.devices[0]), available_memory()

@@ -605,6 +605,10 @@ ROWS: dict[str, Row] = {
     "Embedding": Row(stack(lambda: layers.Embedding(9, 3), layers.Flatten, input_shape=(4,), kind="int64"), (WORDS, Y)),
     "a layer that is used twice": Row(tied),
     "Dropout": Row(stack(lambda: layers.Dropout(0.5, seed=3))),
+    "Dropout, compiled by XLA": Row(
+        stack(layers.BatchNormalization, lambda: layers.Dropout(0.5, seed=3)),
+        compile={"loss": "mse", "optimizer": keras.optimizers.Adam, "metrics": lambda: ["mae"], "jit_compile": True},
+    ),
     "a seed generator": Row(stack(lambda: Noise(True))),
     "Keras's own random numbers": Row(stack(lambda: Noise(False))),
     "a stateful RNN": Row(stateful, (RANDOM.normal(size=(80, 4, WIDTH)).astype(np.float32), Y), whole=True),
@@ -795,7 +799,8 @@ def test_a_model_trains_like_fit_or_is_refused_in_one_line(name: str) -> None:
         return
     network = FunctionalModel(job, data.element_spec, 0, eval_element=dataset(row).element_spec)
     copy, iterator = LocalCopy(network), iter(data)
-    run = make_round(network, None, iterator, ("/device:CPU:0",), [tf.Variable(value) for value in network.initial_metrics()])
+    metrics = [tf.Variable(value) for value in network.initial_metrics()]
+    run = make_round(network, None, iterator, ("/device:CPU:0",), metrics, network.compiles)
     rounds = [run_round(network, run, iterator, [copy], 1, 1) for _ in range(steps)]
     assert int(copy.step) == steps
     copy.average()

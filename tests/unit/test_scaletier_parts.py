@@ -118,3 +118,33 @@ def test_variables_are_initialized_only_on_access(fixed: bool, sequential: bool)
     assert not initialized_shapes
     LocalCopy(network)
     assert initialized_shapes == [(4, 1)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "shape", "dtype", "compiles"),
+    [
+        ({"jit_compile": True}, [4], "float32", True),
+        ({"jit_compile": False}, [4], "float32", False),
+        ({}, [4], "float32", False),
+        ({"jit_compile": True}, [None], "float32", False),
+        ({"jit_compile": True}, [4], "string", False),
+    ],
+    ids=["as asked", "not as asked", "not on processors by default", "not batches of many shapes", "not strings"],
+)
+def test_xla_compiles_what_keras_would(settings: dict[str, Any], shape: list[int | None], dtype: str, compiles: bool) -> None:
+    class Flat(layers.Layer):  # type: ignore[misc]
+        def call(self, values: Any) -> Any:
+            return tf.zeros([tf.shape(values)[0], 2])
+
+    model = keras.Sequential([keras.Input(shape, dtype=dtype), Flat(), layers.Dense(1)])
+    model.compile("sgd", "mse", **settings)
+    specs = tf.TensorSpec([None, *shape], dtype), tf.TensorSpec([None, 1])
+    assert FunctionalModel(Job(model=model), specs, 0).compiles is compiles
+
+
+@pytest.mark.filterwarnings("ignore:Model doesn't support")
+def test_xla_does_not_compile_a_layer_that_forbids_it() -> None:
+    model = keras.Sequential([keras.Input([1], dtype="int32"), layers.Hashing(3, output_mode="one_hot"), layers.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=True)
+    specs = tf.TensorSpec([None, 1], tf.int32), tf.TensorSpec([None, 1])
+    assert not FunctionalModel(Job(model=model), specs, 0).compiles

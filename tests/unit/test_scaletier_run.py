@@ -57,6 +57,13 @@ def raising(error: BaseException) -> Callable[..., Any]:
             2,
             "a batch of the job cannot be made, or does not go through its model: shapes differ",
         ),
+        (
+            errors.InvalidArgumentError(None, None, "unsupported, when trying to compile graph step"),
+            Cluster(),
+            2,
+            "XLA cannot compile a step of the model; valid is model.compile(…, jit_compile=False): unsupported, when trying to "
+            "compile graph step",
+        ),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
 )
