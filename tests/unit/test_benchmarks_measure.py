@@ -10,7 +10,7 @@ import pytest
 from benchmarks.job_events import parse_log
 from benchmarks.jobs import first_train_line, latencies, resident
 from benchmarks.launch import hosts_of, launch_command, login_command
-from benchmarks.measure import Lines, MeasureError, first_byte, must, peak_memory, percentile, run, running
+from benchmarks.measure import Lines, MeasureError, first_byte, high_water, must, peak_memory, percentile, run, running
 from benchmarks.provision import cgroup_folder, used_memory
 from benchmarks.push import by_ansible, by_pyinfra, by_ssh
 from benchmarks.push_once import vary
@@ -80,8 +80,14 @@ def test_a_command_without_output_has_no_first_byte() -> None:
         first_byte(["true"], ENV, FOLDER)
 
 
-def test_the_peak_memory_is_that_of_the_command() -> None:
-    assert 0 < peak_memory(["sleep", "0.1"], ENV, FOLDER) < 20
+def test_the_peak_memory_is_that_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(status: str) -> float:
+        (tmp_path / "read").touch()
+        return high_water(status)
+
+    monkeypatch.setattr("benchmarks.measure.high_water", read)
+    wait = 'until [ -e "$0" ]; do sleep 0.01; done'
+    assert 0 < peak_memory(["sh", "-c", wait, str(tmp_path / "read")], ENV, FOLDER) < 20
 
 
 def test_a_benchmark_s_job_id_is_valid() -> None:
