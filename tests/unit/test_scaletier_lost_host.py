@@ -135,7 +135,7 @@ def test_every_replica_starts_from_the_chief_s_values(step: int, monkeypatch: py
         SimpleNamespace(begin=2),
     )
     local = [SimpleNamespace(name=name, variable=SimpleNamespace(path=name)) for name in ("slot", "fixed")]
-    synchronous.network = SimpleNamespace(shared=[], local=local, averages={})
+    synchronous.network = SimpleNamespace(shared=[], local=local, averages={}, compiles=False)
     synchronous.index, synchronous.count, synchronous.devices = 1, 2, ("/device:CPU:0",) * 2
     synchronous.copy, synchronous.source, calls.source.training.return_value = calls.copy, calls.source, []
     synchronous.copy.shared, synchronous.copy.local, synchronous.copy.fixed, synchronous.copy.step = (
