@@ -17,7 +17,7 @@ from scaletier.data import DataError
 from scaletier.flags import Flags
 from scaletier.job import Job
 from scaletier.loop import ReplicaLoop, Round, StepBudget, train
-from scaletier.private import CoordinatorWorkers
+from scaletier.private import CoordinatorWorkers, is_lost_host
 from scaletier.round_graph import (
     handle_specs,
     initial_local,
@@ -46,6 +46,8 @@ from scaletier.training import Training, cluster_resolver
 tf = import_tensorflow()
 
 _NO_FILE = "No such file"
+# A call of the master to a parameter server may never return if that is lost in the same moment: TensorFlow sets it no limit.
+_STUCK_SECONDS = 30.0
 
 
 class Asynchronous(Training):
@@ -59,6 +61,8 @@ class Asynchronous(Training):
         self.workers = len(cluster.jobs.get("worker", ()))
         self.count, self.portable = 1 + self.workers, self.workers > 0
         self.others: CoordinatorWorkers | None = None
+        self._call_start: float | None = None
+        self._failed_at: float | None = None
         super().__init__(job, flags, cluster)
 
     def make_copy(self, reader: CheckpointReader | None) -> LocalCopy:
@@ -85,9 +89,9 @@ class Asynchronous(Training):
         with tf.device(self.devices[0]):
             self.iterator = iter(self.source.training(0, self.count, step - self.data_begin))
             metrics = self.job.callbacks.carry() if self.job.callbacks and self.network.replicas == 1 else ()
-            compiles = self.compiles and not self.workers  # a worker's host would compile it for its CPU
             self.graphs = {
-                devices: make_round(self.network, self.servers, self.iterator, devices, metrics, compiles) for devices in kinds
+                devices: make_round(self.network, self.servers, self.iterator, devices, metrics, self.uses_xla)
+                for devices in kinds
             }
         zeros = tf.function(lambda: [tf.zeros(one.shape, one.dtype) for one in self.network.local], autograph=False)
         self._zeros = zeros.get_concrete_function() if self.workers else zeros  # traced here, and not in a worker's thread
@@ -99,6 +103,10 @@ class Asynchronous(Training):
         """Trace what gives the copy the servers' parameters, once, and not while others train."""
         pull = tf.function(lambda handles: servers.pull_exact(named_handles(self.network, handles)), autograph=False)
         self.pull = pull.get_concrete_function(handle_specs(self.network))
+
+    @property
+    def uses_xla(self) -> bool:
+        return super().uses_xla and not self.workers  # a worker's host would compile it for its CPU
 
     def run(self) -> None:
         if self.workers:
@@ -117,10 +125,28 @@ class Asynchronous(Training):
         if self.others and self.others.failure:
             raise self.others.failure
 
+    def stuck(self) -> Exception | None:
+        """Return the error of a lost host if the master waits for that host since; called in another thread."""
+        failure, start, now = self.others and self.others.failure, self._call_start, time.monotonic()
+        if not failure or not is_lost_host(failure):
+            return None
+        self._failed_at = self._failed_at or now
+        return failure if start is not None and now - max(start, self._failed_at) > _STUCK_SECONDS else None
+
+    @contextlib.contextmanager
+    def _calls_servers(self) -> Iterator[None]:
+        """Note that the master's thread calls the parameter servers."""
+        self._call_start = time.monotonic()
+        try:
+            yield
+        finally:
+            self._call_start = None
+
     def refresh(self) -> int:
         give_memory_back()  # that of rounds, as a pull requests its own
         if self.servers:
-            self.pull(list_handles(self.copy))
+            with self._calls_servers():
+                self.pull(list_handles(self.copy))
         return super().refresh()
 
     def rescue(self) -> None:
@@ -139,7 +165,8 @@ class Asynchronous(Training):
             if self.job.callbacks and known is not self.job.callbacks.rates:
                 known = self.job.callbacks.rates
                 set_rates(held, known)
-            return run_round(self.network, self.graphs[devices], iterator, held, steps, live_hosts)
+            with self._calls_servers() if name == self.name else contextlib.nullcontext():
+                return run_round(self.network, self.graphs[devices], iterator, held, steps, live_hosts)
 
         period = SyncPeriod.of(self.flags.sync_period, self.count, self.flags.max_steps)
         if period.alone and self.flags.eval_steps:  # evaluations come between two rounds

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn
@@ -31,6 +33,7 @@ from scaletier.tf_config import Cluster, ClusterError, cluster, unfit
 # which a supervisor does not count as the program's fault, as it would a code.
 RETRY_EXIT_CODE = 128 + signal.SIGTERM
 _INTERRUPT_EXIT_CODE = 130
+_POLL_SECONDS = 1.0
 
 
 def run(job: Job, arguments: argparse.Namespace | Sequence[str] | None = None) -> NoReturn:
@@ -62,7 +65,7 @@ def exit_process(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     if code == RETRY_EXIT_CODE:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        ctypes.CDLL(None).signal(signal.SIGTERM, int(signal.SIG_DFL))  # Python's own is for the main thread alone
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
         signal.raise_signal(signal.SIGTERM)
     os._exit(code)
@@ -143,7 +146,20 @@ def _perform(job: Job, flags: Flags, task: Cluster) -> None:
         from scaletier.pipeline import ModelParallel as Strategy  # type: ignore[assignment]
     else:
         from scaletier.asynchronous import Asynchronous as Strategy  # type: ignore[assignment]
-    Strategy(job, flags, task).run()
+    training = Strategy(job, flags, task)
+    ended = threading.Event()
+    threading.Thread(target=_end_if_stuck, args=(training.stuck, ended), daemon=True).start()
+    try:
+        training.run()
+    finally:
+        ended.set()
+
+
+def _end_if_stuck(stuck: Callable[[], Exception | None], ended: threading.Event) -> None:
+    """End the process as a lost host does, once training waits for one in a call that nothing can interrupt."""
+    while not ended.wait(_POLL_SECONDS):
+        if error := stuck():
+            exit_process(_print_lost_host(error))
 
 
 def export(job: Job, arguments: argparse.Namespace | Sequence[str] | None = None) -> int:
@@ -189,18 +205,23 @@ def _guarded(job: Job, task: Cluster, work: Callable[[], None]) -> int:
         return RETRY_EXIT_CODE
     except errors.OpError as error:
         if is_lost_host(error) and task.jobs:
-            return print_failure(f"a host of the cluster is lost: {one_line(error)}", RETRY_EXIT_CODE)
+            return _print_lost_host(error)
         if is_lost_host(error) and not isinstance(error, errors.InternalError):
             return print_failure(f"a service that the job uses does not answer: {one_line(error)}", RETRY_EXIT_CODE)
-        damaged = isinstance(error, errors.DataLossError)
-        if not damaged and not isinstance(error, batch_errors()):
+        if isinstance(error, errors.DataLossError):
+            what = "the job's data is damaged"
+        elif not isinstance(error, batch_errors()):
             raise  # an error of this host's own
-        what = "a batch of the job cannot be made, or does not go through its model"
-        what = "the job's data is damaged" if damaged else what
-        if "trying to compile graph" in str(error):
+        elif "trying to compile graph" in str(error):  # TensorFlow's words
             what = "XLA cannot compile a step of the model; valid is model.compile(…, jit_compile=False)"
+        else:
+            what = "a batch of the job cannot be made, or does not go through its model"
         return print_failure((job.explain(error) if job.explain else None) or f"{what}: {one_line(error)}", 2)
     return 0
+
+
+def _print_lost_host(error: Exception) -> int:
+    return print_failure(f"a host of the cluster is lost: {one_line(error)}", RETRY_EXIT_CODE)
 
 
 def print_failure(message: str, code: int) -> int:

@@ -96,7 +96,7 @@ class Synchronous(Training):
         self.barrier = tf.function(lambda: self.add(tf.ones([_SUM_ELEMENTS * self.count])), autograph=False)
         self.iterator = iter(self.source.training(self.index, self.count, step - int(self.data_position.begin)))
         exchange = AllReduce(self.network, self.count, self.add)
-        self.graph = make_round(self.network, exchange, self.iterator, self.devices, compiled=self.compiles)
+        self.graph = make_round(self.network, exchange, self.iterator, self.devices, compiled=self.uses_xla)
         self.steps_per_epoch = self.flags.eval_steps or self.flags.max_steps
         self.epoch = step // self.steps_per_epoch
         return StepBudget(step, self.flags.max_steps, every=self.steps_per_epoch)

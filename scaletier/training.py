@@ -82,7 +82,7 @@ class Training(abc.ABC):
         return self.count * len(self.devices)
 
     @property
-    def compiles(self) -> bool:
+    def uses_xla(self) -> bool:
         """Tell if XLA compiles a step: on GPUs, as `fit` of Keras does, where that was tried."""
         return self.network.compiles and len(self.devices) == 1 and "GPU" in self.devices[0]
 
@@ -136,6 +136,10 @@ class Training(abc.ABC):
         """Raise the error of another replica, if there is one."""
         if self.progress.failure:
             raise self.progress.failure
+
+    def stuck(self) -> Exception | None:
+        """Return the error of a lost host if this process waits for that host without end."""
+        return None
 
     def after_round(self, _taken: Round) -> bool:
         """Do what the strategy needs after a round; return True if a callback has ended training."""

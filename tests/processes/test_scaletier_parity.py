@@ -605,7 +605,7 @@ ROWS: dict[str, Row] = {
     "Embedding": Row(stack(lambda: layers.Embedding(9, 3), layers.Flatten, input_shape=(4,), kind="int64"), (WORDS, Y)),
     "a layer that is used twice": Row(tied),
     "Dropout": Row(stack(lambda: layers.Dropout(0.5, seed=3))),
-    "Dropout, compiled by XLA": Row(
+    "compiled by XLA, with Dropout and BatchNormalization": Row(
         stack(layers.BatchNormalization, lambda: layers.Dropout(0.5, seed=3)),
         compile={"loss": "mse", "optimizer": keras.optimizers.Adam, "metrics": lambda: ["mae"], "jit_compile": True},
     ),

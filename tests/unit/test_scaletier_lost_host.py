@@ -6,6 +6,7 @@ import importlib
 import inspect
 import json
 import re
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,14 +15,16 @@ from unittest.mock import MagicMock
 import pytest
 
 import scaletier
-from scaletier import checkpoint, private, savedmodel
+from scaletier import asynchronous, checkpoint, private, savedmodel
 from scaletier.asynchronous import Asynchronous
 from scaletier.flags import flags_of
 from scaletier.pipeline import ModelParallel
 from scaletier.synchronous import Synchronous
 from scaletier.tensorflow_setup import import_tensorflow
+from scaletier.training import Training
 
 tf = import_tensorflow()
+run = importlib.import_module("scaletier.run")
 REMOTE = "Socket closed\nAdditional GRPC error information from remote target /job:ps/replica:0/task:0 while calling /X/Y:\n:"
 ERRORS = {
     "UnavailableError": "Socket closed",
@@ -116,12 +119,63 @@ def test_the_chief_saves_its_state_without_the_lost_host(error: Exception) -> No
     sync.rescue.assert_called_once()
     rescue = MagicMock()
     attributes = {"workers": 0, "devices": ("/device:CPU:0",), "graphs": MagicMock()}
-    asynchronous = run_strategy(Asynchronous, **attributes, rounds=fails, rescue=rescue)
+    async_chief = run_strategy(Asynchronous, **attributes, rounds=fails, rescue=rescue)
     rescue.assert_called_once()
     pipeline = run_strategy(ModelParallel, rounds=fails)
     pipeline.rescue.assert_not_called()
-    for chief in (sync, asynchronous, pipeline):
+    for chief in (sync, async_chief, pipeline):
         chief.keep.assert_not_called()
+
+
+def test_a_call_that_a_lost_host_never_answers_ends_the_process(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The master's thread is in it, so that it cannot see the error that a worker's thread got."""
+    training, clock = Asynchronous.__new__(Asynchronous), SimpleNamespace(now=100.0)
+    monkeypatch.setattr("scaletier.asynchronous.time.monotonic", lambda: clock.now)
+    training.others, training._call_start, training._failed_at = SimpleNamespace(failure=None), None, None
+    with training._calls_servers():
+        clock.now += 1000
+        assert training.stuck() is None  # a long round
+        training.others.failure = RuntimeError("of the program")
+        assert training.stuck() is None
+        training.others.failure = error
+        assert training.stuck() is None
+        clock.now += asynchronous._STUCK_SECONDS
+        assert training.stuck() is None
+        clock.now += 1
+        assert training.stuck() is error
+        ends = MagicMock(side_effect=SystemExit)
+        monkeypatch.setattr(run, "exit_process", ends)
+        monkeypatch.setattr(run, "_POLL_SECONDS", 0.0)
+        with pytest.raises(SystemExit):
+            run._end_if_stuck(training.stuck, threading.Event())
+        ends.assert_called_once_with(143)
+        assert capsys.readouterr().err.startswith("error: a host of the cluster is lost: ")
+    clock.now += 1000
+    assert training.stuck() is None  # the master saves what it holds
+    with training._calls_servers():
+        assert training.stuck() is None
+
+
+@pytest.mark.parametrize("call", ["run_round", "pull"])
+def test_each_call_of_the_parameter_servers_is_noted(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    training, starts = Asynchronous.__new__(Asynchronous), list[float | None]()
+    training.name, training._call_start = "master/0", None
+    training.job, training.network, training.copy, training.graphs = MagicMock(callbacks=None), None, MagicMock(), {(): None}
+    training.flags, training.count, training.servers = flags_of(["--max-steps=9"]), 2, MagicMock()
+    called = MagicMock(side_effect=lambda *_: starts.append(training._call_start))
+    if call == "pull":
+        training.pull = called
+        monkeypatch.setattr(Training, "refresh", lambda _self: 1)
+        training.refresh()
+    else:
+        monkeypatch.setattr(asynchronous, "run_round", called)
+        training._replica("worker/0", None, (), print, []).take(1, 1)
+        training._replica("master/0", None, (), print, []).take(1, 1)
+        assert starts.pop(0) is None
+    assert starts != [None]
+    assert training._call_start is None
 
 
 @pytest.mark.parametrize("step", [0, 8])

@@ -134,12 +134,16 @@ def test_a_cluster_that_cannot_train_is_one_line(monkeypatch: pytest.MonkeyPatch
     assert capsys.readouterr().err == expected
 
 
+@pytest.mark.parametrize(
+    "call", ["exit_process({})", "threading.Thread(target=exit_process, args=[{}]).start(); time.sleep(99)"]
+)
 @pytest.mark.parametrize("code", [0, 3, RETRY_EXIT_CODE])
-def test_a_process_leaves_by_its_code_or_by_sigterm(code: int) -> None:
+def test_a_process_leaves_by_its_code_or_by_sigterm(code: int, call: str) -> None:
     program = (
+        "import threading, time\n"
         "import atexit, signal; from scaletier.run import exit_process; atexit.register(print, 'late')\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
-        f"print('before'); exit_process({code})"
+        f"print('before'); {call.format(code)}"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert result.stdout == "before\n"
