@@ -46,7 +46,8 @@ from scaletier.training import Training, cluster_resolver
 tf = import_tensorflow()
 
 _NO_FILE = "No such file"
-# A call of the master to a parameter server may never return if that is lost in the same moment: TensorFlow sets it no limit.
+# A call that takes longer may never return: TensorFlow has no limit if a parameter server is lost in the same moment. Then the
+# thread of a worker may wait, too.
 _STUCK_SECONDS = 30.0
 
 
@@ -62,7 +63,6 @@ class Asynchronous(Training):
         self.count, self.portable = 1 + self.workers, self.workers > 0
         self.others: CoordinatorWorkers | None = None
         self._call_start: float | None = None
-        self._failed_at: float | None = None
         super().__init__(job, flags, cluster)
 
     def make_copy(self, reader: CheckpointReader | None) -> LocalCopy:
@@ -126,12 +126,15 @@ class Asynchronous(Training):
             raise self.others.failure
 
     def stuck(self) -> Exception | None:
-        """Return the error of a lost host if the master waits for that host since; called in another thread."""
-        failure, start, now = self.others and self.others.failure, self._call_start, time.monotonic()
-        if not failure or not is_lost_host(failure):
+        """Return the error of a lost parameter server if the master's call takes long; called in another thread."""
+        start = self._call_start
+        if start is None or not self.servers or time.monotonic() - start <= _STUCK_SECONDS:
             return None
-        self._failed_at = self._failed_at or now
-        return failure if start is not None and now - max(start, self._failed_at) > _STUCK_SECONDS else None
+        try:
+            self.servers.check_devices()
+        except tf.errors.OpError as error:
+            return error if is_lost_host(error) else None
+        return None
 
     @contextlib.contextmanager
     def _calls_servers(self) -> Iterator[None]:

@@ -21,7 +21,7 @@ import numpy as np
 
 from scaletier.functional_model import FunctionalModel, Handle, Variables
 from scaletier.round_graph import Exchange, LocalResult
-from scaletier.tensorflow_setup import import_tensorflow
+from scaletier.tensorflow_setup import here, import_tensorflow
 
 tf = import_tensorflow()
 
@@ -67,6 +67,13 @@ class SharedParameters(Exchange):
         self._slice_ranges = [_divide(piece_range, self._variable_ranges) for piece_range in self._piece_ranges]
         with tf.device(devices[0]):
             self._step = tf.Variable(np.int64(step))
+
+    def check_devices(self) -> None:
+        """Raise an error of TensorFlow if a device's host is lost, or has started again without its pieces."""
+        for piece in {piece.device: piece for piece in self._pieces}.values():
+            found = tf.raw_ops.VarIsInitializedOp(resource=piece.handle)  # its error comes with the value
+            with here():
+                tf.raw_ops.LogicalNot(x=found)
 
     def begin(self, held: Variables) -> tuple[Any, Any]:
         """Pull the parameters; return the global step, and each piece's slices, packed, from which `end` makes the delta."""

@@ -82,6 +82,45 @@ def test_a_job_survives_a_kill_of_each_role(tmp_path: Path, strategy: str, examp
         job.stop()
 
 
+# As TensorFlow at times: a call that a lost parameter server does not answer never returns, in any thread of the master.
+_STUCK = """
+import runpy, threading
+import tensorflow as tf
+from scaletier import asynchronous
+call, asynchronous._STUCK_SECONDS = asynchronous.run_round, 1.0
+def run_round(*args):
+    try:
+        return call(*args)
+    except tf.errors.OpError:
+        print("never returns:", threading.current_thread() is threading.main_thread(), flush=True)
+        threading.Event().wait()
+asynchronous.run_round = run_round
+runpy.run_module("tabular.task", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.full("test_scaletier_lost_host.py proves when the master ends, with a stand-in for the parameter servers")
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_master_ends_whose_call_of_a_lost_parameter_server_never_returns(tmp_path: Path, restarted: bool) -> None:
+    (tmp_path / "stuck.py").write_text(_STUCK)
+    job = Job(tmp_path, "stuck", _ASYNC, PYTHONPATH=f"{ROOT}:{ROOT / 'examples'}:{tmp_path}")
+    job.flags = ("--strategy=async", "--log-interval=0.2", "--checkpoint-steps=40", "--max-steps=1000000")
+    try:
+        job.start_all()
+        job.await_step("worker-0", 2)
+        job.await_step("chief-0", 100)
+        job.terminate("ps-0", signal.SIGKILL)
+        if restarted:
+            job.start("ps", 0)
+        assert job.wait("chief-0") == -signal.SIGTERM
+        job.await_line("chief-0", r"^error: a host of the cluster is lost: .+$")
+        job.flags = (*job.flags[:-1], "--max-steps=400")
+        job.start("chief", 0)
+        assert last_resumed_step(job) >= 40
+    finally:
+        job.stop()
+
+
 def last_resumed_step(job: Job) -> int:
     """Return the step from which the job resumed."""
     return int(job.await_line("chief-0", r"^Resuming from .*, step (\d+)$")[1])

@@ -130,20 +130,16 @@ def test_the_chief_saves_its_state_without_the_lost_host(error: Exception) -> No
 def test_a_call_that_a_lost_host_never_answers_ends_the_process(
     error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The master's thread is in it, so that it cannot see the error that a worker's thread got."""
+    """The master's thread is in it, so that it cannot end the job itself."""
     training, clock = Asynchronous.__new__(Asynchronous), SimpleNamespace(now=100.0)
     monkeypatch.setattr("scaletier.asynchronous.time.monotonic", lambda: clock.now)
-    training.others, training._call_start, training._failed_at = SimpleNamespace(failure=None), None, None
+    training.servers, training._call_start = MagicMock(), None
     with training._calls_servers():
         clock.now += 1000
         assert training.stuck() is None  # a long round
-        training.others.failure = RuntimeError("of the program")
+        training.servers.check_devices.side_effect = tf.errors.ResourceExhaustedError(None, None, "of the program")
         assert training.stuck() is None
-        training.others.failure = error
-        assert training.stuck() is None
-        clock.now += asynchronous._STUCK_SECONDS
-        assert training.stuck() is None
-        clock.now += 1
+        training.servers.check_devices.side_effect = error
         assert training.stuck() is error
         ends = MagicMock(side_effect=SystemExit)
         monkeypatch.setattr(run, "exit_process", ends)
@@ -155,7 +151,10 @@ def test_a_call_that_a_lost_host_never_answers_ends_the_process(
     clock.now += 1000
     assert training.stuck() is None  # the master saves what it holds
     with training._calls_servers():
+        clock.now += asynchronous._STUCK_SECONDS
         assert training.stuck() is None
+        clock.now += 1
+        assert training.stuck() is error
 
 
 @pytest.mark.parametrize("call", ["run_round", "pull"])
