@@ -31,7 +31,7 @@ from jobs.times import now
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.ledger import current_user, existing_job, first_error, replicas_of
-from ops.errors import FAILED, HostsError, OpsError, UsageError, explain
+from ops.errors import FAILED, OpsError, SeveralHostsError, UsageError, explain
 from ops.logs import read
 from ops.logs.follow import Follower
 from ops.logs.lines import LogLine, merge
@@ -192,7 +192,7 @@ class Client:
                 try:
                     record = existing_job(self._cluster.ledger, record.jobId)
                     failing = False
-                except (BucketError, HostsError) as error:
+                except (BucketError, SeveralHostsError) as error:
                     if not failing:
                         terminal.note(f"the bucket does not answer ({error}); the job continues, still waiting")
                     failing = True
@@ -255,7 +255,7 @@ class Client:
         while True:
             try:
                 record = canceller.step() or record
-            except (BucketError, HostsError):
+            except (BucketError, SeveralHostsError):
                 if time.monotonic() > deadline:
                     raise
             if record.final:

@@ -31,7 +31,7 @@ class HostError(OpsError):
         return f"{self.host} {self.why}" + "".join(f": {line}" for line in last)
 
 
-class HostsError(OpsError):
+class SeveralHostsError(OpsError):
     """Several hosts failed at once; every one of them is named."""
 
     def __init__(self, failures: Mapping[str, BaseException], advice: str = "", code: int = FAILED) -> None:

@@ -99,7 +99,7 @@ def error(text: str) -> None:
     write(sys.stderr, f"{paint('error:', 'red', sys.stderr)} {text}")
 
 
-def as_json(value: Any) -> None:
+def print_json(value: Any) -> None:
     """Print the result for programs."""
     write(sys.stdout, json.dumps(value, indent=1))
 

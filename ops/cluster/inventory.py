@@ -100,7 +100,7 @@ def connect(as_json: bool, root: Path = ROOT) -> int:
     stack = state.fetch(root, parse)
     if as_json:
         names = list(stack.names)
-        terminal.as_json({"stack": stack.stack, "scaleTier": stack.scale_tier, "hosts": names, "folder": str(stack.folder)})
+        terminal.print_json({"stack": stack.stack, "scaleTier": stack.scale_tier, "hosts": names, "folder": str(stack.folder)})
         return DONE
     terminal.out(
         f"stack {stack.stack}: {stack.scale_tier}, {terminal.plural(len(stack.hosts), 'host')}, by its state; "

@@ -12,7 +12,7 @@ from jobs.host_power import NoAnswerError, PowerError, StartClient
 from ops import terminal
 from ops.cluster.fanout import fan_out
 from ops.cluster.remote import Fleet
-from ops.errors import HostError, HostsError, UsageError
+from ops.errors import HostError, SeveralHostsError, UsageError
 
 _TOKEN_SECONDS = 60.0
 _ASK_SECONDS = 90.0
@@ -36,7 +36,7 @@ def start_and_wait(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> Mapping[str, Exception]:
-    """Start these hosts, and wait until they answer; HostsError if a start is refused at first.
+    """Start these hosts, and wait until they answer; SeveralHostsError if a start is refused at first.
 
     The start of hosts that stay away is requested again each minute, and at once if a request had no answer.
 
@@ -47,7 +47,7 @@ def start_and_wait(
     with terminal.Step(f"starting {terminal.plural(len(names), 'host')}", always=True) as step:
         until, again, pending, unanswered = clock() + SECONDS, clock() + _AGAIN_SECONDS, list(names), _request_all(names, ask)
         if refused := {name: error for name, error in unanswered.items() if not _is_unanswered(error)}:
-            raise HostsError({n: HostError(n, f"is not started: {e}") for n, e in refused.items()}, code=UsageError.code)
+            raise SeveralHostsError({n: HostError(n, f"is not started: {e}") for n, e in refused.items()}, code=UsageError.code)
         for name, error in unanswered.items():
             terminal.note(f"{name} may not be started: {error}; it is asked for again")
         while True:

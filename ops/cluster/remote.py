@@ -18,7 +18,7 @@ from fabric import Config, Connection
 
 from infra.inventory import Inventory
 from ops.cluster.fanout import Done, Outcome, fan_out, first_of
-from ops.errors import HostError, HostsError, UsageError
+from ops.errors import HostError, SeveralHostsError, UsageError
 
 T = TypeVar("T")
 # Errors are raised; paramiko's threads would also print them with a traceback.
@@ -265,7 +265,7 @@ class Fleet:
         try:
             return first_of(self.inventory.replicas, self.connection, _STAGGER_SECONDS, COMMAND_SECONDS)
         except HostError as error:
-            raise HostsError({error.host: error}, f"no other host can be reached either; {ADVICE}") from error
+            raise SeveralHostsError({error.host: error}, f"no other host can be reached either; {ADVICE}") from error
 
     def close(self) -> None:
         """Close what is open, without waiting."""

@@ -97,7 +97,7 @@ def deploy(
             record = change_model(catalog, name, lambda record: record.mark_ready(version, token))
         server.end_master_server(cluster)
     if as_json:
-        terminal.as_json(version_to_dict(record, record.version(version)))
+        terminal.print_json(version_to_dict(record, record.version(version)))
     else:
         which = "the default" if record.default == version else f"the default is {record.default}"
         terminal.out(f"model {name} has version {version}, {which}: fab predict --model {name} --json-instances request.json")

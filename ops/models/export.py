@@ -130,7 +130,7 @@ def _show(target: Path, source: str, as_json: bool) -> None:
         for name, signature in available.items()
     }
     if as_json:
-        terminal.as_json({"path": str(target), "source": source, "signatures": signatures})
+        terminal.print_json({"path": str(target), "source": source, "signatures": signatures})
         return
     terminal.out(str(target))
     for name, sides in signatures.items():

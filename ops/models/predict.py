@@ -42,7 +42,7 @@ def predict(
     where = f"/v1/models/{name}" + (f"/versions/{version}" if version else "")
     rows = [row for answer in _ask(cluster, f"{where}:predict", requests) for row in answer["predictions"]]
     if as_json:
-        terminal.as_json({"predictions": rows})
+        terminal.print_json({"predictions": rows})
         return DONE
     show(rows)
     return DONE

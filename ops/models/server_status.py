@@ -11,7 +11,7 @@ from ops import terminal
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.fanout import Outcome
 from ops.cluster.remote import COMMAND_SECONDS
-from ops.errors import HostError, HostsError, OpsError, one_line
+from ops.errors import HostError, OpsError, SeveralHostsError, one_line
 from ops.models import server
 from ops.models.client import NO_SERVER, Answer, ServingClient
 
@@ -108,7 +108,7 @@ def wait_loaded(cluster: ClusterClient, model: str, version: Version, started: O
             raise error
         down[host] = error
     if not outcome.results:
-        raise HostsError(down) if len(down) > 1 else next(iter(down.values()))
+        raise SeveralHostsError(down) if len(down) > 1 else next(iter(down.values()))
     for error in down.values():
         terminal.note(f"{error}: it loads {model} {version.name} when it is back")
 

@@ -33,7 +33,7 @@ def models(cluster: ClusterClient, as_json: bool) -> int:
     states = server_status.query(cluster, present)
     if as_json:
         listed = [(m, [version_to_dict(m, v, states) for v in m.present_versions]) for m in present]
-        terminal.as_json([{"name": m.name, "default": m.default, "versions": versions} for m, versions in listed])
+        terminal.print_json([{"name": m.name, "default": m.default, "versions": versions} for m, versions in listed])
         return DONE
     if not present:
         terminal.note(NO_MODEL)
@@ -53,7 +53,7 @@ def versions(cluster: ClusterClient, model: str | None, as_json: bool) -> int:
     record = existing_model(catalog_of(cluster), model)
     states = server_status.query(cluster, [record])
     if as_json:
-        terminal.as_json([version_to_dict(record, version, states) for version in record.present_versions])
+        terminal.print_json([version_to_dict(record, version, states) for version in record.present_versions])
         return DONE
     rows = []
     for v in record.present_versions:
@@ -101,7 +101,7 @@ def delete_version(cluster: ClusterClient, model: str | None, version: str | Non
     after = change_model(catalog, record.name, lambda record: record.delete(chosen.name))
     cluster.bucket.remove(folder_of(record.name, chosen.name))
     if as_json:
-        terminal.as_json({"deleted": {"model": record.name, "version": chosen.name}, "default": after.default})
+        terminal.print_json({"deleted": {"model": record.name, "version": chosen.name}, "default": after.default})
     else:
         terminal.out(f"version {chosen.name} of model {record.name} is deleted")
     return DONE
@@ -122,7 +122,7 @@ def _find_version(catalog: Catalog, model: str | None, version: str | None) -> t
 
 def _report_version(record: Model, version: str, as_json: bool) -> int:
     if as_json:
-        terminal.as_json(version_to_dict(record, record.version(version)))
+        terminal.print_json(version_to_dict(record, record.version(version)))
     else:
         default = f"the default is {record.default}" if record.default else "there is no default"
         terminal.out(f"version {version} of model {record.name} is {record.version(version).state}; {default}")

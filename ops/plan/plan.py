@@ -143,7 +143,7 @@ def plan(call: PlanRequest, as_json: bool) -> int:
     stored = {**content, "trainer": declared.model_dump(mode="json", include=set(_TRAINER_KEYS))}
     path(module, args, declared).write_text(json.dumps(stored, indent=1) + "\n")
     if as_json:
-        terminal.as_json(content)
+        terminal.print_json(content)
         return DONE
     show(work, vcpus_per_cpu(), predicted, target_model)
     return DONE

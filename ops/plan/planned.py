@@ -147,7 +147,7 @@ def _show(job_id: str, checked: PlanCheck, as_json: bool) -> None:
         predicted, seconds = prediction_to_dict(prediction, checked.learned), checked.reached
         figures = {"predicted": predicted, "measured": round(measured, 2), "errorPercent": round(error, 1)}
         until = {"untilSeconds": None if seconds is None else round(seconds, 2)}
-        terminal.as_json({"job": job_id, "plan": plan, **figures, **until})
+        terminal.print_json({"job": job_id, "plan": plan, **figures, **until})
         return
     heads, rows = ["", "STEPS/S", "SPEED-UP", "EFFICIENCY"], []
     for what, rate in (("predicted", prediction.rate), ("measured", measured)):

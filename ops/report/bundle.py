@@ -84,7 +84,7 @@ def bundle(cluster: ClusterClient, job_id: str | None, dest: str | None, force: 
     write(target, content)
     if as_json:
         result = {"jobId": record.jobId, "state": record.state, "dest": str(target), "bytes": len(content)}
-        terminal.as_json({**result, "files": list(files), "diagnosed": list(bundle.diagnoses), "notes": job.notes})
+        terminal.print_json({**result, "files": list(files), "diagnosed": list(bundle.diagnoses), "notes": job.notes})
     else:
         terminal.out(f"{target}: {terminal.size(len(content))}, begin with its summary.txt")
     return DONE

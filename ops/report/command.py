@@ -28,7 +28,7 @@ def report(cluster: ClusterClient, job_ids: Sequence[str], output: str | None, j
         check_output(Path(output))
     reports = [make(JobEvidence(cluster, job_id)) for job_id in job_ids or (None,)]
     if json:
-        terminal.as_json(as_json(reports))
+        terminal.print_json(as_json(reports))
         return DONE
     target = Path(output or f"report-{'-'.join(each.job for each in reports)}.html")
     check_output(target)

@@ -58,7 +58,7 @@ def cost(cluster: ClusterClient, as_json: bool) -> int:
     stack = cost_of(inventory.hosts, moment)
     records = cluster.ledger.jobs()[0] if priced else None
     if as_json:
-        terminal.as_json(_json(inventory, stack, roles, records))
+        terminal.print_json(_json(inventory, stack, roles, records))
     elif records is None:
         terminal.note(
             f"stack {inventory.stack} has no prices: local hosts have none, nor has what infra/prices.yaml does not list"

@@ -41,7 +41,7 @@ def doctor(fix: bool, as_json: bool, root: Path = ROOT) -> int:
     findings = [*fixed, *_look(root, fix=False, what="checking")]
     still = [finding for finding in findings if finding.severity is Severity.ERROR and not finding.fixed]
     if as_json:
-        terminal.as_json({"errors": len(still), "findings": [finding.to_dict() for finding in findings]})
+        terminal.print_json({"errors": len(still), "findings": [finding.to_dict() for finding in findings]})
     else:
         for finding in findings:
             terminal.out(line(finding))

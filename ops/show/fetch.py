@@ -40,7 +40,7 @@ def get(cluster: ClusterClient, job_id: str | None, path: str | None, dest: str 
     output.fetch(files, target, below)
     size = sum(output.files[name] for name in files)
     if as_json:
-        terminal.as_json({"jobId": record.jobId, "dest": str(target), "files": sorted(files), "bytes": size})
+        terminal.print_json({"jobId": record.jobId, "dest": str(target), "files": sorted(files), "bytes": size})
     else:
         terminal.out(f"{terminal.plural(len(files), 'file')}, {terminal.size(size)}: {target}")
     return DONE

@@ -26,7 +26,7 @@ def hosts(cluster: ClusterClient, as_json: bool) -> int:
     if as_json:
         listed = [_host_json(host, status, *jobs.get(host.name, (None, None))) for host in inventory.hosts]
         stack = {"stack": inventory.stack, "scaleTier": inventory.scale_tier, "bucket": inventory.bucket}
-        terminal.as_json({**stack, "hosts": listed})
+        terminal.print_json({**stack, "hosts": listed})
         return DONE if status else FAILED
     terminal.note(f"stack {inventory.stack}, scaleTier {inventory.scale_tier}, bucket {inventory.bucket}")
     heads = ("HOST", "ADDRESS", "MACHINE TYPE", "CPUS", "MEMORY", "ACCELERATOR", "SSH", "UNIT", "JOB", "REPLICA")

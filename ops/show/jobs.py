@@ -32,7 +32,7 @@ def jobs(cluster: ClusterClient, filter_text: str | None, limit: str | None, as_
     total = len(records)
     records = [record for record in records if matches(record)][:most]
     if as_json:
-        terminal.as_json([record.to_dict() for record in records])
+        terminal.print_json([record.to_dict() for record in records])
         return DONE
     if not records:
         terminal.note(
@@ -97,7 +97,7 @@ def describe(cluster: ClusterClient, job_id: str | None, as_json: bool) -> int:
     if as_json:
         tuned = trials.read(cluster.ledger, job.record)
         output = {"trainingOutput": tuned.output()} if tuned else {}
-        terminal.as_json({**job.to_dict(), **output})
+        terminal.print_json({**job.to_dict(), **output})
         return DONE
     describe_to_stdout(cluster, job.record, list(job.replicas))
     if more := failure_hint(job.record):

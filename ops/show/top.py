@@ -33,7 +33,7 @@ def top(cluster: ClusterClient, once: bool, as_json: bool) -> int:
     with terminal.Step("looking at the cluster"):
         first = _read(cluster, reader)
     if as_json:
-        terminal.as_json(asdict(first))
+        terminal.print_json(asdict(first))
     elif once or not terminal.supports_screen():
         print_picture(picture(first))
     else:

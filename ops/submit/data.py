@@ -36,7 +36,7 @@ def data(cluster: ClusterClient, action: str | None, what: str | None, name: str
     else:
         result = _list(cluster, what, as_json)
     if as_json:
-        terminal.as_json(result)
+        terminal.print_json(result)
     return DONE
 
 

@@ -29,7 +29,7 @@ def cancel(cluster: ClusterClient, job_id: str | None, as_json: bool = False) ->
 
         job = Client(cluster).cancel(job_id, show)
     if as_json:
-        terminal.as_json(job.record.to_dict())
+        terminal.print_json(job.record.to_dict())
     else:
         terminal.out(f"{job.id} {job.state}")
     return DONE
@@ -44,7 +44,7 @@ def wait(cluster: ClusterClient, job_id: str | None, as_json: bool) -> int:
 
         job = Client(cluster).wait(job_id, on_poll=show)
     if as_json:
-        terminal.as_json(job.record.to_dict())
+        terminal.print_json(job.record.to_dict())
     else:
         terminal.out(f"{job.id} {job.state}" + (f": {job.error}" if job.error else ""))
     return DONE if job.state is JobState.SUCCEEDED else FAILED
@@ -73,7 +73,7 @@ def prune(cluster: ClusterClient, keep: str | None, sure: bool, as_json: bool = 
             terminal.note(f"{job_id} stays, as {user} has its output there")
         chosen = [job_id for job_id in chosen if job_id not in users]
     if not chosen and as_json:
-        terminal.as_json({"deleted": []})
+        terminal.print_json({"deleted": []})
         return DONE
     if not chosen:
         terminal.note(f"nothing to delete: of {terminal.plural(len(records), 'job')} the newest {keep} that have ended stay")
@@ -150,7 +150,7 @@ def _delete(cluster: ClusterClient, job_ids: Sequence[str], sure: bool, as_json:
             terminal.out(f"{job_id} deleted, {terminal.size(size)}")
     _remove_host_files(cluster, job_ids)
     if as_json:
-        terminal.as_json({"deleted": [{"job": job_id, "bytes": size} for job_id, size in sizes.items()]})
+        terminal.print_json({"deleted": [{"job": job_id, "bytes": size} for job_id, size in sizes.items()]})
     return DONE
 
 

@@ -43,7 +43,7 @@ def show(submission: Submission, as_json: bool) -> int:
             "tfConfig": {replica: json.loads(task.tfConfig) for replica, task in plan.tasks.items()},
             "plan": plan.to_dict(),
         }
-        terminal.as_json(result)
+        terminal.print_json(result)
         return DONE
     terminal.table(("FILE", "SIZE"), [(path, terminal.size(size)) for path, size in files.items()])
     for what, names in (("ignored", built.ignored), ("dependencies", wheels)):

@@ -224,7 +224,7 @@ def _show(job_id: str, new_id: str, rows: list[compare.ComparedValue], has_metri
     differs = [row.what for row in rows if not row.same and row.what != compare.SECONDS]  # no two runs take the same time
     if as_json:
         listed = [{"what": row.what, "original": row.values[0], "again": row.values[1], "same": row.same} for row in rows]
-        terminal.as_json({"original": job_id, "job": new_id, "differs": differs, "compared": listed})
+        terminal.print_json({"original": job_id, "job": new_id, "differs": differs, "compared": listed})
         return
     terminal.out()
     terminal.table(("", job_id, new_id, ""), [(row.what, *row.values, row.change) for row in rows])

@@ -47,7 +47,7 @@ def run_submission(
         submission = prepare()
         code = run(cluster, submission, may_wait, follow, plain or as_json)
     if as_json:
-        terminal.as_json(existing_job(cluster.ledger, submission.job.id).to_dict())
+        terminal.print_json(existing_job(cluster.ledger, submission.job.id).to_dict())
     return code
 
 

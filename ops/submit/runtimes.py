@@ -32,7 +32,7 @@ def runtimes(cluster: ClusterClient, action: str | None, name: str | None, sure:
     folders = {path.name: path for path in sorted(folder.glob("[!.]*")) if path.is_dir()}
     result = _list(folders, as_json) if name is None else _remove(cluster, folders, name, sure)
     if as_json:
-        terminal.as_json(result)
+        terminal.print_json(result)
     return DONE
 
 

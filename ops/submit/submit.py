@@ -33,7 +33,7 @@ from ops.cluster.bucket import upload_missing
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.ledger import current_user, find_job
 from ops.cluster.remote import ADVICE, Fleet
-from ops.errors import HostsError, OpsError, UsageError, one_line
+from ops.errors import OpsError, SeveralHostsError, UsageError, one_line
 from ops.package import host_stream, package
 from ops.package.trainer_config import Data
 from ops.submit import job_plan, manifest
@@ -236,7 +236,9 @@ def _push(
 
     outcome = fleet.each(hosts, take_in, _PUSH_SECONDS, advance)
     if outcome.failures:
-        raise HostsError(outcome.failures, f"job {job_id} is FAILED, nothing runs; {ADVICE}, and start it under another id")
+        raise SeveralHostsError(
+            outcome.failures, f"job {job_id} is FAILED, nothing runs; {ADVICE}, and start it under another id"
+        )
 
 
 def _undo(submitter: Submitter, renewal: _Renewal, job_id: str, error: BaseException) -> None:
@@ -301,7 +303,7 @@ class _Renewal:
         while not self._ended.wait(_RENEW_SECONDS):
             try:
                 self._submitter.renew()
-            except (BucketError, RecordError, HostsError):
+            except (BucketError, RecordError, SeveralHostsError):
                 continue  # the next one may succeed; the lease outlives several
             except (CancelledError, OvertakenError) as error:
                 self._problem = error

@@ -21,7 +21,7 @@ from ops.cluster.ledger import existing_job, find_job
 from ops.cluster.output import find
 from ops.cluster.power_on import start_and_wait, startable_hosts
 from ops.cluster.remote import ADVICE, Fleet
-from ops.errors import HostError, HostsError, UsageError
+from ops.errors import HostError, SeveralHostsError, UsageError
 from ops.package import host_stream, package
 from ops.package.imports import describe_missing
 from ops.package.trainer_config import check_frameworks
@@ -137,7 +137,7 @@ def check_hosts(cluster: ClusterClient, submission: Submission) -> Submission:
             }
         unreachable |= failures
         if len(place(candidates_by_replica, unreachable)) < len(candidates_by_replica):
-            raise HostsError(
+            raise SeveralHostsError(
                 unreachable, START_ADVICE if stopped and not submission.job.start_hosts else ADVICE, UsageError.code
             )
         _check_capabilities(cluster, submission, [name for name in new if name not in failures])
@@ -173,7 +173,7 @@ def _check_capabilities(cluster: ClusterClient, submission: Submission, names: S
     """Check that these hosts can run the job; wait for those that still prepare themselves.
 
     Raises:
-        HostsError: if one of them cannot.
+        SeveralHostsError: if one of them cannot.
         UsageError: with what it lacks.
     """
     inventory, fleet = cluster.inventory, cluster.fleet
@@ -189,7 +189,7 @@ def _check_capabilities(cluster: ClusterClient, submission: Submission, names: S
             free, modules = host_stream.read_check(output, directories)
         except ValueError as error:
             failure = HostError(name, f"could not be checked ({error})", output=output)
-            raise HostsError({name: failure}, ADVICE, UsageError.code) from None
+            raise SeveralHostsError({name: failure}, ADVICE, UsageError.code) from None
         missing = [module for module in modules if module in submission.package.imports]  # a runtime may print other lines
         _check_host(name, free, missing, submission)
 
@@ -198,7 +198,7 @@ def _await_ready(fleet: Fleet, names: Sequence[str], check: Callable[[str], str]
     """Return the check's output of each host, once it is ready.
 
     Raises:
-        HostsError: for hosts that failed, or that are not ready in time.
+        SeveralHostsError: for hosts that failed, or that are not ready in time.
     """
     outputs: dict[str, str] = {}
     deadline = time.monotonic() + _READY_SECONDS
@@ -213,10 +213,10 @@ def _await_ready(fleet: Fleet, names: Sequence[str], check: Callable[[str], str]
                 if state.startswith(host_stream.FAILED):
                     failed[name] = HostError(name, f"could not be set up: {state.removeprefix(host_stream.FAILED)}")
             if failed or outcome.failures:
-                raise HostsError({**outcome.failures, **failed}, ADVICE, UsageError.code)
+                raise SeveralHostsError({**outcome.failures, **failed}, ADVICE, UsageError.code)
             if late and time.monotonic() > deadline:
                 slow = {name: HostError(name, f"is not ready after {_READY_SECONDS:.0f} s: {late[name]}") for name in late}
-                raise HostsError(slow, ADVICE, UsageError.code)
+                raise SeveralHostsError(slow, ADVICE, UsageError.code)
             if late:
                 step.what = f"waiting for {', '.join(f'{name} ({state})' for name, state in late.items())}"
                 time.sleep(_AGAIN_SECONDS)

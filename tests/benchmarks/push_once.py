@@ -13,7 +13,7 @@ from pathlib import Path
 from ops.cluster.host_files import UNIT_CONF, RemoteFile, render
 from ops.cluster.inventory import ROOT, load
 from ops.cluster.remote import Fleet
-from ops.errors import HostsError
+from ops.errors import SeveralHostsError
 from ops.package import host_stream
 from ops.submit.config import JobFlags
 from ops.submit.train import prepare
@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
         return 0
     fleet = Fleet(inventory)
     if failures := fleet.connect_each(inventory.names).failures:
-        raise HostsError(failures, "all hosts are needed")
+        raise SeveralHostsError(failures, "all hosts are needed")
     command = host_stream.install_command(version)
     outcome = fleet.each(inventory.names, lambda name: fleet.must(name, command, "push", stream(name)), _SECONDS)
     for name, error in outcome.failures.items():

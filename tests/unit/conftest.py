@@ -77,14 +77,14 @@ def quick_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def documented_json(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compare the JSON that a command prints with docs/json.md, in every test."""
-    printed = terminal.as_json
+    printed = terminal.print_json
 
     def checked(value: Any) -> None:
         caller = sys._getframe(1)
         shapes.check(f"{caller.f_globals['__name__']}.{caller.f_code.co_name}", json.loads(json.dumps(value)))
         printed(value)
 
-    monkeypatch.setattr(terminal, "as_json", checked)
+    monkeypatch.setattr(terminal, "print_json", checked)
 
 
 @pytest.fixture

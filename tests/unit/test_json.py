@@ -35,14 +35,14 @@ ROOT = DOCS.parents[1]
 
 
 def find_json_printers() -> set[str]:
-    """Return the functions of ops that call terminal.as_json."""
+    """Return the functions of ops that call terminal.print_json."""
     names = set()
     for path in (ROOT / "ops").rglob("*.py"):
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
         for function in ast.walk(ast.parse(path.read_text())):
             if isinstance(function, ast.FunctionDef):
                 calls = (ast.unparse(node.func) for node in ast.walk(function) if isinstance(node, ast.Call))
-                names |= {f"{module}.{function.name}" for name in calls if name == "terminal.as_json"}
+                names |= {f"{module}.{function.name}" for name in calls if name == "terminal.print_json"}
     return names
 
 

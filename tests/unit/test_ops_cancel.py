@@ -21,7 +21,7 @@ from jobs.states import JobState, ReplicaState
 from ops import client, terminal
 from ops.client import Client
 from ops.cluster.cluster import ClusterClient
-from ops.errors import DONE, FAILED, HostsError, OpsError, UsageError
+from ops.errors import DONE, FAILED, OpsError, SeveralHostsError, UsageError
 from ops.submit.claim import CancelledError, OvertakenError, Submitter
 from ops.submit.end import cancel, wait
 
@@ -234,7 +234,7 @@ class Failing(FolderBucket):
         return super().read(name)
 
 
-@pytest.mark.parametrize("error", [BucketError("the bucket is away"), HostsError({}, "the bucket is away")])
+@pytest.mark.parametrize("error", [BucketError("the bucket is away"), SeveralHostsError({}, "the bucket is away")])
 def test_a_bucket_that_fails_for_a_while_is_retried(
     inventory: Inventory, tmp_path: Path, clock: Clock, error: Exception, capsys: pytest.CaptureFixture[str]
 ) -> None:

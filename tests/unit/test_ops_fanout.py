@@ -14,7 +14,7 @@ from waiting import limit
 from jobs.background import Background
 from ops.cluster import fanout
 from ops.cluster.fanout import fan_out, first_of
-from ops.errors import HostError, HostsError, UsageError
+from ops.errors import HostError, SeveralHostsError, UsageError
 
 
 class CountedQueue(queue.SimpleQueue[Any]):
@@ -120,7 +120,7 @@ def test_failures_are_formatted_in_one_line() -> None:
         "a": HostError("a", "(10.0.0.1) ended with exit code 1", 1, "noise\n tar: no space left\n"),
         "b": ValueError("odd"),
     }
-    error = HostsError(failures, "run pulumi up", UsageError.code)
+    error = SeveralHostsError(failures, "run pulumi up", UsageError.code)
     assert str(error) == "a (10.0.0.1) ended with exit code 1:  tar: no space left; b odd: run pulumi up"
     assert error.code == 2
 

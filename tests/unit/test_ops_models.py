@@ -25,7 +25,7 @@ from jobs.study import Trial
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.fanout import Outcome
-from ops.errors import HostError, HostsError, OpsError, UsageError
+from ops.errors import HostError, OpsError, SeveralHostsError, UsageError
 from ops.models import client, lookup, server, server_status, versions
 from ops.models import deploy as deploying
 from ops.models import predict as predicting
@@ -507,7 +507,7 @@ def test_a_server_that_cannot_load_a_version_is_named(make_cluster: MakeCluster,
 def test_a_deployment_fails_if_no_server_is_reachable(make_cluster: MakeCluster, served: Inventory) -> None:
     cluster, fake = make_cluster(target=served)
     fake.unreachable = {name: HostError(name, "is gone") for name in fake.names}
-    with pytest.raises(HostsError, match="serving-0 is gone; serving-1 is gone"):
+    with pytest.raises(SeveralHostsError, match="serving-0 is gone; serving-1 is gone"):
         deploy(cluster)
     assert (stored_version(cluster).state, fake.stopped) == ("FAILED", [])
 

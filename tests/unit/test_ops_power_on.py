@@ -17,7 +17,7 @@ from jobs.host_power import NoAnswerError, PowerError
 from ops import terminal
 from ops.cluster import power_on
 from ops.cluster.fanout import Outcome
-from ops.errors import HostError, HostsError
+from ops.errors import HostError, SeveralHostsError
 
 POWER = PowerAccess(
     url="https://api/",
@@ -87,7 +87,7 @@ def test_a_refused_start_is_one_line() -> None:
     def start(name: str) -> None:
         raise PowerError("HTTP 403, no right")
 
-    with pytest.raises(HostsError, match=r"^ps-0 is not started: HTTP 403, no right$") as error:
+    with pytest.raises(SeveralHostsError, match=r"^ps-0 is not started: HTTP 403, no right$") as error:
         power_on.start_and_wait(Fleet(Clock()), ["ps-0"], start)  # type: ignore[arg-type]
     assert error.value.code == 2
 

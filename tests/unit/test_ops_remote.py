@@ -37,7 +37,7 @@ from ops.cluster import remote, shell
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.inventory import parse
 from ops.cluster.remote import Fleet
-from ops.errors import HostError, HostsError, OpsError, UsageError
+from ops.errors import HostError, OpsError, SeveralHostsError, UsageError
 from ops.logs import lines
 from ops.logs.follow import Follower, Note
 from ops.logs.read import read_logs
@@ -546,7 +546,7 @@ def test_records_need_a_reachable_host(cluster: Inventory) -> None:
     config = cluster.folder / "ssh_config"
     config.write_text("Host *\n  ProxyCommand false\n" + config.read_text())
     with pytest.raises(
-        HostsError, match=r"^master-0 \(10.0.0.2\) does not answer: no other host can be reached either; run pulumi up"
+        SeveralHostsError, match=r"^master-0 \(10.0.0.2\) does not answer: no other host can be reached either; run pulumi up"
     ):
         ClusterClient(replace(cluster, operator_bucket="sftp:///bucket"), Fleet(cluster)).ledger.jobs()
 

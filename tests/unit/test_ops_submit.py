@@ -40,7 +40,7 @@ from ops.cluster.fanout import Outcome, fan_out
 from ops.cluster.inventory import ROOT
 from ops.cluster.ledger import current_user, newest_job
 from ops.cluster.remote import ADVICE, CommandResult
-from ops.errors import HostError, HostsError, OpsError, UsageError, explain
+from ops.errors import HostError, OpsError, SeveralHostsError, UsageError, explain
 from ops.package import host_stream, package
 from ops.package.trainer_config import Data, TrainerConfig
 from ops.submit import job_plan, manifest, runner, train
@@ -282,7 +282,7 @@ def test_a_failing_host_fails_the_job(submission: Submission, ledger: Ledger, ca
 
     fleet = FakeFleet(submission.inventory, answer)
     with pytest.raises(
-        HostsError, match=r"worker-1 could not start its replica.*No space left: job job01 is FAILED, nothing runs"
+        SeveralHostsError, match=r"worker-1 could not start its replica.*No space left: job job01 is FAILED, nothing runs"
     ):
         submit(make_cluster(fleet, ledger), submission, may_wait=True)
     assert state_and_error(ledger)[0] == JobState.FAILED
@@ -455,7 +455,7 @@ def test_the_lease_is_renewed_during_the_push(submission: Submission, ledger: Le
 
 
 @pytest.mark.usefixtures("renew_often")
-@pytest.mark.parametrize("error", [BucketError("away"), HostsError({}, "away"), RecordError("job.json is no JSON")])
+@pytest.mark.parametrize("error", [BucketError("away"), SeveralHostsError({}, "away"), RecordError("job.json is no JSON")])
 def test_a_bucket_that_fails_for_a_while_does_not_end_a_submission(
     submission: Submission, ledger: Ledger, error: Exception
 ) -> None:
@@ -729,7 +729,7 @@ def test_an_unusable_host_is_named(
         is_checked = name == "worker-0" and "; df " in command
         return CommandResult(name, 0, f"{host_state}\n") if is_checked else ready_answer(10**10)(name, command)
 
-    with pytest.raises(HostsError, match=message):
+    with pytest.raises(SeveralHostsError, match=message):
         train.check_hosts(make_cluster(FakeFleet(submission.inventory, answer)), submission)
 
 
@@ -803,9 +803,9 @@ def test_an_unreachable_candidate_is_replaced_by_another(submission: Submission,
     assert checked_submission.record().candidates == checked_submission.candidates
     assert "master-0 does not answer: the job goes without this host" in capsys.readouterr().err
     unreachable = answer_without("master-0", "worker-0", "worker-1")
-    with pytest.raises(HostsError, match=r"master-0 does not answer.*run pulumi up, which brings back what is missing"):
+    with pytest.raises(SeveralHostsError, match=r"master-0 does not answer.*run pulumi up, which brings back what is missing"):
         train.check_hosts(make_cluster(FakeFleet(submission.inventory, unreachable)), part)
-    with pytest.raises(HostsError, match="ps-0 does not answer"):
+    with pytest.raises(SeveralHostsError, match="ps-0 does not answer"):
         train.check_hosts(make_cluster(FakeFleet(submission.inventory, answer_without("ps-0"))), submission)
 
 
@@ -831,7 +831,7 @@ def test_stopped_hosts_are_started_on_request(submission: Submission, ledger: Le
     )
     startable = replace(submission, inventory=inventory)
     with pytest.raises(
-        HostsError,
+        SeveralHostsError,
         match=r"ps-0 does not answer; .*: fab train --start-hosts \(or startHosts: true in config.yaml\) starts those that",
     ):
         train.check_hosts(make_cluster(FakeFleet(inventory, answer), ledger), startable)
@@ -843,7 +843,7 @@ def test_stopped_hosts_are_started_on_request(submission: Submission, ledger: Le
     only_two = tuple(replace(host, start="" if host.name == "evaluator-0" else host.start) for host in hosts)
     partly = replace(inventory, hosts=only_two)
     monkeypatch.setattr(train, "start_and_wait", lambda _, names: {name: HostError(name, "is slow") for name in names[1:]})
-    with pytest.raises(HostsError) as error:
+    with pytest.raises(SeveralHostsError) as error:
         train.check_hosts(make_cluster(FakeFleet(partly, answer), ledger), replace(with_start, inventory=partly))
     assert {name: str(reason) for name, reason in error.value.failures.items()} == {
         "worker-1": "worker-1 is slow",
