@@ -167,8 +167,17 @@ def start_network(range_: ipaddress.IPv4Network) -> Iterator[Machines]:
 
 
 def run(project: str, name: str, *command: str) -> str:
-    """Return the output of a command on a host of a project."""
-    return str(client(project).instances.get(name).execute(list(command)).stdout)
+    """Return the output of a command on a host of a project.
+
+    LXD records it. pylxd's `execute` reads it in threads, in which an error is raised if the command ends first.
+    """
+    instance = client(project).instances.get(name)
+    response = instance.api["exec"].post(json={"command": command, "record-output": True})
+    operation = instance.client.operations.wait_for_operation(response.json()["operation"])
+    output = instance.api
+    for part in operation.metadata["output"]["1"].partition(f"/{name}/")[2].split("/"):
+        output = output[part]
+    return str(output.get().text)
 
 
 @contextmanager
@@ -196,12 +205,10 @@ def start_local_host(alias: str, runtime: Path, mount_path: str) -> Iterator[tup
         )
         definition = {"name": name, "source": source, "profiles": [], "config": config, "devices": devices}
         client(project).instances.create(definition, wait=True).start(wait=True)
-        host = client(project).instances.get(name)
 
         def has_booted() -> bool:
             # systemd answers this only after its own start.
-            result = host.execute(["systemctl", "is-system-running", "--wait"])
-            return result.stdout.strip() in ("running", "degraded")
+            return run(project, name, "systemctl", "is-system-running", "--wait").strip() in ("running", "degraded")
 
         wait_for(has_booted, "the local host has booted")
         yield project, name
