@@ -303,7 +303,7 @@ class Stack:
             return condition(record)
 
         try:
-            wait_for(is_met, f"{job} {what}", timeout, poll=0.5)
+            wait_for(is_met, f"{job} {what}", timeout, poll=2)
         except AssertionError as error:
             error.add_note(f"its record: {record}")
             raise
@@ -319,7 +319,7 @@ class Stack:
                     return job
             return None
 
-        return wait_for(find_job, f"one of {jobs} is {state}", poll=0.2)
+        return wait_for(find_job, f"one of {jobs} is {state}", poll=2)
 
     def wait_for_leftovers(self, *expected: str) -> None:
         """Wait until a destroyed stack has left exactly this on this machine."""

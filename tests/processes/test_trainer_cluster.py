@@ -72,6 +72,24 @@ def test_a_job_survives_lost_replicas_and_reaches_its_last_step(job: Job) -> Non
     assert {job.terminate(name) for name in ("ps-0", "worker-0", "worker-1")} == {-signal.SIGTERM}
 
 
+@pytest.mark.full("test_trainer_training.py proves the error of one replica; nothing cheaper has several")
+@pytest.mark.parametrize("job", [["--strategy=model-parallel", "--checkpoint-steps=10"]], indirect=True)
+def test_a_model_of_nans_ends_the_job_and_the_last_checkpoint_stays(job: Job) -> None:
+    job.cluster = {role: hosts[:1] for role, hosts in job.cluster.items() if role != "ps"}
+    flags = job.flags
+    job.flags = (*flags, "--max-steps=20")
+    job.start("worker", 0)
+    job.start("chief", 0)
+    assert job.wait("chief-0") == 0
+    saved = sorted((job.directory / "job/checkpoints").iterdir())
+    job.flags = (*flags, "--max-steps=90000000", "--learning-rate=1e30")
+    job.start("worker", 0)
+    job.start("chief", 0)
+    assert job.wait("chief-0") == 1
+    job.await_line("chief-0", r"^error: the (loss|parameters) of \S+ (is|are) .+ at step \d+; try a lower learning rate")
+    assert sorted((job.directory / "job/checkpoints").iterdir()) == saved
+
+
 @pytest.mark.full("test_end.py proves the end where a worker is lost; here all are there, and their answers late")
 @pytest.mark.parametrize("job", [["--strategy=sync", "--max-steps=16"]], indirect=True)
 def test_no_replica_ends_before_the_others_have_its_data(job: Job) -> None:
