@@ -208,9 +208,10 @@ class Stack:
 
     def changes(self) -> dict[str, int]:
         """Return `pulumi preview`'s changes to hosts, such as `{"create": 3, "update": 8}`; empty for none."""
-        steps = json.loads(self.run("pulumi", "preview", "--json", "--non-interactive").out)["steps"]
+        result = self.run("pulumi", "preview", "--json", "--non-interactive")
+        assert result.code == 0, result.text
         counts: dict[str, int] = {}
-        for step in steps:
+        for step in json.loads(result.out)["steps"]:
             if "Host::" in step["urn"] and step["op"] not in ("same", "refresh"):
                 counts[step["op"]] = counts.get(step["op"], 0) + 1
         return counts

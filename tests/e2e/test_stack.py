@@ -67,11 +67,12 @@ def test_an_interrupted_update_resumes_tiers_change_and_destroy_removes_all(clus
     assert stack.changes() == {}
     wait_until_answering(stack, 8)
     assert json.loads((stack.folder / "inventory.json").read_text())["scaleTier"] == "STANDARD_1"
-    stack.configure(scaleTier="CUSTOM", workerCount="5", parameterServerCount="4")
+    types = {"masterType": "n1-highcpu-16", "workerType": "n1-highcpu-16", "parameterServerType": "n1-highmem-8"}
+    stack.configure(scaleTier="CUSTOM", **types, workerCount="5", parameterServerCount="4")
     assert stack.changes() == {"create": 2, "update": 8}
     stack.up()
     wait_until_answering(stack, 10)
-    stack.configure(workerCount="0", parameterServerCount="0")
+    stack.configure(workerCount="0", parameterServerCount="0")  # their types may stay
     assert stack.changes() == {"delete": 9, "update": 1}
     stack.up()
     assert stack.changes() == {}
