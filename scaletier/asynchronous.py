@@ -46,9 +46,9 @@ from scaletier.training import Training, cluster_resolver
 tf = import_tensorflow()
 
 _NO_FILE = "No such file"
-# A call that takes longer may never return: TensorFlow has no limit if a parameter server is lost in the same moment. Then the
-# thread of a worker may wait, too.
-_STUCK_SECONDS = 30.0
+# A call may never return if a parameter server is lost in the same moment: TensorFlow has no limit. Then the thread of a worker
+# may wait, too. The servers are asked once a call is long; if one is lost, the call has so much time to end by itself.
+_LONG_SECONDS, _STUCK_SECONDS = 10.0, 30.0
 
 
 class Asynchronous(Training):
@@ -63,6 +63,7 @@ class Asynchronous(Training):
         self.count, self.portable = 1 + self.workers, self.workers > 0
         self.others: CoordinatorWorkers | None = None
         self._call_start: float | None = None
+        self._lost_at: float | None = None
         super().__init__(job, flags, cluster)
 
     def make_copy(self, reader: CheckpointReader | None) -> LocalCopy:
@@ -126,14 +127,17 @@ class Asynchronous(Training):
             raise self.others.failure
 
     def stuck(self) -> Exception | None:
-        """Return the error of a lost parameter server if the master's call takes long; called in another thread."""
-        start = self._call_start
-        if start is None or not self.servers or time.monotonic() - start <= _STUCK_SECONDS:
+        """Return the error of a lost parameter server if the master's call does not end; called in another thread."""
+        start, now = self._call_start, time.monotonic()
+        if start is None or not self.servers or now - start <= _LONG_SECONDS:
             return None
         try:
             self.servers.check_devices()
+            self._lost_at = None
         except tf.errors.OpError as error:
-            return error if is_lost_host(error) else None
+            if is_lost_host(error):
+                self._lost_at = self._lost_at or now
+                return error if now - max(start, self._lost_at) > _STUCK_SECONDS else None
         return None
 
     @contextlib.contextmanager

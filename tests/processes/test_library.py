@@ -87,7 +87,7 @@ _STUCK = """
 import runpy, threading
 import tensorflow as tf
 from scaletier import asynchronous
-call, asynchronous._STUCK_SECONDS = asynchronous.run_round, 1.0
+call, asynchronous._LONG_SECONDS, asynchronous._STUCK_SECONDS = asynchronous.run_round, 1.0, 1.0
 def run_round(*args):
     try:
         return call(*args)

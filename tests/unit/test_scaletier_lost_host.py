@@ -133,13 +133,22 @@ def test_a_call_that_a_lost_host_never_answers_ends_the_process(
     """The master's thread is in it, so that it cannot end the job itself."""
     training, clock = Asynchronous.__new__(Asynchronous), SimpleNamespace(now=100.0)
     monkeypatch.setattr("scaletier.asynchronous.time.monotonic", lambda: clock.now)
-    training.servers, training._call_start = MagicMock(), None
+    training.servers, training._call_start, training._lost_at = MagicMock(), None, None
     with training._calls_servers():
         clock.now += 1000
         assert training.stuck() is None  # a long round
         training.servers.check_devices.side_effect = tf.errors.ResourceExhaustedError(None, None, "of the program")
         assert training.stuck() is None
         training.servers.check_devices.side_effect = error
+        assert training.stuck() is None  # it may end by itself, and the master then saves what it holds
+        clock.now += asynchronous._STUCK_SECONDS + 1
+        training.servers.check_devices.side_effect = None
+        assert training.stuck() is None  # the server answers again
+        training.servers.check_devices.side_effect = error
+        assert training.stuck() is None
+        clock.now += asynchronous._STUCK_SECONDS
+        assert training.stuck() is None
+        clock.now += 1
         assert training.stuck() is error
         ends = MagicMock(side_effect=SystemExit)
         monkeypatch.setattr(run, "exit_process", ends)
