@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from scaletier.checkpoint import CheckpointReader, LocalCopy
 from scaletier.data import DataError
+from scaletier.exit import exit_process, print_lost_host
 from scaletier.flags import Flags
 from scaletier.job import Job
 from scaletier.loop import ReplicaLoop, Round, StepBudget, train
@@ -48,7 +50,7 @@ tf = import_tensorflow()
 _NO_FILE = "No such file"
 # A call may never return if a parameter server is lost in the same moment: TensorFlow has no limit. Then the thread of a worker
 # may wait, too. The servers are asked once a call is long; if one is lost, the call has so much time to end by itself.
-_LONG_SECONDS, _STUCK_SECONDS = 10.0, 30.0
+_LONG_SECONDS, _STUCK_SECONDS, _POLL_SECONDS = 10.0, 30.0, 1.0
 
 
 class Asynchronous(Training):
@@ -63,7 +65,6 @@ class Asynchronous(Training):
         self.count, self.portable = 1 + self.workers, self.workers > 0
         self.others: CoordinatorWorkers | None = None
         self._call_start: float | None = None
-        self._lost_at: float | None = None
         super().__init__(job, flags, cluster)
 
     def make_copy(self, reader: CheckpointReader | None) -> LocalCopy:
@@ -114,7 +115,7 @@ class Asynchronous(Training):
             self.others = CoordinatorWorkers(self.coordinator)
             for _ in range(self.workers):
                 self.others.schedule(self._train_worker)
-        with tf.device(self.devices[0]):
+        with tf.device(self.devices[0]), self._ends_if_stuck():
             assert self.chief
             self.chief.summaries.graph(self.graphs[self.devices])
             super().run()
@@ -126,19 +127,28 @@ class Asynchronous(Training):
         if self.others and self.others.failure:
             raise self.others.failure
 
-    def stuck(self) -> Exception | None:
-        """Return the error of a lost parameter server if the master's call does not end; called in another thread."""
-        start, now = self._call_start, time.monotonic()
-        if start is None or not self.servers or now - start <= _LONG_SECONDS:
-            return None
+    @contextlib.contextmanager
+    def _ends_if_stuck(self) -> Iterator[None]:
+        """End the process while training runs, as after a lost host, if a call of a lost parameter server does not return."""
+        ended = threading.Event()
+        if self.servers:
+            threading.Thread(target=self._end_if_stuck, args=(self.servers, ended), daemon=True).start()
         try:
-            self.servers.check_devices()
-            self._lost_at = None
-        except tf.errors.OpError as error:
-            if is_lost_host(error):
-                self._lost_at = self._lost_at or now
-                return error if now - max(start, self._lost_at) > _STUCK_SECONDS else None
-        return None
+            yield
+        finally:
+            ended.set()
+
+    def _end_if_stuck(self, servers: SharedParameters, ended: threading.Event) -> None:
+        lost_at: float | None = None
+        while not ended.wait(_POLL_SECONDS):
+            start, now = self._call_start, time.monotonic()
+            error = servers.error() if start is not None and now - start > _LONG_SECONDS else None
+            if start is None or error is None or not is_lost_host(error):
+                lost_at = None
+                continue
+            lost_at = max(start, lost_at or now)
+            if now - lost_at > _STUCK_SECONDS:
+                exit_process(print_lost_host(error))
 
     @contextlib.contextmanager
     def _calls_servers(self) -> Iterator[None]:

@@ -15,9 +15,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NoReturn
 
 from scaletier.callbacks import Callbacks
+from scaletier.exit import RETRY_EXIT_CODE, exit_process, print_failure
 from scaletier.flags import flags_of
 from scaletier.job import Job, JobError, kind_of
-from scaletier.run import RETRY_EXIT_CODE, exit_process, print_failure, run_to_exit_code, train
+from scaletier.run import run_to_exit_code, train
 from scaletier.tensorflow_setup import StopRequest, import_tensorflow, one_line
 from scaletier.tf_config import Cluster, ClusterError, cluster
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
 import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+from scaletier.exit import RETRY_EXIT_CODE, exit_process, print_failure, print_lost_host
 from scaletier.flags import Flags, flags_of
 from scaletier.job import Job, JobError
 from scaletier.private import check_keras, is_lost_host, server_library
@@ -29,11 +28,7 @@ from scaletier.tensorflow_setup import (
 )
 from scaletier.tf_config import Cluster, ClusterError, cluster, unfit
 
-# The job should resume from its last checkpoint: a host is lost, or this process got SIGTERM. The process ends by SIGTERM,
-# which a supervisor does not count as the program's fault, as it would a code.
-RETRY_EXIT_CODE = 128 + signal.SIGTERM
 _INTERRUPT_EXIT_CODE = 130
-_POLL_SECONDS = 1.0
 
 
 def run(job: Job, arguments: argparse.Namespace | Sequence[str] | None = None) -> NoReturn:
@@ -59,16 +54,6 @@ def run_to_exit_code(job: Job, flags: Flags) -> int:
     except Exception:  # noqa: BLE001 - shown as Python shows it, and then not lost
         traceback.print_exc()
         return 1
-
-
-def exit_process(code: int) -> NoReturn:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    if code == RETRY_EXIT_CODE:
-        ctypes.CDLL(None).signal(signal.SIGTERM, int(signal.SIG_DFL))  # Python's own is for the main thread alone
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
-        signal.raise_signal(signal.SIGTERM)
-    os._exit(code)
 
 
 def main(job: Job, arguments: argparse.Namespace | Sequence[str] | None = None) -> int:
@@ -146,20 +131,7 @@ def _perform(job: Job, flags: Flags, task: Cluster) -> None:
         from scaletier.pipeline import ModelParallel as Strategy  # type: ignore[assignment]
     else:
         from scaletier.asynchronous import Asynchronous as Strategy  # type: ignore[assignment]
-    training = Strategy(job, flags, task)
-    ended = threading.Event()
-    threading.Thread(target=_end_if_stuck, args=(training.stuck, ended), daemon=True).start()
-    try:
-        training.run()
-    finally:
-        ended.set()
-
-
-def _end_if_stuck(stuck: Callable[[], Exception | None], ended: threading.Event) -> None:
-    """End the process as a lost host does, once training waits for one in a call that nothing can interrupt."""
-    while not ended.wait(_POLL_SECONDS):
-        if error := stuck():
-            exit_process(_print_lost_host(error))
+    Strategy(job, flags, task).run()
 
 
 def export(job: Job, arguments: argparse.Namespace | Sequence[str] | None = None) -> int:
@@ -205,7 +177,7 @@ def _guarded(job: Job, task: Cluster, work: Callable[[], None]) -> int:
         return RETRY_EXIT_CODE
     except errors.OpError as error:
         if is_lost_host(error) and task.jobs:
-            return _print_lost_host(error)
+            return print_lost_host(error)
         if is_lost_host(error) and not isinstance(error, errors.InternalError):
             return print_failure(f"a service that the job uses does not answer: {one_line(error)}", RETRY_EXIT_CODE)
         if isinstance(error, errors.DataLossError):
@@ -218,12 +190,3 @@ def _guarded(job: Job, task: Cluster, work: Callable[[], None]) -> int:
             what = "a batch of the job cannot be made, or does not go through its model"
         return print_failure((job.explain(error) if job.explain else None) or f"{what}: {one_line(error)}", 2)
     return 0
-
-
-def _print_lost_host(error: Exception) -> int:
-    return print_failure(f"a host of the cluster is lost: {one_line(error)}", RETRY_EXIT_CODE)
-
-
-def print_failure(message: str, code: int) -> int:
-    print(f"error: {message}", file=sys.stderr, flush=True)
-    return code

@@ -68,12 +68,16 @@ class SharedParameters(Exchange):
         with tf.device(devices[0]):
             self._step = tf.Variable(np.int64(step))
 
-    def check_devices(self) -> None:
-        """Raise an error of TensorFlow if a device's host is lost, or has started again without its pieces."""
-        for piece in {piece.device: piece for piece in self._pieces}.values():
-            found = tf.raw_ops.VarIsInitializedOp(resource=piece.handle)  # its error comes with the value
-            with here():
-                tf.raw_ops.LogicalNot(x=found)
+    def error(self) -> Exception | None:
+        """Return TensorFlow's error if a device's host is lost, or has started again without its pieces."""
+        try:
+            for piece in {piece.device: piece for piece in self._pieces}.values():
+                initialized = tf.raw_ops.VarIsInitializedOp(resource=piece.handle)
+                with here():
+                    tf.raw_ops.LogicalNot(x=initialized)  # the error comes with the value
+        except tf.errors.OpError as error:
+            return error
+        return None
 
     def begin(self, held: Variables) -> tuple[Any, Any]:
         """Pull the parameters; return the global step, and each piece's slices, packed, from which `end` makes the delta."""

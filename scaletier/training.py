@@ -137,10 +137,6 @@ class Training(abc.ABC):
         if self.progress.failure:
             raise self.progress.failure
 
-    def stuck(self) -> Exception | None:
-        """Return the error of a lost host if this process waits for that host without end."""
-        return None
-
     def after_round(self, _taken: Round) -> bool:
         """Do what the strategy needs after a round; return True if a callback has ended training."""
         return bool(self.chief and self.chief.stopped)

@@ -38,6 +38,8 @@ ENDLESS = ("--no-follow", "--", "--seconds", "36000")
 """Run the tiny trainer until `Stack.finish_job` or a cancellation."""
 _SECONDS = 600.0
 """The time limit of a command on a typical machine."""
+COMMAND_POLL = 2.0
+"""Seconds between two `fab` commands that wait for something: each takes a second of a processor."""
 _ENDED = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})
 
 
@@ -304,7 +306,7 @@ class Stack:
             return condition(record)
 
         try:
-            wait_for(is_met, f"{job} {what}", timeout, poll=2)
+            wait_for(is_met, f"{job} {what}", timeout, poll=COMMAND_POLL)
         except AssertionError as error:
             error.add_note(f"its record: {record}")
             raise
@@ -320,7 +322,7 @@ class Stack:
                     return job
             return None
 
-        return wait_for(find_job, f"one of {jobs} is {state}", poll=2)
+        return wait_for(find_job, f"one of {jobs} is {state}", poll=COMMAND_POLL)
 
     def wait_for_leftovers(self, *expected: str) -> None:
         """Wait until a destroyed stack has left exactly this on this machine."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stacks import Stack
+from stacks import COMMAND_POLL, Stack
 from waiting import limit, wait_for
 
 TRAINERS = ("master-0", "worker-0", "worker-1")
@@ -70,9 +70,11 @@ def test_each_strategy_resumes_from_the_checkpoint_of_another(cluster: Stack) ->
     # Endless, as async does not wait for a late worker, and here all must take part.
     endless = "--model mlp --max-steps 10000000 --log-interval 0.2 --checkpoint-steps 200"
     cluster.must("train", "--job", "turn1", "--strategy", "async", "--job-dir", job_dir, "--no-follow", "--args", endless)
-    wait_for(lambda: has_lines(cluster, "turn1", LINE, *TRAINERS), "each replica trains", 300, poll=3)
+    wait_for(lambda: has_lines(cluster, "turn1", LINE, *TRAINERS), "each replica trains", 300, poll=COMMAND_POLL)
     wait_for(
-        lambda: has_lines(cluster, "turn1", r"\[{}\].* serves variables", "ps-0", "ps-1"), "the servers are logged", poll=3
+        lambda: has_lines(cluster, "turn1", r"\[{}\].* serves variables", "ps-0", "ps-1"),
+        "the servers are logged",
+        poll=COMMAND_POLL,
     )
     wait_for(lambda: saved_step(cluster, job_dir) >= 1000, "1000 steps are saved", 300, poll=1)
     cluster.must("cancel", "turn1")
@@ -125,7 +127,7 @@ def test_a_killed_worker_costs_only_steps_after_the_last_checkpoint(cluster: Sta
         resumed = re.search(r"^Resuming from \S+, step (\d+)$(.*)", log, re.MULTILINE | re.DOTALL)
         return [int(resumed[1]), *map(int, re.findall(r"\], step (\d+):", resumed[2]))] if resumed else []
 
-    wait_for(lambda: len(steps_since()) > 1, "it trains again", 400, poll=3)
+    wait_for(lambda: len(steps_since()) > 1, "it trains again", 400, poll=COMMAND_POLL)
     resumed_step, *trained_steps = steps_since()
     assert resumed_step >= 100
     assert trained_steps[-1] > resumed_step
@@ -136,7 +138,10 @@ def test_a_killed_worker_costs_only_steps_after_the_last_checkpoint(cluster: Sta
     assert " was killed" in record["events"][0]["cause"]  # the master ends by SIGTERM when it misses its peer
     find_match(messages(cluster, job, "master-0"), "^the whole job starts again, attempt 1$")
     wait_for(
-        lambda: has_lines(cluster, job, r"^Eval, step \d+: loss: \d", "evaluator-0"), "the evaluator evaluates", 300, poll=3
+        lambda: has_lines(cluster, job, r"^Eval, step \d+: loss: \d", "evaluator-0"),
+        "the evaluator evaluates",
+        300,
+        poll=COMMAND_POLL,
     )
     cluster.must("cancel", job)
 

@@ -92,7 +92,6 @@ def run_round(*args):
     try:
         return call(*args)
     except tf.errors.OpError:
-        print("never returns:", threading.current_thread() is threading.main_thread(), flush=True)
         threading.Event().wait()
 asynchronous.run_round = run_round
 runpy.run_module("tabular.task", run_name="__main__", alter_sys=True)

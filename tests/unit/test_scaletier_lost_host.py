@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import json
 import re
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+from waiting import wait_for
 
 import scaletier
 from scaletier import asynchronous, checkpoint, private, savedmodel
@@ -24,7 +27,6 @@ from scaletier.tensorflow_setup import import_tensorflow
 from scaletier.training import Training
 
 tf = import_tensorflow()
-run = importlib.import_module("scaletier.run")
 REMOTE = "Socket closed\nAdditional GRPC error information from remote target /job:ps/replica:0/task:0 while calling /X/Y:\n:"
 ERRORS = {
     "UnavailableError": "Socket closed",
@@ -118,7 +120,7 @@ def test_the_chief_saves_its_state_without_the_lost_host(error: Exception) -> No
     sync = run_strategy(Synchronous, rounds=fails)
     sync.rescue.assert_called_once()
     rescue = MagicMock()
-    attributes = {"workers": 0, "devices": ("/device:CPU:0",), "graphs": MagicMock()}
+    attributes = {"workers": 0, "servers": None, "devices": ("/device:CPU:0",), "graphs": MagicMock()}
     async_chief = run_strategy(Asynchronous, **attributes, rounds=fails, rescue=rescue)
     rescue.assert_called_once()
     pipeline = run_strategy(ModelParallel, rounds=fails)
@@ -127,43 +129,67 @@ def test_the_chief_saves_its_state_without_the_lost_host(error: Exception) -> No
         chief.keep.assert_not_called()
 
 
+LONG, STUCK = asynchronous._LONG_SECONDS, asynchronous._STUCK_SECONDS
+LOST = tf.errors.UnavailableError(None, None, ERRORS["UnavailableError"])
+FAILED = tf.errors.ResourceExhaustedError(None, None, "of the program")
+
+
+def is_ended(looks: Sequence[tuple[float, Exception | None]], monkeypatch: pytest.MonkeyPatch, *, calls: bool = True) -> bool:
+    """Tell whether the process ends while the master calls the servers, which have these errors after so many seconds each."""
+    training, clock, remaining = Asynchronous.__new__(Asynchronous), SimpleNamespace(now=100.0), list(looks)
+    servers, exits, training._call_start = MagicMock(), list[int](), None
+
+    def wait(_seconds: float) -> bool:
+        if exits or not remaining:
+            return True
+        seconds, servers.error.return_value = remaining.pop(0)
+        clock.now += seconds
+        return False
+
+    monkeypatch.setattr("scaletier.asynchronous.time.monotonic", lambda: clock.now)
+    monkeypatch.setattr("scaletier.asynchronous.exit_process", exits.append)
+    with training._calls_servers() if calls else contextlib.nullcontext():
+        training._end_if_stuck(servers, MagicMock(wait=wait))
+    assert exits in ([], [143])
+    return bool(exits)
+
+
+@pytest.mark.parametrize(
+    ("looks", "ends"),
+    [
+        ([(1000, None), (1000, None)], False),  # a long round
+        ([(1000, FAILED), (STUCK + 1, FAILED)], False),
+        ([(LONG, LOST), (STUCK - LONG, LOST)], False),  # it may end by itself, and the master then saves what it holds
+        ([(1000, LOST), (STUCK, LOST)], False),
+        ([(1000, LOST), (STUCK + 1, LOST)], True),
+        ([(1000, LOST), (STUCK, None), (1, LOST), (STUCK, LOST)], False),  # the server answered again
+        ([(1000, LOST), (STUCK, None), (1, LOST), (STUCK + 1, LOST)], True),
+    ],
+)
 def test_a_call_that_a_lost_host_never_answers_ends_the_process(
-    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    looks: list[tuple[float, Exception | None]], ends: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The master's thread is in it, so that it cannot end the job itself."""
-    training, clock = Asynchronous.__new__(Asynchronous), SimpleNamespace(now=100.0)
-    monkeypatch.setattr("scaletier.asynchronous.time.monotonic", lambda: clock.now)
-    training.servers, training._call_start, training._lost_at = MagicMock(), None, None
-    with training._calls_servers():
-        clock.now += 1000
-        assert training.stuck() is None  # a long round
-        training.servers.check_devices.side_effect = tf.errors.ResourceExhaustedError(None, None, "of the program")
-        assert training.stuck() is None
-        training.servers.check_devices.side_effect = error
-        assert training.stuck() is None  # it may end by itself, and the master then saves what it holds
-        clock.now += asynchronous._STUCK_SECONDS + 1
-        training.servers.check_devices.side_effect = None
-        assert training.stuck() is None  # the server answers again
-        training.servers.check_devices.side_effect = error
-        assert training.stuck() is None
-        clock.now += asynchronous._STUCK_SECONDS
-        assert training.stuck() is None
-        clock.now += 1
-        assert training.stuck() is error
-        ends = MagicMock(side_effect=SystemExit)
-        monkeypatch.setattr(run, "exit_process", ends)
-        monkeypatch.setattr(run, "_POLL_SECONDS", 0.0)
-        with pytest.raises(SystemExit):
-            run._end_if_stuck(training.stuck, threading.Event())
-        ends.assert_called_once_with(143)
-        assert capsys.readouterr().err.startswith("error: a host of the cluster is lost: ")
-    clock.now += 1000
-    assert training.stuck() is None  # the master saves what it holds
-    with training._calls_servers():
-        clock.now += asynchronous._STUCK_SECONDS
-        assert training.stuck() is None
-        clock.now += 1
-        assert training.stuck() is error
+    assert is_ended(looks, monkeypatch) == ends
+    assert capsys.readouterr().err.startswith("error: a host of the cluster is lost: ") == ends
+    assert not is_ended(looks, monkeypatch, calls=False), "the master saves what it holds"
+
+
+def test_training_with_parameter_servers_runs_beside_what_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    training, begun = Asynchronous.__new__(Asynchronous), threading.Event()
+    training.workers, training.others, training.devices, training.graphs = 0, None, ("/device:CPU:0",), MagicMock()
+    training.chief, training.job, training.servers = MagicMock(), MagicMock(callbacks=None), MagicMock()
+
+    def end_if_stuck(servers: Any, ended: threading.Event) -> None:
+        assert servers is training.servers
+        begun.set()
+        ended.wait()
+        begun.clear()
+
+    monkeypatch.setattr(training, "_end_if_stuck", end_if_stuck)
+    monkeypatch.setattr(Training, "run", lambda _self: wait_for(begun.is_set, "the thread runs", poll=0.01))
+    training.run()
+    wait_for(lambda: not begun.is_set(), "the thread has ended", poll=0.01)
 
 
 @pytest.mark.parametrize("call", ["run_round", "pull"])
@@ -172,13 +198,13 @@ def test_each_call_of_the_parameter_servers_is_noted(call: str, monkeypatch: pyt
     training.name, training._call_start = "master/0", None
     training.job, training.network, training.copy, training.graphs = MagicMock(callbacks=None), None, MagicMock(), {(): None}
     training.flags, training.count, training.servers = flags_of(["--max-steps=9"]), 2, MagicMock()
-    called = MagicMock(side_effect=lambda *_: starts.append(training._call_start))
+    calls = MagicMock(side_effect=lambda *_: starts.append(training._call_start))
     if call == "pull":
-        training.pull = called
+        training.pull = calls
         monkeypatch.setattr(Training, "refresh", lambda _self: 1)
         training.refresh()
     else:
-        monkeypatch.setattr(asynchronous, "run_round", called)
+        monkeypatch.setattr(asynchronous, "run_round", calls)
         training._replica("worker/0", None, (), print, []).take(1, 1)
         training._replica("master/0", None, (), print, []).take(1, 1)
         assert starts.pop(0) is None

@@ -16,10 +16,11 @@ import pytest
 from scaletier.asynchronous import Asynchronous, _shorten_log
 from scaletier.checkpoint import CheckpointError
 from scaletier.data import DataError
+from scaletier.exit import RETRY_EXIT_CODE
 from scaletier.flags import flags_of
 from scaletier.job import Job, JobError
 from scaletier.loop import DivergedError, PreemptedError
-from scaletier.run import RETRY_EXIT_CODE, _guarded, run_to_exit_code, train
+from scaletier.run import _guarded, run_to_exit_code, train
 from scaletier.tensorflow_setup import import_tensorflow
 from scaletier.tf_config import Cluster
 
@@ -141,7 +142,7 @@ def test_a_cluster_that_cannot_train_is_one_line(monkeypatch: pytest.MonkeyPatch
 def test_a_process_leaves_by_its_code_or_by_sigterm(code: int, call: str) -> None:
     program = (
         "import threading, time\n"
-        "import atexit, signal; from scaletier.run import exit_process; atexit.register(print, 'late')\n"
+        "import atexit, signal; from scaletier.exit import exit_process; atexit.register(print, 'late')\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
         f"print('before'); {call.format(code)}"
     )
