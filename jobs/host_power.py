@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from http.client import HTTPException
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from jobs.lease import Clock
 from jobs.records import Power
+
+if TYPE_CHECKING:
+    from urllib.error import HTTPError
 
 Start = Callable[[str], str]
 """Requests the start of a host; returns an empty text if that was accepted, else the reason in one line."""
@@ -138,12 +139,16 @@ def _new_line(host: str, request: _HostRequest) -> str:
 
 def _fetch(url: str, headers: Mapping[str, str], content: bytes | None = None, seconds: float = _SECONDS) -> bytes:
     """Return the body of an answer to a GET, or to a POST of the content; PowerError for any status but success."""
+    import urllib.request  # local hosts need neither it nor ssl
+    from http.client import HTTPException
+    from urllib.error import HTTPError
+
     try:
         request = urllib.request.Request(url, content, dict(headers))  # noqa: S310  the addresses are the stack's own
         with urllib.request.urlopen(request, timeout=seconds) as answer:  # noqa: S310
             body: bytes = answer.read()
             return body
-    except urllib.error.HTTPError as error:
+    except HTTPError as error:
         with error:
             raise PowerError(_refusal(error)) from None
     except (OSError, ValueError, HTTPException) as error:
@@ -151,7 +156,9 @@ def _fetch(url: str, headers: Mapping[str, str], content: bytes | None = None, s
         raise NoAnswerError(f"{urlsplit(url).netloc} does not answer ({reason})") from None
 
 
-def _refusal(error: urllib.error.HTTPError) -> str:
+def _refusal(error: HTTPError) -> str:
+    from http.client import HTTPException
+
     try:
         reason = str(json.loads(error.read())["error"]["message"])
     except (OSError, ValueError, KeyError, TypeError, HTTPException):

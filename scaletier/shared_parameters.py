@@ -76,7 +76,8 @@ class SharedParameters(Exchange):
                 with here():
                     tf.raw_ops.LogicalNot(x=initialized)  # the error comes with the value
         except tf.errors.OpError as error:
-            return error
+            lost: Exception = error
+            return lost
         return None
 
     def begin(self, held: Variables) -> tuple[Any, Any]:

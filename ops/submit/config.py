@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from infra.inventory import Host, Inventory
@@ -23,14 +23,16 @@ from ops import commands
 from ops.cluster.inventory import require_runtimes
 from ops.config_values import check_notify, read_yaml, validate
 from ops.errors import UsageError, suggest
-from ops.package import runtimes, trainer_config
-from ops.package.runtimes import RuntimeRequest
+from ops.package import trainer_config
 from ops.package.trainer_config import Strategy, TrainerConfig, merge_end_keys
 from ops.submit import arguments, environment, resources, tuning
 from ops.submit.program import flag_sources
 from ops.submit.resources import ROLE_KEYS
 from ops.submit.schema import JobConfig, check_job_id, check_labels
 from ops.terminal import list_some
+
+if TYPE_CHECKING:
+    from ops.package.runtimes import RuntimeRequest
 
 IGNORED_KEYS = ("region", "pythonVersion")
 RUNTIME_KEYS = ("runtime", "runtimeVersion")
@@ -256,6 +258,8 @@ def _runtime(flags: JobFlags, config: Mapping[str, Any], inventory: Inventory, w
     require_runtimes(inventory, names[path is None])
     if path is not None and version is not None:
         raise UsageError(f"{names[0]} and {names[1]} both say which Python: leave one of them out")
+    from ops.package import runtimes  # takes packaging along
+
     if path is not None:
         return runtimes.from_file(path, names[0], any(host.accelerator for host in inventory.job_hosts))
     return runtimes.from_version(version or "", names[1], inventory)

@@ -517,7 +517,7 @@ def test_ctrl_c_during_the_imports_is_one_line(monkeypatch: pytest.MonkeyPatch, 
     with pytest.raises(SystemExit) as caught:
         start.main()
     gc.set_threshold(*threshold)
-    assert (caught.value.code, capsys.readouterr(), thresholds) == (DETACHED, ("", "stopped\n"), [50_000])
+    assert (caught.value.code, capsys.readouterr(), thresholds) == (DETACHED, ("", "stopped\n"), [200_000])
 
 
 def test_an_error_of_a_fabric_group_names_each_host() -> None:

@@ -89,3 +89,14 @@ def test_a_broken_program_and_a_deleted_folder_are_one_line(project: Path, tmp_p
         [sys.executable, "-c", command, "jobs"], cwd=deleted, env={**os.environ, "PYTHONPATH": str(ROOT)}, **_TEXT
     )
     assert (result.returncode, result.stderr.startswith("error: the folder that this is called in is gone")) == (2, True)
+
+
+def test_commands_start_without_what_only_tests_need() -> None:
+    """Other code still gets the real unittest.mock."""
+    code = (
+        "import sys\nfrom ops.cli import start\nstart._import_invoke()\nimport ops.cli.commandline, ops.submit.runner\n"
+        "print({'asyncio', 'unittest', 'packaging', 'urllib.request'} & {*sys.modules})\n"
+        "from unittest.mock import Mock\nprint(Mock(return_value='called')())"
+    )
+    result = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, **_TEXT)
+    assert (result.stdout, result.stderr) == ("set()\ncalled\n", "")

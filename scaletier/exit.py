@@ -1,0 +1,37 @@
+"""How a process of a training job ends: its exit code, and one line for an error that is not the program's own."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from typing import NoReturn
+
+from scaletier.tensorflow_setup import one_line
+
+# The job should resume from its last checkpoint: a host is lost, or this process got SIGTERM. The process ends by SIGTERM,
+# which a supervisor does not count as the program's fault, as it would a code.
+RETRY_EXIT_CODE = 128 + signal.SIGTERM
+
+
+def exit_process(code: int) -> NoReturn:
+    """End the process at once, from any thread; by SIGTERM if the job should resume."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if code == RETRY_EXIT_CODE:
+        ctypes.CDLL(None).signal(signal.SIGTERM, int(signal.SIG_DFL))  # Python's own is for the main thread alone
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+        signal.raise_signal(signal.SIGTERM)
+    os._exit(code)
+
+
+def print_failure(message: str, code: int) -> int:
+    """Print an error line; return the exit code."""
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    return code
+
+
+def print_lost_host(error: Exception) -> int:
+    """Print the line of a lost host of the cluster; return the exit code with which the job resumes."""
+    return print_failure(f"a host of the cluster is lost: {one_line(error)}", RETRY_EXIT_CODE)
