@@ -177,7 +177,7 @@ def run(project: str, name: str, *command: str) -> str:
     output = instance.api
     for part in operation.metadata["output"]["1"].partition(f"/{name}/")[2].split("/"):
         output = output[part]
-    return str(output.get().text)
+    return str(output.get(is_api=False).text)  # else pylxd takes JSON for an answer of LXD
 
 
 @contextmanager
