@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import dropwhile
@@ -207,6 +209,10 @@ class Stack:
 
     def up(self) -> str:
         return self.pulumi("up", "--yes", "--skip-preview")
+
+    def up_changes(self) -> dict[str, int]:
+        """Run `pulumi up`; return what it has done to hosts, such as `{"created": 3, "updated": 8}`."""
+        return dict(Counter(re.findall(r":Host \S+ (created|updated|replaced|deleted)\b(?! original)", self.up())))
 
     def changes(self) -> dict[str, int]:
         """Return `pulumi preview`'s changes to hosts, such as `{"create": 3, "update": 8}`; empty for none."""

@@ -89,7 +89,7 @@ def test_cloud_ml_code_from_2017_runs(cluster: Stack, tmp_path: Path) -> None:
     flags = ("--package", str(package), "--config", "examples/cloudml/config.yaml")
     patterns = {name: rf"Started \[{name.replace('-', '/')}\]" for name in ("worker-0", "worker-1", "ps-0", "ps-1")}
     patterns |= {"master-0": r"Train \[master/0\], step \d{3}", "evaluator-0": "the evaluator has nothing to do"}
-    lines = run_until(cluster, "ex_cloudml", patterns, *flags, "--args", "--model cnn --max-steps 10000000")
+    lines = run_until(cluster, "ex_cloudml", patterns, *flags, "--args", "--model mlp --max-steps 10000000")
     find_lines(lines["master-0"], "Started [master/0]")
     assert accuracy(lines["master-0"], 60) > 0.8
     # Each parameter server wrote its part of the last checkpoint.

@@ -69,13 +69,10 @@ def test_an_interrupted_update_resumes_tiers_change_and_destroy_removes_all(clus
     assert json.loads((stack.folder / "inventory.json").read_text())["scaleTier"] == "STANDARD_1"
     types = {"masterType": "n1-highcpu-16", "workerType": "n1-highcpu-16", "parameterServerType": "n1-highmem-8"}
     stack.configure(scaleTier="CUSTOM", **types, workerCount="5", parameterServerCount="4")
-    assert stack.changes() == {"create": 2, "update": 8}
-    stack.up()
+    assert stack.up_changes() == {"created": 2, "updated": 8}
     wait_until_answering(stack, 10)
     stack.configure(workerCount="0", parameterServerCount="0")  # their types may stay
-    assert stack.changes() == {"delete": 9}
-    stack.up()
-    assert stack.changes() == {}
+    assert stack.up_changes() == {"deleted": 9}
     stack.pulumi("destroy", "--yes", "--skip-preview")
     stack.wait_for_leftovers()
     assert not stack.folder.exists()

@@ -32,7 +32,7 @@ def call_fab(*argv: str, **environment: str) -> subprocess.CompletedProcess[str]
         contextlib.redirect_stderr(err),
     ):
         try:
-            start.main()
+            start.run()
         except SystemExit as error:
             code = int(error.code or 0)
         finally:

@@ -501,7 +501,7 @@ def test_a_command_ends_well_if_its_reader_is_gone(monkeypatch: pytest.MonkeyPat
     with monkeypatch.context() as patched:
         patched.setattr(os, "open", lambda *arguments: opened.append(arguments) or 5)
         patched.setattr(os, "dup2", lambda *fds: copied.append(fds))
-        start.main() if main == "start" else task.command(fail)()
+        start.run() if main == "start" else task.command(fail)()
     gc.set_threshold(*threshold)
     assert (opened, copied) == ([(os.devnull, os.O_WRONLY)], [(5, 77)])
 
@@ -515,7 +515,7 @@ def test_ctrl_c_during_the_imports_is_one_line(monkeypatch: pytest.MonkeyPatch, 
 
     monkeypatch.setattr("ops.cli.commandline.main", fail)
     with pytest.raises(SystemExit) as caught:
-        start.main()
+        start.run()
     gc.set_threshold(*threshold)
     assert (caught.value.code, capsys.readouterr(), thresholds) == (DETACHED, ("", "stopped\n"), [200_000])
 

@@ -100,3 +100,25 @@ def test_commands_start_without_what_only_tests_need() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, **_TEXT)
     assert (result.stdout, result.stderr) == ("set()\ncalled\n", "")
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "out", "err"),
+    [
+        ("print('all')", 0, "all\n", ""),
+        ("print('all'); sys.exit(7)", 7, "all\n", ""),
+        ("sys.exit('why')", 1, "", "why\nlate\n"),
+        ("sys.stdout = open('/dev/full', 'w'); print('lost')", 1, "", ""),
+        ("sys.stdout = open('/dev/full', 'w'); print('lost'); sys.exit(2)", 2, "", ""),
+    ],
+)
+def test_a_command_ends_at_once_and_loses_no_output(body: str, code: int, out: str, err: str) -> None:
+    program = (
+        "import atexit, sys\nimport ops.cli.commandline\nfrom ops.cli import start\n"
+        f"def body():\n    {body}\n"
+        "ops.cli.commandline.main = body\n"
+        "atexit.register(print, 'late', file=sys.stderr)\n"
+        "start.main()"
+    )
+    result = subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(ROOT)}, **_TEXT)
+    assert (result.returncode, result.stdout, result.stderr) == (code, out, err)
