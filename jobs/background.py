@@ -12,16 +12,17 @@ T = TypeVar("T")
 
 
 class Background(Generic[T]):
-    """Run a function in a thread, from now on; `join` returns its result or raises its error."""
+    """Run a function in a thread, from now on; `join` returns its result or raises its error.
 
-    def __init__(self, work: Callable[[], T]) -> None:
+    The thread calls `ended` once `running` is False.
+    """
+
+    def __init__(self, work: Callable[[], T], ended: Callable[[], None] = lambda: None) -> None:
+        self._ended = ended
+        self.running = True
         self._outcome: queue.SimpleQueue[tuple[T | None, Exception | None]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, args=(work,), daemon=True)
         self._thread.start()
-
-    @property
-    def running(self) -> bool:
-        return self._thread.is_alive()
 
     def join(self, seconds: float) -> T:
         """Return the result, or raise the work's error; each only once. TimeoutError if the work still runs."""
@@ -38,16 +39,21 @@ class Background(Generic[T]):
             self._outcome.put((work(), None))
         except Exception as error:  # noqa: BLE001  join raises it
             self._outcome.put((None, error))
+        self.running = False
+        self._ended()
 
 
 class BackgroundTask(Generic[T]):
     """Polled work: `result` is that of the function, or of `failed` with the reason in one line.
 
-    The function has failed too if it has not returned after `seconds`; a later result is dropped.
+    The function has failed too if it has not returned after `seconds`; a later result is dropped. `ended` is called in a thread
+    once the function has returned or failed.
     """
 
-    def __init__(self, work: Callable[[], T], seconds: float, failed: Callable[[str], T]) -> None:
-        self._background, self._failed, self._seconds = Background(work), failed, seconds
+    def __init__(
+        self, work: Callable[[], T], seconds: float, failed: Callable[[str], T], ended: Callable[[], None] = lambda: None
+    ) -> None:
+        self._background, self._failed, self._seconds = Background(work, ended), failed, seconds
         self._give_up_at = time.monotonic() + seconds
         self._result: T | None = None
 

@@ -54,7 +54,7 @@ def main() -> int:
         return 2
     ledger = Ledger(TimeLimited(store, STORE_SECONDS))
     launcher_client = launcher(host.bucket, os.environ)
-    job_files = JobFiles(host, state, ledger, store, os.environ, launcher_client)
+    job_files = JobFiles(host, state, ledger, store, os.environ, launcher_client, wake=lambda: loop.report_now())
     client = StartClient(host.power) if host.power else None
     agent = Agent(
         host.name,
@@ -74,7 +74,7 @@ def main() -> int:
         is_current_version=lambda: _version() == version,
     )
     notify("READY=1")
-    loop = Loop(agent)
+    loop: Loop = Loop(agent)
     loop.run()
     return AGAIN if loop.woken_late or _version() != version else 0
 
@@ -151,6 +151,10 @@ class Loop:
                 return
             if select.select([self._woken], [], [], min(wait, _LONGEST_SLEEP))[0]:
                 self._woken.recv(4096)
+
+    def report_now(self) -> None:
+        """Begin the next cycle at once, from any thread."""
+        self._due.set()
 
     @property
     def woken_late(self) -> bool:

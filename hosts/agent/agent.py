@@ -60,7 +60,7 @@ class Agent:
         self._failing = False
         self._failure = ""
         self._end_seen = ""
-        self._terminated = self._preemption_checked = False
+        self._terminated = self._preemption_checked = self._due_at_once = False
         self.finished = False
         """True once the process may end.
 
@@ -98,6 +98,9 @@ class Agent:
 
     def _wait(self) -> float:
         reporter = self._reporter
+        if self._due_at_once:
+            self._due_at_once = False
+            return 0.0
         if reporter is None or reporter.job is None:
             return self._poll / _QUICK if self._clock() < self._quick_until else self._poll
         if reporter.due_at_once:
@@ -218,6 +221,7 @@ class Agent:
         record = supervisor.record
         if record.unsaved is None and (files := self._job_files.unsaved(record)) is not None:
             supervisor.set_unsaved(files)
+            self._due_at_once = True
         return record.unsaved is not None
 
     def _check_preemption(self) -> None:
@@ -233,6 +237,7 @@ class Agent:
         """Forget the job."""
         self._reporter = self.supervisor = None
         self._end_seen = ""
+        self._due_at_once = True
 
     def _note_failure(self, error: Exception) -> None:
         self._failure = str(error)

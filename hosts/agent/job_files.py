@@ -8,7 +8,7 @@ import os
 import shlex
 import tarfile
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -78,15 +78,16 @@ class JobFiles:
         environ: Mapping[str, str],
         launcher: Launcher | None = None,
         mint: Mint = mint,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
         """Prepare for any number of jobs, one after another.
 
         `files` is the bucket for large objects: packages and logs. Without a `launcher` a trainer runs as this user. `mint`
-        makes tokens for Google's clients.
+        makes tokens for Google's clients. `wake` is called when the search for unsaved files has ended.
         """
         self._launcher = launcher
         self._host, self._state, self._ledger, self._files, self._environ = host, state, ledger, files, environ
-        self._mint = mint
+        self._mint, self._wake = mint, wake
         self._broker: Broker | None = None
         self._secrets = state / "secrets"
         self._log: Log | None = None
@@ -153,7 +154,9 @@ class JobFiles:
             return UnsavedFiles()
         if current.unsaved is None:
             start = self._launcher or Child
-            current.unsaved = unsaved.start_search(current.assignment, current.folders, self._host, self._files, start)
+            current.unsaved = unsaved.start_search(
+                current.assignment, current.folders, self._host, self._files, start, self._wake
+            )
         return current.unsaved.result
 
     def notify(self, job: JobRecord) -> Notification | None:

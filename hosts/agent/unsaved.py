@@ -7,7 +7,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -50,7 +50,12 @@ class JobFolders:
 
 
 def start_search(
-    assignment: Assignment, folders: JobFolders, host: HostFile, store: Bucket, start: StartProgram
+    assignment: Assignment,
+    folders: JobFolders,
+    host: HostFile,
+    store: Bucket,
+    start: StartProgram,
+    ended: Callable[[], None] = lambda: None,
 ) -> BackgroundTask[UnsavedFiles]:
     """Begin one search for a job's files; `start` starts a program as the trainer's user. The result is logged."""
 
@@ -63,7 +68,7 @@ def start_search(
         return logged(UnsavedFiles(error=f"files outside JOB_DIR were not searched for: {why}"))
 
     seconds = _BUCKET_SECONDS + _START_SECONDS + SEARCH_TIMEOUT
-    return BackgroundTask(lambda: logged(_search(assignment, folders, host, store, start)), seconds, failed)
+    return BackgroundTask(lambda: logged(_search(assignment, folders, host, store, start)), seconds, failed, ended)
 
 
 def _search(assignment: Assignment, folders: JobFolders, host: HostFile, store: Bucket, start: StartProgram) -> UnsavedFiles:

@@ -33,7 +33,7 @@ def test_launcher_and_jobs_agree_on_job_ids() -> None:
 def test_a_job_sees_only_its_parts_of_the_bucket() -> None:
     run = launch.run_of(GOOD, "/bucket")
     assert run["shown"] == ["/bucket/data", "/bucket/jobs/old/output"]
-    line = launch.command(run, "/bucket", "scaletier-launch@1.service")
+    line = launch.command(run, "/bucket", "scaletier-launch@1.service", False)
     properties = [line[index + 1] for index, word in enumerate(line) if word == "-p"]
     assert properties == [
         'TemporaryFileSystem="/var/lib/scaletier":ro',
@@ -61,8 +61,8 @@ def test_a_trainer_may_open_many_files_and_set_no_setuid_bit() -> None:
 
 def test_on_google_no_bucket_folder_is_hidden() -> None:
     run = launch.run_of({**GOOD, "output": "", "names": []}, "")
-    assert 'TemporaryFileSystem="/var/lib/scaletier":ro' in launch.command(run, "", "")
-    assert not [word for word in launch.command(run, "", "") if "bucket" in word and word not in launch.ENTER]
+    assert 'TemporaryFileSystem="/var/lib/scaletier":ro' in launch.command(run, "", "", False)
+    assert not [word for word in launch.command(run, "", "", False) if "bucket" in word and word not in launch.ENTER]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_peers_must_be_addresses_of_the_cluster() -> None:
 
 def test_a_folder_may_have_any_valid_name() -> None:
     run = launch.run_of({**GOOD, "cwd": f"{HOME}/package/it's 100 %", "output": "/bucket/it's (né)"}, "/bucket")
-    assert 'BindPaths="/bucket/it\'s (né)":"/bucket/it\'s (né)"' in launch.command(run, "/bucket", "")
+    assert 'BindPaths="/bucket/it\'s (né)":"/bucket/it\'s (né)"' in launch.command(run, "/bucket", "", False)
 
 
 @given(st.text(max_size=30))
@@ -176,7 +176,7 @@ def test_a_folder_may_have_any_valid_name() -> None:
 def test_no_path_adds_a_systemd_property(text: str) -> None:
     fields = {**GOOD, "output": f"/bucket/{text}", "names": [text, f"/bucket/{text}"]}
     try:
-        line = launch.command(launch.run_of(fields, "/bucket"), "/bucket", "")
+        line = launch.command(launch.run_of(fields, "/bucket"), "/bucket", "", False)
     except launch.RunRefused:
         return
     for index, word in enumerate(line):
