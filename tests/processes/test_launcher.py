@@ -210,14 +210,19 @@ def test_a_program_s_peers_are_written_before_it_starts(host: Host, tmp_path: Pa
     assert f'BindReadOnlyPaths="{host.root}/run/hosts":"/etc/hosts"' in host.systemd_run_calls, (
         "torchrun tells peers the name of its host"
     )
+    opens = f"'ExecStartPre=+{host.root}/peers', '-p', 'ExecStopPost=+-{host.root}/peers close'"
+    assert opens in host.systemd_run_calls, "systemd closes the network however the trainer ends"
     names = (host.root / "run/hosts").read_text()
     assert names == Path("/etc/hosts").read_text().rstrip("\n") + "\n10.77.0.2 worker\n10.77.0.128 ps\n"
     (host.root / "systemd-run-calls").unlink()
     assert peers_at_start() == "[]", "the peers of the run before are removed at the start"
     assert "/etc/hosts" not in host.systemd_run_calls
+    assert opens in host.systemd_run_calls
+    (host.root / "systemd-run-calls").unlink()
     file.unlink()
     assert wait_for_exit(start_code(host, tmp_path, "import os, sys; print(os.path.exists(sys.argv[1]))", str(file))) == 0
     assert read_log(tmp_path)[-1] == "False", "without peers there is no file to wait for"
+    assert "Exec" not in host.systemd_run_calls
 
 
 @pytest.mark.parametrize("has_firewall", [True, False], ids=["local", "google"])

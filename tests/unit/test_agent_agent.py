@@ -492,7 +492,8 @@ def test_unsaved_files_are_recorded_before_the_host_continues(host: Host) -> Non
     assert (host.job().state, host.prepares) == ("SUCCEEDED", ["job01"])
     assert host.ledger.queue().holder("master-0").jobId == "job02", "the queue does not wait"  # type: ignore[union-attr]
     host.unsaved_files = UnsavedFiles(True, ["model"], 1, 7)
-    host.cycles(3)
+    assert [host.agent.run_cycle(), host.agent.run_cycle()] == [0.0, 0.0], "each is reported at once, as a person waits for it"
+    host.cycles(1)
     assert host.ledger.replicas("job01", ["master-0"])["master-0"].unsaved == host.unsaved_files
     assert host.prepares == ["job01", "job02"]
 

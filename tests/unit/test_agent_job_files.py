@@ -9,6 +9,8 @@ import os
 import subprocess
 import sys
 import tarfile
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from unittest.mock import Mock
 
 import pytest
 from test_agent_unsaved import wait_for_newer_ctime
-from waiting import wait_for
+from waiting import limit, wait_for
 
 from hosts.agent import job_files as job_files_module
 from hosts.agent import token_broker
@@ -53,9 +55,11 @@ def job_files(
     bucket: str = "/bucket",
     python: str = HostFile.python,
     mint: Mint = token_broker.mint,
+    wake: Callable[[], None] = lambda: None,
 ) -> JobFiles:
     store = FolderBucket(state.parent / "bucket")
-    return JobFiles(HostFile("ps-0", bucket, python=python), state, Ledger(store), store, environ or {}, launcher, mint)
+    host = HostFile("ps-0", bucket, python=python)
+    return JobFiles(host, state, Ledger(store), store, environ or {}, launcher, mint, wake)
 
 
 def environment(state: Path, plan: Plan = PLAN, environ: dict[str, str] | None = None, launcher: Any = None) -> dict[str, str]:
@@ -283,13 +287,16 @@ def test_a_job_that_ran_with_an_output_is_searched_for_unsaved_files(state: Path
     wait_for_newer_ctime(state / "jobs/job01/package.sha256")
     (state / "jobs/job01/package/model").write_text("x")
     ran, plan = ReplicaRecord("ps-0", startTime="2026-01-31T12:00:00.000Z"), with_environment(JOB_DIR=f"{state}/output")
-    files = job_files(state, python=sys.executable)
+    ended = threading.Event()
+    files = job_files(state, python=sys.executable, wake=ended.set)
     assert files.unsaved(ran) == UnsavedFiles(), "no job is here"
     for plan_, record in ((replace(plan, study=Study([])), ran), (plan, ReplicaRecord("ps-0")), (with_environment(), ran)):
         files.prepare(plan_, "ps-0")
         assert files.unsaved(record) == UnsavedFiles()
     files.prepare(plan, "ps-0")
-    assert wait_for(lambda: files.unsaved(ran), "the search") == UnsavedFiles(True, ["model"], 1, 1)
+    assert files.unsaved(ran) is None
+    assert ended.wait(limit()), "the agent reports it at once"
+    assert files.unsaved(ran) == UnsavedFiles(True, ["model"], 1, 1)
     assert files.unsaved(ran) is files.unsaved(ran)
 
 
