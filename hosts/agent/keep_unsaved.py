@@ -31,7 +31,7 @@ _NICE = 10
 HOME = "home/"
 """The prefix of the names of files in HOME."""
 # What programs can make again, by the names that are usual, and by the mark of bford.info/cachedir.
-_CACHES, _MARK = frozenset({"__pycache__", ".cache", ".nv"}), "CACHEDIR.TAG"
+CACHES, _MARK = frozenset({"__pycache__", ".cache", ".nv"}), "CACHEDIR.TAG"
 # The same in a folder for temporary files: TensorFlow's AutoGraph and PyTorch's compiler leave such.
 _TEMPORARY = ("__autograph_generated_file", "torchinductor_")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -75,7 +75,7 @@ class Search:
         # Libraries keep their settings in hidden folders of HOME: Keras writes one as it is imported.
         settings = prefix == HOME and not path
         for name in sorted(names):
-            if name in _CACHES or name.startswith(_TEMPORARY):
+            if name in CACHES or name.startswith(_TEMPORARY):
                 continue
             with suppress(OSError):  # it may be gone, or closed to its own user
                 info = os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -178,7 +178,7 @@ def keep(
     """
     deadline = time.monotonic() + seconds
     target = None if wrote else Url(job_dir) if "://" in job_dir else LocalFolder(job_dir)
-    if target and _has_job_files(target, Search(since, deadline)):
+    if target and has_job_files(target, Search(since, deadline)):
         target = None
     files: list[UnsavedFile] = []
     report: dict[str, Any] = {"jobDirEmpty": target is not None}
@@ -205,7 +205,8 @@ def keep(
     }
 
 
-def _has_job_files(target: LocalFolder | Url, search: Search) -> bool:
+def has_job_files(target: LocalFolder | Url, search: Search) -> bool:
+    """Return True if the job wrote a file to JOB_DIR."""
     try:
         return target.wrote(search)
     except LimitError:

@@ -129,6 +129,17 @@ def test_a_program_s_arguments_environment_and_output_are_unchanged(host: Host, 
     assert not (host.root / "transient/scaletier-trainer.service").exists()
 
 
+def test_an_agent_sees_whether_anything_was_ever_written_to_a_private_folder(host: Host, tmp_path: Path) -> None:
+    folders = [host.state / f"jobs/job01/{name}" for name in ("home", "tmp", "var-tmp")]
+    for code, expected in (
+        ("", [0, 0, 0]),
+        (f"import os; os.unlink(os.open('{folders[1]}/x', os.O_CREAT) and '{folders[1]}/x')", [0, 1, 0]),
+        ("", [0, 1, 0]),
+    ):
+        assert wait_for_exit(start_code(host, tmp_path, code)) == 0
+        assert [min(folder.stat().st_mtime_ns, 1) for folder in folders] == expected
+
+
 def test_a_program_has_the_default_signal_handlers(host: Host, tmp_path: Path) -> None:
     grep = ProgramSpec("job01", ["grep", "SigIgn", "/proc/self/status"], host.package, {"PATH": os.environ["PATH"]})
     assert wait_for_exit(trainer(host, tmp_path, grep)) == 0

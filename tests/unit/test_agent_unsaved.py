@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ from waiting import wait_for
 
 from hosts.agent import keep_unsaved, unsaved
 from hosts.agent.keep_unsaved import LimitError, LocalFolder, Search, UnsavedFile, keep, open_file
-from hosts.agent.process import Child, ProgramSpec, StartProgram
+from hosts.agent.process import Child, ProgramSpec, RunningProgram, StartProgram
 from hosts.agent.replica_rules import Exit
 from hosts.agent.supervisor import Assignment
 from hosts.agent.unsaved import JobFolders
@@ -305,9 +305,10 @@ def search(
     start: StartProgram,
     messages: MessageLog,
     python: str = sys.executable,
+    private: Sequence[Path] = (),
 ) -> UnsavedFiles:
     assignment = Assignment(Plan("job01", ["master-0"], "task", [], {}), "master-0", package, env, python, messages)
-    folders = JobFolders(package, package.with_name("package.sha256"), {})
+    folders = JobFolders(package, package.with_name("package.sha256"), {}, private)
     task = unsaved.start_search(assignment, folders, HostFile("master-0", bucket, python=python), files, start)
     return wait_for(lambda: task.result, "what was left")
 
@@ -330,6 +331,51 @@ def test_files_outside_an_output_that_is_not_empty_are_named(package: Path) -> N
     )
     (package / "model").unlink()
     assert collect(package, Child) == (UnsavedFiles(), [])
+
+
+def needs_search(package: Path, job_dir: str = "", files: Any = None, private: Sequence[Path] = ()) -> bool:
+    """Tell whether a program is started for the search."""
+    calls: list[str] = []
+
+    def start(run: ProgramSpec, _output: int) -> RunningProgram:
+        calls.append(run.argv[0])
+        raise OSError("it is not started")
+
+    env = {"JOB_DIR": job_dir or str(output(package))}
+    search(package, env, "gs://bucket", files, start, MessageLog(), private=private)
+    return bool(calls)
+
+
+def test_a_job_that_wrote_nothing_needs_no_search(package: Path, tmp_path: Path) -> None:
+    (package / "__pycache__").mkdir()
+    (package / "__pycache__/task.pyc").write_text("x")
+    (package / "empty").mkdir()
+    (home := tmp_path / "home").mkdir()
+    os.utime(home, ns=(0, 0))
+    assert not needs_search(package, private=[home])
+    assert collect(package, Child, str(tmp_path / "none")) == (UnsavedFiles(jobDirEmpty=True), [])
+    (output(package) / "model").write_text("x")
+    assert collect(package, Child, str(tmp_path / "none")) == (UnsavedFiles(), [])
+    gs, has_output = "gs://bucket/jobs/job01/output", SimpleNamespace(sizes=lambda _: {"model": 1})
+    assert not needs_search(package, gs, has_output)
+    assert needs_search(package, gs, SimpleNamespace(sizes=lambda _: {})), "its client tells whether JOB_DIR is empty"
+    assert needs_search(package, "gs://other/output", has_output)
+
+
+def test_a_job_that_may_have_written_a_file_is_searched(package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home := tmp_path / "home").mkdir()
+    assert needs_search(package, private=[home]), "something was written there, and may be gone"
+    assert needs_search(package, private=[tmp_path / "none"])
+    monkeypatch.setattr(os, "walk", lambda _, onerror: onerror(PermissionError()))
+    assert needs_search(package), "a folder that the agent may not read"
+    monkeypatch.undo()
+    monkeypatch.setattr(unsaved, "_MOST_ENTRIES", 0)
+    assert needs_search(package)
+    monkeypatch.undo()
+    assert not needs_search(package)
+    (package / "below").mkdir()
+    (package / "below/task.py").write_text("x")
+    assert needs_search(package)
 
 
 def test_an_output_in_the_cluster_s_bucket_is_read_by_the_agent(package: Path) -> None:
@@ -376,6 +422,7 @@ def test_a_search_without_a_report_is_an_error_of_one_line(package: Path, tmp_pa
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\n{script}\n")
     python.chmod(0o755)
+    (package / "model").write_text("x")
     unsaved_files, messages = collect(package, Child, str(python), PATH=os.environ["PATH"])
     assert unsaved_files == UnsavedFiles(error=f"files outside JOB_DIR were not searched for: {reason}")
     assert messages == [unsaved_files.error]
@@ -384,6 +431,7 @@ def test_a_search_without_a_report_is_an_error_of_one_line(package: Path, tmp_pa
 def test_a_search_that_cannot_start_or_does_not_end_blocks_nothing(
     package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (package / "model").write_text("x")
     unsaved_files, _ = collect(package, Child, str(tmp_path / "none"))
     assert unsaved_files.error == "files outside JOB_DIR were not searched for: No such file or directory"
     for name in ("SEARCH_TIMEOUT", "_START_SECONDS"):
@@ -424,6 +472,7 @@ class Ended:
 def test_a_hostile_search_s_report_keeps_the_record_small_and_its_processes_are_killed(package: Path) -> None:
     names = ["x" * 450] * 60
     process = Ended(b"noise\n" + json.dumps({"kept": names, "leftOut": names, "error": "y" * 1000}).encode())
+    (package / "model").write_text("x")
     unsaved_files, _ = collect(package, process)
     assert unsaved_files == UnsavedFiles(kept=["x" * 400] * 50, leftOut=["x" * 400] * 50, error="y" * 200)
     assert process.calls == ["SIGKILL", "reap"]
