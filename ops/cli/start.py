@@ -34,7 +34,9 @@ def main() -> None:
     try:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-    except OSError:  # there is nowhere to write to
+    except BrokenPipeError:  # the reader has closed the pipe
+        pass
+    except OSError:  # the disk is full
         code = code or FAILED
     if not isinstance(code, int):
         sys.exit(str(code))

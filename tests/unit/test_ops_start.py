@@ -108,6 +108,7 @@ def test_commands_start_without_what_only_tests_need() -> None:
         ("print('all')", 0, "all\n", ""),
         ("print('all'); sys.exit(7)", 7, "all\n", ""),
         ("sys.exit('why')", 1, "", "why\nlate\n"),
+        ("import os; r, w = os.pipe(); os.close(r); sys.stdout = open(w, 'w'); print('to nobody')", 0, "", ""),
         ("sys.stdout = open('/dev/full', 'w'); print('lost')", 1, "", ""),
         ("sys.stdout = open('/dev/full', 'w'); print('lost'); sys.exit(2)", 2, "", ""),
     ],
