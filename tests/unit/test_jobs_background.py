@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+from waiting import limit
 
 from jobs.background import BackgroundTask
 
@@ -26,5 +27,5 @@ def test_a_poller_is_called_once_the_result_is_there(error: Exception | None, ex
     task: BackgroundTask[str] = BackgroundTask(work, 60, lambda why: f"failed: {why}", wake)
     assert task.result is None
     go.set()
-    assert ended.wait(60)
+    assert ended.wait(limit())
     assert results == [expected]

@@ -59,7 +59,7 @@ InstallWeb = Callable[[FakeWeb], FakeWeb]
 @pytest.fixture
 def install_web(monkeypatch: pytest.MonkeyPatch) -> InstallWeb:
     def install_web(web: FakeWeb) -> FakeWeb:
-        monkeypatch.setattr(host_power.urllib.request, "urlopen", web)
+        monkeypatch.setattr("urllib.request.urlopen", web)
         return web
 
     return install_web

@@ -94,6 +94,7 @@ ALLOWED_LIBRARIES = {
     "ops/report/page.py": {"jinja2", "markupsafe"},
     "ops/screen": {"rich"},
     "ops/show/top.py": {"rich"},
+    "ops/cli/start.py": {"invoke"},
     "ops/cli/task.py": {"fabric"},
     "fabfile.py": set(),
     "jobs": set(),
