@@ -1,4 +1,4 @@
-"""How a process of a training job ends: its exit code, and one line for an error that is not the program's own."""
+"""End a process of a training job by its exit code, and print the line of an error that is not the program's own."""
 
 from __future__ import annotations
 

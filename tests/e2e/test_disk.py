@@ -52,6 +52,7 @@ def test_a_job_that_fills_its_quota_does_not_affect_others(cluster: Stack) -> No
         cluster.pulumi("config", "rm", "bucketSize")
         cluster.pulumi("config", "rm", "--path", "disk.worker")
         cluster.up()
+    assert cluster.changes() == {}
     cluster.must("train", "--job", "after_a_full_bucket", *TINY, "--args", "--seconds 1")
 
 

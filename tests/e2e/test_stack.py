@@ -73,6 +73,7 @@ def test_an_interrupted_update_resumes_tiers_change_and_destroy_removes_all(clus
     wait_until_answering(stack, 10)
     stack.configure(workerCount="0", parameterServerCount="0")  # their types may stay
     assert stack.up_changes() == {"deleted": 9}
+    assert stack.changes() == {}
     stack.pulumi("destroy", "--yes", "--skip-preview")
     stack.wait_for_leftovers()
     assert not stack.folder.exists()

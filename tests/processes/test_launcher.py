@@ -287,6 +287,9 @@ def test_a_trainer_reaches_only_its_peers_and_only_while_it_runs(tmp_path: Path)
     ]
     network.unlink()
     assert subprocess.run(["sh", "-c", script], env=environ, capture_output=True, check=False).returncode != 0
+    conf = SCRIPT.parents[3] / "etc/systemd/system/scaletier-trainer.service.d/hardening.conf"
+    commands = {line for line in conf.read_text().splitlines() if line.startswith("Exec")}
+    assert commands == {"ExecStopPost=+/usr/lib/scaletier/post-stop", "ExecStop=+-/usr/lib/scaletier/left"}
 
 
 def test_children_of_a_shell_have_the_job_s_stop_seconds(host: Host, tmp_path: Path) -> None:

@@ -334,7 +334,7 @@ def test_files_outside_an_output_that_is_not_empty_are_named(package: Path) -> N
 
 
 def needs_search(package: Path, job_dir: str = "", files: Any = None, private: Sequence[Path] = ()) -> bool:
-    """Tell whether a program is started for the search."""
+    """Return True if a program is started for the search."""
     calls: list[str] = []
 
     def start(run: ProgramSpec, _output: int) -> RunningProgram:

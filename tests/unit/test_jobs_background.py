@@ -1,4 +1,4 @@
-"""Work in a thread: what a poller sees, and that it is called once there is a result."""
+"""Test that a poller of work in a thread is called once there is a result."""
 
 from __future__ import annotations
 
