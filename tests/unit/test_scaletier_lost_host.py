@@ -135,7 +135,7 @@ FAILED = tf.errors.ResourceExhaustedError(None, None, "of the program")
 
 
 def is_ended(looks: Sequence[tuple[float, Exception | None]], monkeypatch: pytest.MonkeyPatch, *, calls: bool = True) -> bool:
-    """Return True if the process ends while the master calls the servers, which have these errors after so many seconds each."""
+    """Return True if the process ends while the master calls the servers, with these errors after so many seconds each."""
     training, clock, remaining = Asynchronous.__new__(Asynchronous), SimpleNamespace(now=100.0), list(looks)
     servers, exits, training._call_start = MagicMock(), list[int](), None
 
