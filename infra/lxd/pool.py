@@ -10,13 +10,13 @@ from infra.lxd.api import LxdError, client, errors
 _MADE_BY = "made by scaletier's set-up"
 _GIB = 2**30
 _SIZE = 40 * _GIB
-_LEAST = 8 * _GIB
+_LEAST = 4 * _GIB
 
 
 def make(name: str) -> str:
     """Create a pool on a btrfs loop file unless it exists; return a message. On btrfs a host is a snapshot of the image.
 
-    LxdError if less than 16 GiB are free on the disk.
+    LxdError if less than 8 GiB are free on the disk.
     """
     with errors(f"storage pool {name}"):
         if client().storage_pools.exists(name):

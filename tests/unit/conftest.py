@@ -1,4 +1,4 @@
-"""Fixtures of the unit tests; an audit hook blocks the network and ~/.ssh."""
+"""Fixtures of the unit tests; an audit hook blocks the network and ~/.ssh, and no test sees this machine's free disk."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _HOME_SSH = str(Path.home() / ".ssh")
 
 
 class ForbiddenError(RuntimeError):
-    """A unit test used the network or a file of ~/.ssh."""
+    """A unit test used the network, a file of ~/.ssh, or the free disk of this machine."""
 
 
 def _guard(event: str, args: tuple[Any, ...]) -> None:
@@ -66,6 +66,17 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
     finally:
         _guarded = False
+
+
+@pytest.fixture(autouse=True)
+def no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no test depend on the free disk of this machine: one that needs it sets it."""
+
+    def forbid(path: object) -> None:
+        raise ForbiddenError(f"a unit test wanted the free disk of {path}")
+
+    monkeypatch.setattr("shutil.disk_usage", forbid)
+    monkeypatch.setattr("os.statvfs", forbid)
 
 
 @pytest.fixture(autouse=True)

@@ -33,6 +33,7 @@ class Pools:
 def pools(monkeypatch: pytest.MonkeyPatch) -> Pools:
     pools = Pools()
     monkeypatch.setattr(pool, "client", lambda: SimpleNamespace(storage_pools=pools))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=200 * GIB))
     return pools
 
 
@@ -44,7 +45,7 @@ def call(action: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     return code, out or err
 
 
-@pytest.mark.parametrize(("free", "size"), [(200 * GIB, 40), (50 * GIB, 25), (16 * GIB, 8)])
+@pytest.mark.parametrize(("free", "size"), [(200 * GIB, 40), (50 * GIB, 25), (8 * GIB, 4)])
 def test_a_pool_gets_at_most_half_the_free_disk_and_can_be_removed(
     pools: Pools, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, free: int, size: int
 ) -> None:
@@ -60,8 +61,8 @@ def test_a_pool_gets_at_most_half_the_free_disk_and_can_be_removed(
 def test_a_disk_that_is_nearly_full_gets_no_pool(
     pools: Pools, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=16 * GIB - 2))
-    assert call("make", capsys) == (1, "lxd: the disk is nearly full: 16.0 GiB free, a storage pool needs 16 GiB\n")
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=8 * GIB - 2))
+    assert call("make", capsys) == (1, "lxd: the disk is nearly full: 8.0 GiB free, a storage pool needs 8 GiB\n")
     assert not pools.exists("scaletier")
 
 
