@@ -76,7 +76,6 @@ def no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ForbiddenError(f"a unit test wanted the free disk of {path}")
 
     monkeypatch.setattr("shutil.disk_usage", forbid)
-    monkeypatch.setattr("os.statvfs", forbid)
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, cast
 
 import pytest
@@ -80,15 +81,28 @@ def test_busy_loops_end_with_the_process_that_started_them() -> None:
     wait_for(lambda: not stat.exists() or stat.read_text().split()[2] == "Z", "the loop has ended")
 
 
-def test_too_little_space_for_temporary_files_is_reported_first(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+@pytest.mark.parametrize("full", ["root", "temporary", None])
+def test_too_little_space_is_reported_first(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, full: str | None
 ) -> None:
-    monkeypatch.setattr(run.tempfile, "gettempdir", lambda: str(tmp_path))
-    monkeypatch.setattr(run, "_LEAST_TEMPORARY_GIB", 10**9)
+    folders = {"root": tmp_path / "root", "temporary": tmp_path / "temporary"}
+    least = {folders["root"]: run._LEAST_GIB, folders["temporary"]: run._LEAST_TEMPORARY_GIB}
+    monkeypatch.setattr(run, "ROOT", folders["root"])
+    monkeypatch.setattr(run.tempfile, "gettempdir", lambda: str(folders["temporary"]))
+    missing = 2**29 if full else 0
+    monkeypatch.setattr(
+        "shutil.disk_usage",
+        lambda path: SimpleNamespace(free=least[path] * 2**30 - (missing if path == folders.get(full or "") else 0)),
+    )
+    if full is None:
+        run.check_disk()
+        return
     with pytest.raises(SystemExit) as refused:
         run.check_disk()
     assert refused.value.code == 2
-    assert f"free in {tmp_path}, and the tests need 1000000000: make room first" in capsys.readouterr().err
+    needed = least[folders[full]]
+    problem = f"{needed - 0.5:.1f} GiB of disk are free in {folders[full]}, and the tests need {needed}: make room first"
+    assert problem in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("created", [True, False], ids=["by a test", "by the user"])
