@@ -8,6 +8,8 @@ SECONDS ?= 600
 COUNT ?= 100
 SEED ?= 1
 export PYTHON STACK
+# Of another checkout, perhaps.
+unexport PYTHONPATH MYPYPATH
 # Parts of set-up that need nothing of one another are made side by side.
 TOGETHER = setup/together.sh $(MAKE) -j8
 LOCAL := venv pulumi lxd image data stack

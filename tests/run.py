@@ -258,9 +258,12 @@ class Lock:
     """
 
     def __init__(self, what: str) -> None:
-        CACHE.mkdir(parents=True, exist_ok=True)
-        self._what, self._since = what, time.strftime("%H:%M:%S")
-        self._file, self._holder = (CACHE / "lock").open("a"), CACHE / "holder.json"
+        self._what, self._since, self._holder = what, time.strftime("%H:%M:%S"), CACHE / "holder.json"
+        try:
+            CACHE.mkdir(parents=True, exist_ok=True)
+            self._file = (CACHE / "lock").open("a")
+        except PermissionError:
+            refuse(f"{CACHE} belongs to another user, perhaps by `sudo make test`. Run: sudo chown -R $(id -u) {CACHE}")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -39,6 +39,20 @@ def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> run.Lock:
     return run.Lock("make test")
 
 
+def test_files_of_another_user_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def forbid(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(run, "CACHE", tmp_path)
+    monkeypatch.setattr(Path, "open", forbid)
+    with pytest.raises(SystemExit) as refused:
+        run.Lock("make test")
+    assert refused.value.code == 2
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path} belongs to another user")
+
+
 def test_a_signal_interrupts_pytest_once_if_the_output_is_closed(lock: run.Lock, monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = os.pipe()
     os.close(reader)
