@@ -58,16 +58,21 @@ class Strategy(JobEnd):
 
     Attributes:
         requiredRoles: the roles of which it needs a host.
-        replicas: the roles that it uses besides the master; None for all.
+        usedRoles: the roles that it uses besides the master; None for all.
         allOrNone: the roles of which it uses all hosts or none.
         exchange: how replicas share what they learn: each with the parameter servers (`servers`), or all at once
             (`all-reduce`); None if unknown.
     """
 
-    old_names: ClassVar[Mapping[str, str]] = {"requiredRoles": "needs", "allOrNone": "together", "optionalRoles": "expendable"}
+    old_names: ClassVar[Mapping[str, str]] = {
+        "requiredRoles": "needs",
+        "usedRoles": "replicas",
+        "allOrNone": "together",
+        "optionalRoles": "expendable",
+    }
 
     requiredRoles: tuple[Literal["worker", "ps"], ...] = ()
-    replicas: tuple[_JobRole, ...] | None = None
+    usedRoles: tuple[_JobRole, ...] | None = None
     allOrNone: tuple[_JobRole, ...] = ()
     exchange: ExchangeKind | None = None
 
@@ -105,7 +110,7 @@ class PlanFlags(Section):
     Attributes:
         steps: the flag of the number of steps, of all replicas.
         defaultSteps: the steps without that flag.
-        period: the flag of the steps between two exchanges.
+        syncPeriod: the flag of the steps between two exchanges.
         defaultSyncPeriod: the period if neither the flag nor the log has it.
         parameterBits: the size of one parameter on its way to the parameter servers.
         evaluate: the flag of the steps between evaluations, of all replicas.
@@ -113,13 +118,14 @@ class PlanFlags(Section):
 
     old_names: ClassVar[Mapping[str, str]] = {
         "defaultSteps": "usualSteps",
+        "syncPeriod": "period",
         "defaultSyncPeriod": "usualPeriod",
         "parameterBits": "wireBits",
     }
 
     steps: Flag | None = None
     defaultSteps: Positive | None = None
-    period: Flag | None = None
+    syncPeriod: Flag | None = None
     defaultSyncPeriod: Positive = 1
     parameterBits: Positive = 32
     evaluate: Flag | None = None

@@ -237,7 +237,7 @@ def models(declared: TrainerConfig) -> dict[str, Model]:
 
 def sync_period(args: Sequence[str], lines: Sequence[str], plan_flags: PlanFlags) -> int:
     """Return the local steps between two exchanges, by the log, else the arguments, else the default."""
-    flag_value = next((value for flag, value in flags(args) if flag == plan_flags.period and value.isdecimal()), None)
+    flag_value = next((value for flag, value in flags(args) if flag == plan_flags.syncPeriod and value.isdecimal()), None)
     return progress.parse_period(lines) or int(flag_value or plan_flags.defaultSyncPeriod)
 
 
@@ -266,7 +266,7 @@ def path(module: str, args: Sequence[str], declared: TrainerConfig) -> Path:
     Those are the job's length, how it shares the work, how often it evaluates, and its paths.
     """
     plan_flags = declared.plan
-    same = [flag for flag in (STRATEGY, plan_flags.steps, plan_flags.period, plan_flags.evaluate) if flag]
+    same = [flag for flag in (STRATEGY, plan_flags.steps, plan_flags.syncPeriod, plan_flags.evaluate) if flag]
     key = json.dumps([module, drop_run_flags(args, same)])
     return PLANS / f"{module}-{hashlib.sha256(key.encode()).hexdigest()[:8]}.json"
 

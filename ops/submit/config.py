@@ -480,7 +480,7 @@ def build_job(
         counts = _trial_counts(flags, tuned, inventory, where)
     else:
         counts = resources.requested_counts(
-            flags.scale_tier, flags.replicas, training_input, declared.chosen(strategy).replicas, inventory, where
+            flags.scale_tier, flags.replicas, training_input, declared.chosen(strategy).usedRoles, inventory, where
         )
     for name in {flags.strategy or strategy, strategy}:
         resources.check_strategy(name, declared, inventory, {Role.MASTER: 1} if tuned else counts)

@@ -64,7 +64,7 @@ strategies:
   apart: {exchange: servers}
   together: {exchange: all-reduce}
   layers: {}
-plan: {steps: --stop-at, period: --meet-every, evaluate: --look-every,
+plan: {steps: --stop-at, syncPeriod: --meet-every, evaluate: --look-every,
   defaultSyncPeriod: 5, parameterBits: 16, defaultSteps: 400}
 """
 NO_FLEET: Any = object()  # the bucket needs no host

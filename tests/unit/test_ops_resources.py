@@ -17,8 +17,8 @@ from ops.submit.resources import candidate_hosts
 ALL = {"ps": 1, "master": 1, "worker": 2, "evaluator": 1}
 DECLARES = {
     "mine/__init__.py": b"",
-    "mine/scaletier.yaml": b"strategies: {alone: {replicas: []}, all: {}, "
-    b"peers: {requiredRoles: [worker], replicas: [worker]}}",
+    "mine/scaletier.yaml": b"strategies: {alone: {usedRoles: []}, all: {}, "
+    b"peers: {requiredRoles: [worker], usedRoles: [worker]}}",
 }
 
 

@@ -62,8 +62,8 @@ def test_serving_hosts_get_no_files_of_a_job(inventory: Inventory, served: Inven
 def test_serving_hosts_cannot_be_requested_by_a_job(served: Inventory, replicas: str) -> None:
     with pytest.raises(UsageError, match=r"'serving.*' is no role; valid are ps, master, worker, evaluator, such as"):
         build(served, replicas=replicas)
-    with pytest.raises(UsageError, match=r"replicas.*serving.*valid are ps, master, worker, evaluator"):
-        trainer_config.read({"mine/scaletier.yaml": b"strategies: {s: {replicas: [serving]}}"}, "mine")
+    with pytest.raises(UsageError, match=r"usedRoles.*serving.*valid are ps, master, worker, evaluator"):
+        trainer_config.read({"mine/scaletier.yaml": b"strategies: {s: {usedRoles: [serving]}}"}, "mine")
 
 
 def test_serving_hosts_have_no_replica(inventory: Inventory, served: Inventory) -> None:

@@ -31,9 +31,9 @@ ALL = """
 data: {name: mnist, flags: [--data]}
 strategy: apart
 strategies:
-  apart: {requiredRoles: [ps, worker], optionalRoles: [worker], restartPolicy: all, exchange: servers, replicas: [worker]}
+  apart: {requiredRoles: [ps, worker], optionalRoles: [worker], restartPolicy: all, exchange: servers, usedRoles: [worker]}
   1:
-plan: {steps: --steps, period: --every, defaultSyncPeriod: 3, parameterBits: 16, evaluate: --look-every}
+plan: {steps: --steps, syncPeriod: --every, defaultSyncPeriod: 3, parameterBits: 16, evaluate: --look-every}
 export: mine.sub.saved
 """
 
@@ -49,13 +49,13 @@ def read_declaration(built: package.Package) -> TrainerConfig:
 
 def test_all_keys_of_a_declaration() -> None:
     apart = Strategy(
-        requiredRoles=("ps", "worker"), optionalRoles=["worker"], restartPolicy="all", exchange="servers", replicas=("worker",)
+        requiredRoles=("ps", "worker"), optionalRoles=["worker"], restartPolicy="all", exchange="servers", usedRoles=("worker",)
     )
     assert read(ALL) == TrainerConfig(
         data=Data(name="mnist", flags=("--data",)),
         strategies={"apart": apart, "1": Strategy()},
         strategy="apart",
-        plan=PlanFlags(steps="--steps", period="--every", defaultSyncPeriod=3, parameterBits=16, evaluate="--look-every"),
+        plan=PlanFlags(steps="--steps", syncPeriod="--every", defaultSyncPeriod=3, parameterBits=16, evaluate="--look-every"),
         export="mine.sub.saved",
     )
     assert (read(ALL).chosen(None), read(ALL).chosen("1")) == (apart, Strategy()), "the default, if none is given"
@@ -142,7 +142,7 @@ def test_a_keras_that_the_package_does_not_know_is_refused(line: str, valid: boo
         ("data: {name: mnist, flags: --data}", "data.flags must be a list such as [--data], not '--data'"),
         ("data: {name: mnist, flags: [data]}", "data.flags[0] must be a flag such as --data, not 'data'"),
         ("plan: {steps: 5}", "plan.steps must be a flag such as --data, not 5"),
-        ("plan: {period: --every=3}", "plan.period must be a flag such as --data, not '--every=3'"),
+        ("plan: {syncPeriod: --every=3}", "plan.syncPeriod must be a flag such as --data, not '--every=3'"),
         ("plan: {defaultSyncPeriod: 0}", "plan.defaultSyncPeriod must be at least 1, not 0"),
         ("plan: {evaluate: 5}", "plan.evaluate must be a flag such as --data, not 5"),
         ("plan: {parameterBits: true}", "plan.parameterBits must be a number, not True"),
@@ -165,7 +165,7 @@ def test_an_error_names_the_full_path_of_the_key(text: str, message: str) -> Non
     [
         (
             "need: [ps]",
-            ".need is unknown; valid are requiredRoles, replicas, allOrNone, exchange, restartPolicy, optionalRoles, ",
+            ".need is unknown; valid are requiredRoles, usedRoles, allOrNone, exchange, restartPolicy, optionalRoles, ",
         ),
         ("requiredRoles: [master]", ".requiredRoles[0] 'master' is unknown; valid are worker, ps"),
         ("requiredRoles: worker", ".requiredRoles must be a list such as [worker], not 'worker'"),
@@ -216,7 +216,7 @@ def test_the_shipped_declaration_matches_the_trainer() -> None:
     assert tuple(shipped.strategies) == library_flags.STRATEGIES
     assert shipped.strategy == parser.get_default("strategy")
     assert shipped.data is not None
-    assert {*shipped.data.flags, shipped.plan.steps, shipped.plan.period, shipped.plan.evaluate} <= flags
+    assert {*shipped.data.flags, shipped.plan.steps, shipped.plan.syncPeriod, shipped.plan.evaluate} <= flags
     assert shipped.plan.defaultSteps == parser.get_default("max_steps")
     (data,) = (action.option_strings for action in parser._actions if action.dest == "train_data")
     assert list(shipped.data.flags) == data
@@ -263,20 +263,20 @@ LIBRARY_CONFIG = TrainerConfig(
             optionalRoles=["ps", "evaluator"],
             restartPolicy="all",
             exchange="all-reduce",
-            replicas=("worker", "evaluator"),
+            usedRoles=("worker", "evaluator"),
         ),
         "model-parallel": Strategy(
             requiredRoles=("worker",),
             optionalRoles=["ps", "evaluator"],
             restartPolicy="all",
-            replicas=("worker", "evaluator"),
+            usedRoles=("worker", "evaluator"),
             successPolicy="chief",
         ),
     },
     strategy="async",
     plan=PlanFlags(
         steps="--max-steps",
-        period="--sync-period",
+        syncPeriod="--sync-period",
         defaultSyncPeriod=4,
         parameterBits=16,
         defaultSteps=2000,
@@ -431,14 +431,16 @@ def test_missing_data_is_refused_before_the_start(inventory: Inventory, tmp_path
     train._check_data(ClusterClient(inventory, bucket=Bucket("train.tfrecord")), submission)  # type: ignore[arg-type]
 
 
-OLD_KEYS = """strategies: {a: {needs: [ps], together: [ps, worker], expendable: [worker]}, b: {needs: [ps]}}
-plan: {usualSteps: 7, usualPeriod: 2, wireBits: 16, steps: --steps, evaluate: --evaluate}
+OLD_KEYS = """strategies: {a: {needs: [ps], replicas: [ps, worker], together: [ps, worker], expendable: [worker]}, b: {needs: [ps]}}
+plan: {usualSteps: 7, period: --every, usualPeriod: 2, wireBits: 16, steps: --steps, evaluate: --evaluate}
 """
 PRESENT_KEYS = {
     "needs": "requiredRoles",
+    "replicas": "usedRoles",
     "together": "allOrNone",
     "expendable": "optionalRoles",
     "usualSteps": "defaultSteps",
+    "period": "syncPeriod",
     "usualPeriod": "defaultSyncPeriod",
     "wireBits": "parameterBits",
 }
