@@ -89,6 +89,9 @@ class Bucket(RecordStore, Protocol):
     def walk(self, folder: str) -> dict[str, int]:
         """Return the sizes of all objects below a folder by relative path. If `folder` names an object, its path is ''."""
 
+    def left_out(self, folder: str) -> list[str]:
+        """Return what is below a folder and no object: pipes, sockets, and links that `walk` does not follow."""
+
     def delete(self, name: str) -> None:
         """Delete an object if it exists."""
 
@@ -109,10 +112,15 @@ def pieces(content: bytes | Path) -> Iterator[bytes]:
             yield piece
 
 
+def temporary_name(target: Path) -> Path:
+    """Return a new name beside the target, which is no longer than a name may be, whatever the target's."""
+    return target.with_name(f".{os.urandom(16).hex()}")
+
+
 @contextmanager
 def replacing(target: Path) -> Iterator[BinaryIO]:
     """Yield a new file, which takes the place of the target at the end of the block, unless that fails."""
-    part = target.with_name(f".{target.name}.{os.urandom(16).hex()}")
+    part = temporary_name(target)
     try:
         with part.open("wb") as file:
             yield file

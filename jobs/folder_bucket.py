@@ -12,7 +12,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from jobs.bucket import PIECE, Bucket, BucketError, Conflict, Item, Progress, file_errors, no_progress, pieces, replacing
+from jobs.bucket import (
+    PIECE,
+    Bucket,
+    BucketError,
+    Conflict,
+    Item,
+    Progress,
+    file_errors,
+    no_progress,
+    pieces,
+    replacing,
+    temporary_name,
+)
 
 _LOCK_SECONDS = 10.0
 _LOCK_POLL = 0.002
@@ -138,14 +150,45 @@ class FolderBucket:
         return {name: size for name, size in sizes.items() if size is not None}
 
     def walk(self, folder: str) -> dict[str, int]:
+        with file_errors(self._root):
+            self._check_there()
+            return {path: size for path, size in self._entries(self._root / folder) if size is not None}
+
+    def left_out(self, folder: str) -> list[str]:
         top = self._root / folder
         with file_errors(self._root):
             self._check_there()
-            sizes = {"": _size(top)}
-            for parent, _, names in os.walk(top, onerror=_raise_unless_gone):
-                below = os.path.relpath(parent, top)
-                sizes |= {os.path.normpath(f"{below}/{name}"): _size(Path(parent, name)) for name in names}
-        return {name: size for name, size in sizes.items() if size is not None}
+            return sorted(path for path, size in self._entries(top) if path and size is None and os.path.lexists(top / path))
+
+    def _entries(self, top: Path) -> Iterator[tuple[str, int | None]]:
+        """Yield what is below a folder, but for folders, by its path and size; the size is None if it cannot be an object.
+
+        A link to a file of the bucket is that file. One to a folder below `top` is that folder, such as the best checkpoint,
+        but not within another link, nor around it: many links would have no end.
+        """
+        yield "", _size(top)
+        bucket, whole = os.path.realpath(self._root), os.path.realpath(top)
+        folders = [(str(top), "", False)]
+        while folders:
+            folder, below, linked = folders.pop()
+            try:
+                entries = list(os.scandir(folder))
+            except _NOTHING:
+                continue
+            for entry in entries:
+                path = below + entry.name
+                if not entry.is_symlink():
+                    if entry.is_dir():
+                        folders.append((entry.path, f"{path}/", linked))
+                    else:
+                        yield path, _size(Path(entry.path))
+                    continue
+                target = os.path.realpath(entry.path)
+                is_folder = Path(target).is_dir()
+                if is_folder and not linked and _is_below(target, whole) and not _is_below(os.path.realpath(folder), target):
+                    folders.append((entry.path, f"{path}/", True))
+                else:
+                    yield path, _size(Path(target)) if _is_below(target, bucket) else None
 
     def delete(self, name: str) -> None:
         with file_errors(self._root):
@@ -182,7 +225,7 @@ class FolderBucket:
         Raises Conflict if that needs a folder of a `job` whose record was deleted.
         """
         self._check_there()
-        part = target.with_name(f".{target.name}.{os.urandom(16).hex()}")
+        part = temporary_name(target)
         try:
             file = part.open("wb")
         except FileNotFoundError:
@@ -239,6 +282,10 @@ def _counted(content: Iterable[bytes], progress: Progress) -> Iterator[bytes]:
     for piece in content:
         yield piece
         progress(len(piece))
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(f"{folder.rstrip('/')}/")
 
 
 def _size(path: Path) -> int | None:

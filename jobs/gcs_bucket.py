@@ -166,6 +166,9 @@ class GcsBucket:
 
         return self._run(work, _WHOLE_FOLDER * self._seconds)
 
+    def left_out(self, folder: str) -> list[str]:  # noqa: ARG002
+        return []  # there are objects alone
+
     def delete(self, name: str) -> None:
         def work(call: _Call) -> None:
             if not self._delete(call, name):

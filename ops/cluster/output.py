@@ -68,19 +68,31 @@ class JobOutput:
         item = self._bucket.read(f"{self._folder}/{name}" if self._folder else name)
         return item.content if item else b""
 
-    def fetch(self, names: Sequence[str], target: Path, below: str = "") -> None:
-        """Download these files to a directory, without the prefix `below`; a single file named so to `target`."""
+    def left_out(self) -> list[str]:
+        """Return what is in the output and no file of it: pipes, sockets, and links that lead elsewhere."""
+        return self._bucket.left_out(self._folder)
+
+    def fetch(self, names: Sequence[str], target: Path, below: str = "", all_there: bool = True) -> list[str]:
+        """Download these files to a directory, without the prefix `below`; a single file named so to `target`.
+
+        Return the downloaded ones. OpsError for a missing one, unless the job still runs and not `all_there` must be: it may
+        have removed older checkpoints meanwhile.
+        """
         for path in names:
             if posixpath.isabs(path) or ".." in path.split("/"):
                 raise OpsError(f"the output of {self.job.jobId} has a file of the name {path!r}, which would leave {target}")
+        fetched = list[str]()
         with terminal.Step(f"fetching {terminal.plural(len(names), 'file')}") as step:
             progress = terminal.byte_counter(step, sum(self.files[path] for path in names))
             for path in names:
                 name = f"{self._folder}/{path}" if self._folder else path
                 file = target / path.removeprefix(below)
                 file.parent.mkdir(parents=True, exist_ok=True)
-                if not self._bucket.download(name, file, progress):
+                if self._bucket.download(name, file, progress):
+                    fetched.append(path)
+                elif all_there or self.job.final:
                     raise OpsError(f"{self.job_dir}/{path} is gone")
+        return fetched
 
 
 def find(cluster: ClusterClient, record: JobRecord) -> JobOutput:

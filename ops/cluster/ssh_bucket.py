@@ -126,6 +126,9 @@ class SshBucket:
     def walk(self, folder: str) -> dict[str, int]:
         return self._call(_plain, "walk", folder, seconds=_LONG_SECONDS)
 
+    def left_out(self, folder: str) -> list[str]:
+        return self._call(_plain, "left_out", folder, seconds=_LONG_SECONDS)
+
     def delete(self, name: str) -> None:
         self._call(_plain, "delete", name)
 

@@ -37,12 +37,18 @@ def get(cluster: ClusterClient, job_id: str | None, path: str | None, dest: str 
         if target.is_dir():
             target /= posixpath.basename(path)
     check_free(target)
-    output.fetch(files, target, below)
-    size = sum(output.files[name] for name in files)
+    fetched = output.fetch(files, target, below, all_there=False)
+    size = sum(output.files[name] for name in fetched)
+    if removed := sorted(set(files).difference(fetched)):
+        terminal.note(f"job {record.jobId} has removed {terminal.list_some(removed, most=_SHOWN)} meanwhile")
+    if left_out := [name for name in output.left_out() if not path or name == path or name.startswith(below)]:
+        names = terminal.list_some(left_out, most=_SHOWN)
+        terminal.note(f"not fetched, as links out of the output, pipes and sockets are no files of it: {names}")
     if as_json:
-        terminal.print_json({"jobId": record.jobId, "dest": str(target), "files": sorted(files), "bytes": size})
+        content = {"jobId": record.jobId, "dest": str(target), "files": sorted(fetched), "leftOut": [*removed, *left_out]}
+        terminal.print_json({**content, "bytes": size})
     else:
-        terminal.out(f"{terminal.plural(len(files), 'file')}, {terminal.size(size)}: {target}")
+        terminal.out(f"{terminal.plural(len(fetched), 'file')}, {terminal.size(size)}: {target}")
     return DONE
 
 

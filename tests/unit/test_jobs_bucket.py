@@ -245,6 +245,46 @@ def test_a_removal_completes_one_that_another_process_began(root: Path, monkeypa
     store.remove("jobs/job01", last="jobs/job01/job.json")
 
 
+def test_links_in_an_output_are_followed_once(root: Path) -> None:
+    store, output = FolderBucket(root), root / "jobs/j/output"
+    for name in ("ckpt-1/m", "ckpt-2/m", "ckpt-2/deep/n"):
+        store.create(f"jobs/j/output/{name}", b"1")
+    store.create("data/x.csv", b"12")
+    links = {
+        "latest": "ckpt-2",
+        "best": output / "ckpt-1",
+        "link": "latest",
+        "file": "ckpt-1/m",
+        "x.csv": root / "data/x.csv",
+        "ckpt-2/up": "..",
+        "ckpt-2/other": "../ckpt-1",
+        "all": ".",
+        "nowhere": "gone",
+        "outside": "/",
+        "data": root / "data",
+        "passwd": "/etc/passwd",
+    }
+    for name, target in links.items():
+        (output / name).symlink_to(target)
+    os.mkfifo(output / "pipe")
+    real = {"ckpt-1/m": 1, "ckpt-2/m": 1, "ckpt-2/deep/n": 1, "file": 1, "x.csv": 2, "ckpt-2/other/m": 1, "best/m": 1}
+    linked = {f"{link}/{name}": 1 for link in ("latest", "link") for name in ("m", "deep/n")}
+    assert store.walk("jobs/j/output") == {**real, **linked}
+    assert store.walk("jobs/j/output/latest") == {"m": 1, "deep/n": 1}
+    inner = [f"{folder}/{name}" for folder in ("latest", "link") for name in ("up", "other")]
+    expected = ["ckpt-2/up", *inner, "all", "nowhere", "outside", "data", "passwd", "pipe"]
+    assert store.left_out("jobs/j/output") == sorted(expected)
+    assert store.left_out("jobs/none") == []
+
+
+def test_a_name_may_be_as_long_as_the_disk_allows(root: Path, tmp_path: Path) -> None:
+    store, name = FolderBucket(root), "n" * 255
+    version = store.create(name, b"one")
+    store.replace(name, b"two", version)
+    assert store.download(name, tmp_path / name)
+    assert (tmp_path / name).read_bytes() == b"two"
+
+
 def test_an_unreadable_file_or_folder_is_not_left_out(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = FolderBucket(root)
     store.create("a/b/c", b"1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from opsdata import make_cluster, put_job, write_files
@@ -88,7 +89,42 @@ def test_existing_files_are_never_changed(cluster: ClusterClient, path: str | No
 def test_the_json_output(cluster: ClusterClient, capsys: pytest.CaptureFixture[str]) -> None:
     assert get(cluster, "job01", "export", "m", as_json=True) == 0
     output = json.loads(capsys.readouterr().out)
-    assert output == {"jobId": "job01", "dest": "m", "files": ["export/Servo/17/saved_model.pb"], "bytes": 3}
+    files = ["export/Servo/17/saved_model.pb"]
+    assert output == {"jobId": "job01", "dest": "m", "files": files, "leftOut": [], "bytes": 3}
+
+
+def test_links_within_the_output_are_followed_and_other_ones_named(
+    cluster: ClusterClient, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "bucket/jobs/job01/output"
+    (output / "latest").symlink_to("export")
+    (output / "export/Servo/passwd").symlink_to("/etc/passwd")
+    assert get(cluster, "job01", "latest", None, as_json=False) == 0
+    assert local_files() == {"latest/Servo/17/saved_model.pb": b"333"}
+    assert capsys.readouterr().err.strip().endswith("pipes and sockets are no files of it: latest/Servo/passwd")
+    assert get(cluster, "job01", "checkpoint", None, as_json=True) == 0
+    printed = capsys.readouterr()
+    assert (json.loads(printed.out)["leftOut"], printed.err) == ([], "")
+
+
+def test_what_a_running_job_removes_meanwhile_is_named(
+    cluster: ClusterClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put_job(cluster.ledger, JobRecord("job02", JobState.RUNNING, createTime="2026-01-31T12:00:03.000Z"))
+    download = cluster.bucket.download
+
+    def download_late(name: str, *arguments: Any) -> bool:
+        (tmp_path / "bucket" / Path(name).parent / "checkpoint").unlink(missing_ok=True)
+        return download(name, *arguments)
+
+    monkeypatch.setattr(cluster.bucket, "download", download_late)
+    write_files(tmp_path / "bucket/jobs/job02/output", FILES)
+    assert get(cluster, "job02", None, None, as_json=False) == 0
+    printed = capsys.readouterr()
+    assert printed.out == "2 files, 5 B: job02\n"
+    assert "job job02 has removed checkpoint meanwhile" in printed.err
+    with pytest.raises(OpsError, match="/output/checkpoint is gone"):
+        get(cluster, "job01", None, None, as_json=False)
 
 
 def test_a_missing_output_or_path_is_an_error(cluster: ClusterClient) -> None:

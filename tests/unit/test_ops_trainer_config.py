@@ -431,7 +431,9 @@ def test_missing_data_is_refused_before_the_start(inventory: Inventory, tmp_path
     train._check_data(ClusterClient(inventory, bucket=Bucket("train.tfrecord")), submission)  # type: ignore[arg-type]
 
 
-OLD_KEYS = """strategies: {a: {needs: [ps], replicas: [ps, worker], together: [ps, worker], expendable: [worker]}, b: {needs: [ps]}}
+OLD_KEYS = """strategies:
+  a: {needs: [ps], replicas: [ps, worker], together: [ps, worker], expendable: [worker]}
+  b: {needs: [ps]}
 plan: {usualSteps: 7, period: --every, usualPeriod: 2, wireBits: 16, steps: --steps, evaluate: --evaluate}
 """
 PRESENT_KEYS = {
