@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from scaletier.flags import Flags
 from scaletier.job import JobError, kind_of
 from scaletier.tensorflow_setup import import_tensorflow, say
@@ -53,7 +55,10 @@ class Callbacks:
         import keras
 
         plain, checkpoint = keras.callbacks.Callback, keras.callbacks.ModelCheckpoint
-        self._callbacks = list(self._callbacks() if callable(self._callbacks) else self._callbacks)
+        made = self._callbacks
+        if callable(made) and not isinstance(made, plain):
+            made = made()
+        self._callbacks = [one for one in keras.tree.flatten(made) if one is not None]
         for callback in self._callbacks:
             if not isinstance(callback, plain):
                 raise JobError(f"the callback is invalid: it is {kind_of(callback)}. Valid: a keras.callbacks.Callback")
@@ -144,7 +149,7 @@ class Callbacks:
         ]
         rates = [float(self._local[at]) for at in self._rates]
         state = {"callbacks": callbacks, "given_rates": self._given_rates(), "rates": rates}
-        self.state.assign(json.dumps(state, default=float))
+        self.state.assign(json.dumps(state, default=_plain))
 
     def carry(self) -> list[Any]:
         """Return the tf.Variables that keep metrics between the rounds of an epoch, for a process that trains alone."""
@@ -193,6 +198,14 @@ class Callbacks:
     def end(self) -> None:
         """End training, after which the model may have other weights."""
         self._list.on_train_end()
+
+
+def _plain(value: Any) -> Any:
+    """Return what JSON has no form for as a number, a list of numbers or a text."""
+    try:
+        return np.asarray(value, float).tolist()
+    except (TypeError, ValueError):
+        return str(value)
 
 
 def _rates_of(optimizer: Any) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 from scaletier.functional_model import Batch
@@ -146,6 +147,42 @@ def with_any_batch_size(spec: Any, name: str | None = None) -> Any:
         if isinstance(spec, tf.SparseTensorSpec)
         else tf.TensorSpec(shape, spec.dtype, name)
     )
+
+
+def add_class_weights(dataset: Any, class_weight: Mapping[int, float]) -> Any:
+    """Return batches with a weight for each sample by its class, or 1, as Keras's `fit` of arrays; JobError if that is invalid.
+
+    A target is the number of a class, or a vector whose largest number is at the place of the class.
+    """
+    if not isinstance(dataset, tf.data.Dataset):
+        return dataset  # which is refused later
+    try:
+        pairs = sorted((int(number), float(weight)) for number, weight in class_weight.items())
+    except (AttributeError, TypeError, ValueError):
+        line = f"class_weight={class_weight!r} is invalid. Valid: a number for each class, such as {{0: 0.5, 1: 3.0}}"
+        raise JobError(line) from None
+    spec = dataset.element_spec
+    targets = spec[1] if isinstance(spec, tuple) and len(spec) == 2 else None
+    if not isinstance(targets, tf.TensorSpec) or targets.dtype == tf.string:
+        has = "has sample weights" if isinstance(spec, tuple) and len(spec) > 2 else "has no targets of one output, as numbers"
+        raise JobError(
+            f"class_weight is invalid: the data {has}. Valid: elements (inputs, targets) for a model with one output"
+        )
+
+    def weigh(inputs: Any, targets: Any) -> tuple[Any, Any, Any]:
+        numbers = tf.cast(targets, tf.float64)
+        if (targets.shape.rank or 1) > 1:
+            largest = functools.partial(tf.argmax, numbers, -1)
+            numbers = tf.cond(
+                tf.shape(numbers)[-1] > 1, lambda: tf.cast(largest(), numbers.dtype), lambda: tf.gather(numbers, 0, axis=-1)
+            )
+        labels = tf.cast(tf.round(numbers), tf.int64)
+        classes, weights = tf.constant([one for one, _ in pairs], tf.int64), tf.constant([one for _, one in pairs], tf.float32)
+        places = tf.reshape(tf.searchsorted(classes, tf.reshape(labels, [-1])), tf.shape(labels))
+        places = tf.minimum(places, len(pairs) - 1)
+        return inputs, targets, tf.where(tf.gather(classes, places) == labels, tf.gather(weights, places), 1.0)
+
+    return dataset.map(tf.autograph.experimental.do_not_convert(weigh))
 
 
 def _serialize(dataset: Any) -> Any:

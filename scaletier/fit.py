@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import operator
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,9 +20,11 @@ from scaletier.exit import RETRY_EXIT_CODE, exit_process, print_failure
 from scaletier.flags import flags_of
 from scaletier.job import Job, JobError, kind_of
 from scaletier.run import run_to_exit_code, train
-from scaletier.tensorflow_setup import StopRequest, import_tensorflow, one_line
+from scaletier.tensorflow_setup import StopRequest, import_tensorflow
 from scaletier.tf_config import Cluster, ClusterError, cluster
 
+# Keras's own default.
+_BATCH_SIZE = 32
 # The job directories that this process has trained into.
 _trained = set[str]()
 
@@ -34,9 +37,9 @@ def fit(
     steps: int | None = None,
     epochs: int | None = None,
     steps_per_epoch: int | None = None,
-    batch_size: int = 32,
+    batch_size: int | None = None,
     shuffle: bool = True,
-    callbacks: Sequence[Any] | Callable[[], Sequence[Any]] = (),
+    callbacks: Any = (),
     class_weight: Mapping[int, float] | None = None,
     arguments: argparse.Namespace | Sequence[str] | None = None,
     **fields: Any,
@@ -54,10 +57,10 @@ def fit(
         epochs: passes over `train_data`, instead of `steps`.
         steps_per_epoch: batches in an epoch, over all replicas. Default: the batches of `train_data`, or a tenth of `steps` if
             their number is unknown. --eval-steps overrides it.
-        batch_size: samples of a batch that is made of arrays.
+        batch_size: samples of a batch that is made of arrays. Default: 32.
         shuffle: take arrays, and the batches of a PyDataset, in a new random order in each epoch.
-        callbacks: Keras callbacks, or a function that returns them. The chief alone calls them, at the begin and end of
-            training, epochs and evaluations.
+        callbacks: a Keras callback or several, or a function that returns them. The chief alone calls them, at the begin and
+            end of training, epochs and evaluations.
         class_weight: the weight of each class, as in Keras.
         arguments: a namespace of `scaletier.parser()`, or a list of command-line arguments. Default: those of the process.
         fields: further fields of `Job`, such as `serving`.
@@ -71,10 +74,17 @@ def fit(
             too, a job that should resume from its last checkpoint.
         Exception: an error of the program itself, on one process.
     """
-    flags = flags_of(arguments, max_steps=steps or (0 if epochs else None))  # 0: `Callbacks.plan` sets it from the epochs
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        _check(fields, steps=steps, epochs=epochs, steps_per_epoch=steps_per_epoch, batch_size=batch_size)
+        _check(fields)
+        steps, epochs = _count("steps", steps), _count("epochs", epochs)
+        steps_per_epoch, batch_size = (
+            _count("steps_per_epoch", steps_per_epoch),
+            _count("batch_size", batch_size) or _BATCH_SIZE,
+        )
+        if steps and epochs:
+            raise JobError("steps and epochs are invalid together. Valid: one of them")
+        flags = flags_of(arguments, max_steps=steps or (0 if epochs else None))  # 0: `Callbacks.plan` sets it from the epochs
         task = cluster()
         if _trained and task.jobs:
             line = "fit is invalid a second time: the other processes of the cluster have ended with the first one."
@@ -84,10 +94,10 @@ def fit(
             raise JobError(f"{line} Valid: another --job-dir; to train further, start the program again")
         data = _batches("train_data", train_data, task, batch_size, flags.seed if shuffle else None)
         validation = _batches("validation_data", validation_data, task, batch_size)
+        if class_weight:
+            data = _weighted(data, class_weight)
     except (ClusterError, JobError) as error:
         raise SystemExit(print_failure(str(error), 2)) from None
-    if class_weight:
-        data = _weighted(data, class_weight)
     called = Callbacks(callbacks, epochs, steps_per_epoch, (train_data, validation_data))
     job = Job(model=model_fn, data=data, eval_data=validation, callbacks=called, **fields)
     if task.jobs or task.task_type != "chief":
@@ -107,16 +117,21 @@ def fit(
     return called.history
 
 
-def _check(fields: Mapping[str, Any], **counts: Any) -> None:
+def _check(fields: Mapping[str, Any]) -> None:
     valid = [one.name for one in dataclasses.fields(Job) if one.name not in ("model", "data", "eval_data", "callbacks")]
     if unknown := next((name for name in fields if name not in valid), None):
         own = (name for name in inspect.signature(fit).parameters if name != "fields")
         raise JobError(f"fit has no argument {unknown!r}. Valid: {', '.join((*own, *valid))}")
-    for name, count in counts.items():
-        if count is not None and (not isinstance(count, int) or count < 1):
-            raise JobError(f"{name}={count!r} is invalid. Valid: a whole number of at least 1")
-    if counts["steps"] and counts["epochs"]:
-        raise JobError("steps and epochs are invalid together. Valid: one of them")
+
+
+def _count(name: str, given: Any) -> int | None:
+    """Return a number, which may be NumPy's, as Python's; JobError if it is none of at least 1."""
+    try:
+        if given is None or (number := operator.index(given)) >= 1:
+            return None if given is None else number
+    except TypeError:
+        pass
+    raise JobError(f"{name}={given!r} is invalid. Valid: a whole number of at least 1")
 
 
 def _batches(name: str, given: Any, task: Cluster, batch_size: int, seed: int | None = None) -> Any:
@@ -144,33 +159,45 @@ def _dataset(given: Any, batch_size: int, seed: int | None) -> Any:
             return {name: plain(part) for name, part in parts.items()}
         if parts is None or isinstance(parts, tf.RaggedTensor | tf.SparseTensor):
             return parts
-        if not (array := np.asarray(parts)).shape and array.dtype == object:
+        array = np.asarray(parts)
+        if not array.shape:
             raise JobError(
                 f"the data is {kind_of(parts)}. Valid: arrays, a PyDataset, a tf.data.Dataset, a function that makes one"
             )
+        if array.dtype == object and not all(isinstance(one, str | bytes) for one in array.flat):
+            other = next(one for one in array.flat if not isinstance(one, str | bytes))
+            line = f"the arrays are invalid: one is of type object, with elements {kind_of(other)}. Valid: arrays of one type,"
+            raise JobError(f"{line} such as array.astype('float32')")
         return array.astype(keras.config.floatx()) if array.dtype.kind == "f" else array
+
+    def without_none(parts: Any) -> Any:
+        """Leave out targets and weights that are None."""
+        while isinstance(parts, tuple) and parts and parts[-1] is None:
+            parts = parts[:-1]
+        return parts
+
+    def batch(at: int) -> Any:
+        return without_none(plain(given[at]))
 
     if isinstance(given, keras.utils.PyDataset):
         order, size = np.random.default_rng(seed), given.num_batches
 
         def batches() -> Iterator[Any]:
             places = itertools.count() if size is None else range(size) if seed is None else order.permutation(size).tolist()
-            yield from _in_order(lambda at: plain(given[at]), places, given.workers, given.max_queue_size)
+            yield from _in_order(batch, places, given.workers, given.max_queue_size)
 
         def spec(one: Any, other: Any) -> Any:
             """Return a spec that fits two batches: dimensions in which they differ are unknown."""
             both = tf.type_spec_from_value(one).most_specific_common_supertype([tf.type_spec_from_value(other)])
             return with_any_batch_size(both or tf.type_spec_from_value(one))
 
-        specs = tf.nest.map_structure(spec, plain(given[0]), plain(given[0 if size == 1 else 1]))
+        specs = tf.nest.map_structure(spec, batch(0), batch(0 if size == 1 else 1))
         dataset = tf.data.Dataset.from_generator(batches, output_signature=specs)
         cardinality = tf.data.INFINITE_CARDINALITY if size is None else size
         options = tf.data.Options()
         options.autotune.enabled = False  # no prefetching: on_epoch_begin comes before the first batch is read
         return dataset.apply(tf.data.experimental.assert_cardinality(cardinality)).with_options(options)
-    arrays = plain(given)
-    while isinstance(arrays, tuple) and arrays and arrays[-1] is None:
-        arrays = arrays[:-1]
+    arrays = without_none(plain(given))
     sizes = {int(one.shape[0]) if one.shape else 0 for one in tf.nest.flatten(arrays) if one is not None}
     if len(sizes) != 1 or 0 in sizes:
         line = f"the arrays are invalid: they have {', '.join(map(str, sorted(sizes)))} samples. Valid: as many in each"
@@ -210,17 +237,11 @@ def _weighted(data: Any, class_weight: Mapping[int, float]) -> Any:
     """Return the data, or the function that makes it, with weights of classes."""
 
     def weighted(made: Any) -> Any:
-        from scaletier.private import add_class_weights
+        from scaletier.data import add_class_weights
 
-        try:
-            return add_class_weights(made, class_weight)
-        except (ValueError, TypeError, AttributeError) as error:
-            line = f"class_weight is invalid: {one_line(error)}. Valid: a number for each class, such as {{0: 0.5, 1: 3.0}}"
-            raise JobError(line) from None
+        return add_class_weights(made, class_weight)
 
-    if not callable(data):
-        return weighted(data)
-    return functools.wraps(data)(lambda *context: weighted(data(*context)))
+    return functools.wraps(data)(lambda *context: weighted(data(*context))) if callable(data) else weighted(data)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -165,7 +165,9 @@ def flags_of(arguments: argparse.Namespace | Sequence[str] | None = None, **defa
     if not isinstance(arguments, argparse.Namespace):
         known = parser()
         known.set_defaults(**defaults)
-        arguments, defaults = known.parse_args(arguments), {}
+        if isinstance(arguments, str | bytes):
+            known.error(f"arguments={arguments!r} is invalid. Valid: a list, such as {arguments.split()}")
+        arguments, defaults = known.parse_args(None if arguments is None else list(map(str, arguments))), {}
     settings = {field.name: getattr(arguments, field.name) for field in fields(Flags)}
     if not isinstance(settings["max_steps"], _Default):
         defaults.pop("max_steps", None)

@@ -153,15 +153,20 @@ class Batch(NamedTuple):
 
 
 class GlobalStepSchedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
-    """The learning rate at the job's global step; `rates` are those for one device, for two and so on, or one for all."""
+    """The learning rate at the job's global step; `rates` are those for one device, for two and so on, or one for all.
 
-    def __init__(self, rates: Sequence[Any]) -> None:
+    A schedule gets the optimizer's variable `iterations`, as in Keras, with the global step as its value.
+    """
+
+    def __init__(self, rates: Sequence[Any], iterations: Any) -> None:
         self._rates = [np.asarray(rate) if isinstance(rate, keras.Variable) else rate for rate in rates]
+        self._iterations = iterations
         self._now: Any = None
 
     def set_step(self, step: Any, live_devices: Any) -> None:
         """Set the rate at a global step, if `live_devices` train now on all hosts."""
-        values = tf.stack([tf.cast(_rate(rate, step), tf.float32) for rate in self._rates])
+        with keras.StatelessScope([(self._iterations, step)], initialize_variables=False):
+            values = tf.stack([tf.cast(_rate(rate, self._iterations), tf.float32) for rate in self._rates])
         self._now = values[0 if len(self._rates) == 1 else tf.minimum(live_devices, len(self._rates)) - 1]
 
     def __call__(self, step: Any) -> Any:
@@ -202,16 +207,27 @@ class FunctionalModel:
         if not isinstance(self.model, keras.Model):
             raise JobError(f"the model is {kind_of(self.model)}; valid is a Keras {keras.__version__.partition('.')[0]} model")
         _require_keras_steps(self.model)
+        compiled = private.compile_settings(self.model)
+        self._in_graph = " in a graph, and run_eagerly=True has no effect" if compiled.get("run_eagerly") else ""
         if not self.model.built or not self.model.variables:
-            symbolic = tf.nest.map_structure(_symbolic, spec.inputs)
-            with _as_job_error(f"the model {self.model.name} does not take inputs of {_shapes(spec.inputs)}"), self._scope:
+            symbolic, line = (
+                tf.nest.map_structure(_symbolic, spec.inputs),
+                f"the model {self.model.name} does not take inputs of",
+            )
+            with _as_job_error(f"{line} {_shapes(spec.inputs)}{self._in_graph}"), self._scope:
                 self._call(symbolic, False)
         if not self.model.trainable_variables:
             raise JobError(f"the model {self.model.name} has no variable to train")
-        compiled = private.compile_settings(self.model)
+        generator = keras.random.SeedGenerator
+        for weight in self.model.variables:
+            if private.stored(weight) is None and isinstance(private.initializer_seed(weight), generator):
+                path = weight.path.removeprefix(f"{self.model.name}/")
+                line = f"the weight {path} is invalid: its initializer draws from a SeedGenerator."
+                raise JobError(f"{line} Valid: a seed that is a number")
         self._compile(job, compiled, self._optimizer_of(job, compiled, replicas))
         # A copy, so that the model is saved with the optimizer that its user knows.
         optimizer, self._originals = private.copy_optimizer(self.model.optimizer)
+        private.keep_weights_without_decay(optimizer, self.model.trainable_variables)
         self._writer: _VariableWriter | None = None
         self._optimizer = private.make_stateless(optimizer, place, self._update)
         self._optimizer.build(self.model.trainable_variables)
@@ -334,7 +350,7 @@ class FunctionalModel:
                     raise JobError(f"the optimizer has {name}={value}, which goes by Keras's own way to train; leave it out")
             rates = [private.rate_of(parts[at]) for parts in (*fewer, self._inner_optimizers)]
             if fewer or isinstance(rates[-1], keras.optimizers.schedules.LearningRateSchedule):
-                part.learning_rate = scheduled = GlobalStepSchedule(rates)
+                part.learning_rate = scheduled = GlobalStepSchedule(rates, part.iterations)
                 schedules.append(scheduled)
         return schedules
 
@@ -596,6 +612,8 @@ class FunctionalModel:
     def _compute_metrics(self, batch: Batch, outputs: Any) -> dict[str, Any]:
         """Update the metrics; return their results by name, with `loss` if one of them has that name."""
         computed = self.model.compute_metrics(batch.inputs, batch.targets, outputs, sample_weight=batch.weights)
+        if several := next((name for name, value in computed.items() if isinstance(value, Mapping)), None):
+            raise ValueError(f"the result of {several} is a dict; valid is one number")
         return {name: tf.convert_to_tensor(_value(value)) for name, value in computed.items()}
 
     def _check(self, spec: Batch, of: str, training: bool) -> tuple[_Scope, list[str]]:
@@ -605,7 +623,9 @@ class FunctionalModel:
 
         def check(values: Any, batch: Batch) -> None:
             with _Scope(list(zip(variables, values, strict=True))) as scope:
-                with _as_job_error(f"the model {model.name} does not take inputs{of} of {_shapes(spec.inputs)}"):
+                with _as_job_error(
+                    f"the model {model.name} does not take inputs{of} of {_shapes(spec.inputs)}{self._in_graph}"
+                ):
                     outputs = self._call(batch.inputs, training)
                 self._require_outputs(outputs, batch)
                 if batch.targets is None and private.compiled_loss(model):

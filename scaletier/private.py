@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from scaletier.job import JobError
@@ -286,6 +286,14 @@ def unbuilt_copy(optimizer: Any) -> Any:
     return made
 
 
+def keep_weights_without_decay(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Keep what `exclude_from_weight_decay` was given for `make_stateless`, as TensorFlow's part has other keys of weights."""
+    for one in inner_optimizers(optimizer):
+        if excluded := getattr(one, "_exclude_from_weight_decay", None):
+            one._exclude_from_weight_decay = {id(variable) for variable in variables if one._var_key(variable) in excluded}
+            one._exclude_from_weight_decay_cache = {}
+
+
 def clear_session() -> None:
     """Begin with new names, as `keras.utils.clear_session`; what a program has set for the models that it makes is kept."""
     keras, state = (importlib.import_module(name) for name in ("keras", "keras.src.backend.common.global_state"))
@@ -351,6 +359,11 @@ def stored(variable: Any) -> Any:
     return variable._value
 
 
+def initializer_seed(variable: Any) -> Any:
+    """Return the seed of a variable's initializer, None if it has none."""
+    return getattr(variable._initializer, "seed", None)
+
+
 def is_seed(variable: Any) -> bool:
     """Return True if a variable is the state of a random generator; the public SeedGenerator names it."""
     return "seed_generator_state" in variable.path
@@ -398,23 +411,6 @@ def track_loss(model: Any, loss: Any, inputs: Any) -> Any:
 
 def attach(variable: Any, value: Any) -> None:
     variable._value = value
-
-
-def add_class_weights(dataset: Any, class_weight: Mapping[int, float]) -> Any:
-    """Return the batches with a weight for each sample by its class, as Keras's `fit` of arrays: 1 if it has none."""
-    tf, adapter = map(importlib.import_module, ("tensorflow", "keras.src.trainers.data_adapters.tf_dataset_adapter"))
-    spec, others = dataset.element_spec, max(class_weight) + 1
-    shape = getattr(spec[1], "shape", None) if isinstance(spec, tuple) and len(spec) > 1 else None
-    width = shape[-1] if shape and len(shape) > 1 and shape[-1] else 1
-    made = adapter.make_class_weight_map_fn(dict.fromkeys(range(others, max(others + 1, width)), 1.0) | dict(class_weight))
-
-    def weigh(*parts: Any) -> Any:
-        if shape is None or width > 1:
-            return made(*parts)
-        inputs, labels, *more = parts
-        return inputs, labels, made(inputs, tf.minimum(labels, tf.cast(others, labels.dtype)), *more)[2]
-
-    return dataset.map(tf.autograph.experimental.do_not_convert(weigh))
 
 
 def metric_variables(model: Any) -> list[Any]:

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scaletier import private
 from scaletier.checkpoint import LocalCopy
+from scaletier.data import add_class_weights
 from scaletier.evaluation import make_evaluate
 from scaletier.functional_model import FunctionalModel
 from scaletier.job import Job, JobError
@@ -457,16 +457,30 @@ class SlowBias(keras.optimizers.SGD):  # type: ignore[misc]
 
 
 class Decays(keras.Sequential):  # type: ignore[misc]
-    """Compiled with an optimizer that is built, and excludes kernels from weight decay."""
+    """Compiled with an optimizer that is built, and excludes kernels from weight decay by their names, or itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, by_name: bool = True) -> None:
         super().__init__([keras.Input((WIDTH,)), layers.Dense(1)], name="model")
+        self.by_name = by_name
 
     def compile(self, optimizer: Any, **more: Any) -> None:
         chosen = keras.optimizers.AdamW(0.01, weight_decay=0.9)
-        chosen.exclude_from_weight_decay(var_names=["kernel"])
+        if self.by_name:
+            chosen.exclude_from_weight_decay(var_names=["kernel"])
+        else:
+            chosen.exclude_from_weight_decay(var_list=[self.layers[0].kernel])
         chosen.build(self.trainable_variables)
         super().compile(chosen, **more)
+
+
+class Falls(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
+    """Computes with the step as with a number of Python."""
+
+    def __call__(self, step: Any) -> Any:
+        return keras.ops.minimum(0.05 * 0.9**step, 0.1 / (1.0 + step))
+
+    def get_config(self) -> dict[str, Any]:
+        return {}
 
 
 class Rates(keras.Sequential):  # type: ignore[misc]
@@ -640,9 +654,11 @@ ROWS: dict[str, Row] = {
     "a variational autoencoder": Row(Encoder, (X, X)),
     "Embedding, Adam": embedding(lambda: keras.optimizers.Adam(0.1, weight_decay=0.1, clipnorm=0.5)),
     "Embedding, global_clipnorm": embedding(lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.1)),
-    "run_eagerly": Row(stack(lambda: Noise(True)), compile={"loss": "mse", "run_eagerly": True}),
+    "run_eagerly, as far as a graph can be made": Row(stack(lambda: Noise(True)), compile={"loss": "mse", "run_eagerly": True}),
     "NumPy in call": Row(
-        UsesNumpy, compile={"loss": "mse", "run_eagerly": True}, refused="the model model does not take inputs"
+        UsesNumpy,
+        compile={"loss": "mse", "run_eagerly": True},
+        refused="the model model does not take inputs of float32 [?, 3] in a graph, and run_eagerly=True has no effect: ",
     ),
     "a metric with a matrix": Row(
         dense(2, activation="softmax"),
@@ -682,6 +698,12 @@ ROWS: dict[str, Row] = {
     ),
     "apply, by variable": Row(dense(), compile={"loss": "mse", "optimizer": SlowBias}),
     "weights without decay, a built optimizer": Row(Decays),
+    "weights without decay, by variable": Row(lambda: Decays(by_name=False)),
+    "a schedule of its own": Row(dense(), compile={"loss": "mse", "optimizer": lambda: keras.optimizers.SGD(Falls())}),
+    "an initializer with a SeedGenerator": Row(
+        lambda: dense(kernel_initializer=keras.initializers.RandomNormal(seed=keras.random.SeedGenerator(3)))(),
+        refused="the weight out/kernel is invalid: its initializer draws from a SeedGenerator. Valid: a seed that is a number",
+    ),
     "LossScaleOptimizer": Row(
         dense(),
         compile={"loss": "mse", "optimizer": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(), 8.0)},
@@ -759,7 +781,7 @@ def weighted(row: Row) -> Any:
     """Return the data with class weights as sample weights, as `scaletier.fit` does."""
     if row.class_weight is None:
         return dataset(row)
-    return private.add_class_weights(dataset(row), row.class_weight)
+    return add_class_weights(dataset(row), row.class_weight)
 
 
 # Rows whose case another row, or the test of all optimizers in test_scaletier_private.py, nearly covers.

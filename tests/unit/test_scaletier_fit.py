@@ -10,7 +10,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest.mock import MagicMock, call
 
 import numpy as np
@@ -20,6 +20,7 @@ from waiting import limit
 import scaletier
 from scaletier.callbacks import Callbacks
 from scaletier.checkpoint import LocalCopy
+from scaletier.data import add_class_weights
 from scaletier.fit import _in_order
 from scaletier.flags import flags_of
 from scaletier.functional_model import FunctionalModel
@@ -101,24 +102,82 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"train_data": (batch for batch in [(X, Y)])},
         "the data is of type generator. Valid: arrays, a PyDataset, a tf.data.Dataset, a function that makes one",
     ),
-    "a list of numbers": ({"train_data": 3.0}, "the arrays are invalid: they have 0 samples. Valid: as many in each"),
+    "a number": (
+        {"train_data": 3.0},
+        "the data is of type float. Valid: arrays, a PyDataset, a tf.data.Dataset, a function that makes one",
+    ),
     "classes of two outputs": (
         {"train_data": lambda: tf.data.Dataset.from_tensors((X, (Y, Y))), "class_weight": {0: 1.0}},
-        "class_weight is invalid: `class_weight` is only supported for Models with a single output.",
+        "class_weight is invalid: the data has no targets of one output, as numbers. Valid: elements (inputs, targets) for",
     ),
     "classes and weights": (
         {"train_data": (X, Y, Y[:, 0]), "class_weight": {0: 1.0}},
-        "class_weight is invalid: You cannot `class_weight` and `sample_weight` at the same time.",
+        "class_weight is invalid: the data has sample weights. Valid: elements (inputs, targets) for a model with one output",
     ),
     "classes that are no numbers": (
         {"class_weight": {"cat": 1.0}},
-        "class_weight is invalid: ",
+        "class_weight={'cat': 1.0} is invalid. Valid: a number for each class, such as {0: 0.5, 1: 3.0}",
     ),
+    "classes as a word, beside a dataset": (
+        {"train_data": tf.data.Dataset.from_tensors((X, Y)), "class_weight": "balanced"},
+        "class_weight='balanced' is invalid. Valid: a number for each class, such as {0: 0.5, 1: 3.0}",
+    ),
+    "no batch size": ({"batch_size": 0}, "batch_size=0 is invalid. Valid: a whole number of at least 1"),
+    "a path": (
+        {"train_data": "data.csv"},
+        "the data is of type str. Valid: arrays, a PyDataset, a tf.data.Dataset, a function that makes one",
+    ),
+    "arrays of objects": (
+        {"train_data": (X.astype(object), Y)},
+        "the arrays are invalid: one is of type object, with elements of type float. Valid: arrays of one type, such as",
+    ),
+    "arguments as a text": ({"arguments": "--max-steps=1"}, "arguments='--max-steps=1' is invalid. Valid: a list, such as"),
     "validation data of another structure": (
         {"validation_data": (X[:, :2], Y)},
         "the model sequential does not take inputs of eval_data of float32 [?, 2]: ",
     ),
 }
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [[2, -1, 1], [[2.0], [-1.0], [1.0]], [1.4, -0.7, 9.0]],
+    ids=["labels", "a column", "rounded"],
+)
+def test_a_class_without_a_weight_weighs_one(targets: Any) -> None:
+    data = tf.data.Dataset.from_tensors((np.zeros((3, 1)), np.asarray(targets)))
+    ((_, same, weights),) = add_class_weights(data, {3: 5.0, -1: 3.0})
+    np.testing.assert_array_equal(same, targets)
+    np.testing.assert_array_equal(weights, [1, 3, 1])
+
+
+@pytest.mark.parametrize("kind", [bool, int, float])
+def test_classes_may_be_one_hot(kind: type) -> None:
+    data = tf.data.Dataset.from_tensors((np.zeros((3, 1)), np.asarray([[0, 0, 1], [1, 0, 0], [0, 1, 0]], kind)))
+    ((_, _, weights),) = add_class_weights(data, {np.int64(0): 3.0})
+    np.testing.assert_array_equal(weights, [1, 3, 1])
+    ((_, _, weights),) = add_class_weights(tf.data.Dataset.from_tensors((np.zeros((2, 1)), np.asarray([0, 1], kind))), {1: 3.0})
+    np.testing.assert_array_equal(weights, [1, 3])
+
+
+@pytest.mark.parametrize("given", [None, [], one := keras.callbacks.Callback(), [one, None], (one,), [[one]], lambda: one])
+def test_callbacks_are_given_in_any_form_of_keras(given: Any) -> None:
+    called = Callbacks(given)
+    called.check()
+    assert called._callbacks in ([], [one])
+    assert bool(called._callbacks) is (given is not None and given != [])
+
+
+def test_the_state_of_callbacks_is_kept_whatever_they_log() -> None:
+    called = Callbacks()
+    called.history = keras.callbacks.History()
+    called.history.history = {"matrix": [np.eye(2)], "tensor": [tf.constant(2.0)], "other": [ValueError]}
+    called._network = cast(FunctionalModel, SimpleNamespace(local=[]))
+    called._rates = []
+    called._store()
+    ((name, state),) = json.loads(called.state.numpy())["callbacks"]
+    assert (name, state["history"]["matrix"], state["history"]["tensor"]) == ("History", [[[1, 0], [0, 1]]], [2])
+    assert "ValueError" in state["history"]["other"][0]
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -129,7 +188,7 @@ def test_invalid_training_is_refused_in_one_line(
     monkeypatch.setattr("signal.signal", lambda *_: None)
     settings, line = WRONG[name]
     with pytest.raises(SystemExit) as error:
-        scaletier.fit(model, **{"train_data": (X, Y), **settings}, arguments=[f"--job-dir={tmp_path}"])
+        scaletier.fit(model, **{"train_data": (X, Y), "arguments": [f"--job-dir={tmp_path}"], **settings})
     assert error.value.code == 2
     out, err = capfd.readouterr()
     assert "Train [" not in out

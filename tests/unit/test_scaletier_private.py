@@ -261,6 +261,12 @@ def test_an_optimizer_in_a_stateless_scope_has_its_numbers_and_the_scope_goes_on
         keras.optimizers.Adam()
 
 
+def test_the_seed_of_an_initializer_is_found() -> None:
+    with keras.StatelessScope(initialize_variables=False):
+        weight = keras.Variable(keras.initializers.RandomNormal(seed=3), (2,))
+    assert (private.initializer_seed(weight), private.initializer_seed(keras.Variable([1.0]))) == (3, None)
+
+
 def test_the_state_of_a_random_generator_is_recognized_by_name() -> None:
     assert private.is_seed(keras.layers.Dropout(0.5).seed_generator.state)
     assert not private.is_seed(keras.Variable([1.0]))
@@ -358,13 +364,3 @@ def test_internals_of_tensorflow_s_coordinator_exist() -> None:
     queue = coordinator._CoordinatedClosureQueue()
     assert queue._error is None
     assert isinstance(queue._queue_lock, type(threading.Lock()))
-
-
-@pytest.mark.parametrize(
-    "targets", [[2, 0, 1], [[2.0], [0.0], [1.0]], [[0, 0, 1], [1, 0, 0], [0, 1, 0]]], ids=["labels", "a column", "one-hot"]
-)
-def test_a_class_without_a_weight_weighs_one(targets: Any) -> None:
-    data = tf.data.Dataset.from_tensors((np.zeros((3, 1)), np.asarray(targets)))
-    ((_, same, weights),) = private.add_class_weights(data, {0: 3.0})
-    np.testing.assert_array_equal(same, targets)
-    np.testing.assert_array_equal(weights, [1, 3, 1])
