@@ -114,6 +114,16 @@ class Child:
         return Exit(self._process.wait(), cgroup.oom_kills() > self._oom_kills, cgroup.memory_limit())
 
 
+def output_pipe() -> tuple[int, int]:
+    """Make a pipe for a program's output; return the end to read from and the end for the program.
+
+    A program of another user, too, can open its end again by name, such as /dev/stderr. Reading stays with this user.
+    """
+    pipe, output = os.pipe()
+    os.fchmod(output, 0o622)
+    return pipe, output
+
+
 def encoded(argv: Sequence[str]) -> list[bytes]:
     """Return a command line in the kernel's form, byte for byte."""
     return [argument.encode("utf-8", "surrogateescape") for argument in argv]

@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from hosts.agent.lines import Messages, OutputLine, Splitter, is_quiet, is_remark
 from hosts.agent.log import Log, moment
-from hosts.agent.process import FIRST_PROCESS_SHARE, Child, ProgramSpec, StartProgram
+from hosts.agent.process import FIRST_PROCESS_SHARE, Child, ProgramSpec, StartProgram, output_pipe
 from hosts.agent.replica_rules import Exit
 from jobs.firsterror import ErrorFinder, FirstError
 from jobs.progress import JobProgress, ProgressFinder
@@ -38,7 +38,7 @@ class Trainer:
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self.lines = 0
         self._errors, self._reports = ErrorFinder(), ProgressFinder()
-        self._pipe, output = os.pipe()
+        self._pipe, output = output_pipe()
         try:
             self._process = start(run, output)
         except BaseException:

@@ -15,7 +15,7 @@ from typing import Any
 
 from hosts.agent import keep_unsaved
 from hosts.agent.keep_unsaved import UNSAVED_FOLDER
-from hosts.agent.process import ProgramSpec, RunningProgram, StartProgram
+from hosts.agent.process import ProgramSpec, RunningProgram, StartProgram, output_pipe
 from hosts.agent.supervisor import Assignment
 from jobs.background import BackgroundTask
 from jobs.bucket import Bucket
@@ -92,7 +92,7 @@ def _search(assignment: Assignment, folders: JobFolders, host: HostFile, store: 
         "seconds": SEARCH_TIMEOUT,
     }
     argv = [host.python, "-I", "-S", "-B", keep_unsaved.__file__, json.dumps(options)]
-    pipe, output = os.pipe()
+    pipe, output = output_pipe()
     with os.fdopen(pipe, "rb") as answer:
         try:
             process = start(ProgramSpec(assignment.plan.jobId, argv, folders.package, env), output)

@@ -68,6 +68,7 @@ for library in ("libgomp.so.1", "libGL.so.1", "libglib-2.0.so.0", "libsndfile.so
     ctypes.CDLL(library)
 files = [tempfile.TemporaryFile(dir="/var/tmp") for _ in range(3_000)]
 print("files", len(files), *resource.getrlimit(resource.RLIMIT_NOFILE))
+subprocess.run(["sh", "-ec", "echo to stdout >/dev/stdout; echo to stderr >/dev/stderr"], check=True)
 print("name", socket.getaddrinfo(socket.getfqdn(), None)[0][4][0])
 """
 
@@ -265,5 +266,5 @@ def test_a_host_behaves_like_minimal_debian(cluster: Stack, tmp_path: Path) -> N
     assert limits
     assert limits[1] == limits[2], "LXD's own limit of open files, at most 1048576"
     address = cluster.ssh("master-0", "ip -4 -o address show scope global").out.split()[3].partition("/")[0]
-    assert f"name {address}" in result.text
+    assert all(line in result.text for line in (f"name {address}", "to stdout", "to stderr"))
     assert cluster.ssh("master-0", f"cd /bucket && find {old_folders} -perm /6000", user="scaletier").out == ""

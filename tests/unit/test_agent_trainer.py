@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import stat
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -116,6 +117,15 @@ def test_a_trainer_s_output_is_logged_and_searched_for_errors_and_progress(tmp_p
         line("INFO", printed[4]),
         line("WARNING", complaint),
     ]
+
+
+def test_a_program_of_another_user_can_open_its_output_again_by_name(tmp_path: Path) -> None:
+    started = Started(tmp_path)
+    assert stat.S_IMODE(os.fstat(started.process.output).st_mode) == 0o622, "to write, and to nobody else to read"
+    by_name = Path(f"/proc/self/fd/{started.process.output}")
+    by_name.write_text("warn\n")
+    assert started.ends() == Exit(0)
+    assert started.trainer.tail == "warn"
 
 
 def test_the_tail_has_the_last_lines_and_remarks_are_logged_at_a_lower_level(tmp_path: Path) -> None:
