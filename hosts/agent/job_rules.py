@@ -36,8 +36,12 @@ _RANK_MISSED = re.compile(
     rf"|KeyError: '(?:{'|'.join(RANK_NAMES)})'"
     r"|coordinator_address should be defined"
 )
-# Of Python, rm or mv; a busy device has another remedy.
-_BUSY_FOLDER = re.compile(r"^(?=.*Device or resource busy).*'(?!/dev/)[^'\n]+'", re.MULTILINE)
+# Of Python, rm or mv; a busy device has another remedy. An own folder is a mount point in a folder that is read-only.
+_BUSY_FOLDER = re.compile(
+    r"^(?=.*Device or resource busy).*'(?!/dev/)[^'\n]+'"
+    r"|^(?=.*Read-only file system).*'(?:/(?:var/)?tmp|/[^'\n]+/jobs/[^/'\n]+/(?:home|output(?:/\d+)?))/?'",
+    re.MULTILINE,
+)
 _BUSY_HINT = "JOB_DIR, HOME and /tmp cannot be removed or renamed: remove what is in them, or a folder below."
 _ERROR = "error: "
 _SUMMARY = ("name", "state", "exitCode", "starts", "restarts", "startTime", "lastStartTime", "endTime")

@@ -486,7 +486,26 @@ def test_a_program_that_removes_its_own_folder_has_a_remedy() -> None:
     sentence = f"The replica master 0 exited with a non-zero status of 1. {remedy}\n{error}"
     assert exit_message(record("master-0", "EXITED", 1, errorMessage=error)) == sentence
     assert remedy in exit_message(record("ps-0", "EXITED", 1, errorMessage="rm: cannot remove '/tmp': Device or resource busy"))
-    for other in ("nvmlInit: Device or resource busy", "[Errno 16] Device or resource busy: '/dev/nvidia0'"):
+    own = (
+        "/bucket/jobs/job01/output",
+        "/bucket/jobs/job01/output/3",
+        "/var/lib/scaletier/jobs/job01/home",
+        "/tmp/",
+        "/var/tmp",
+    )
+    python = [f"OSError: [Errno 30] Read-only file system: '{folder}'" for folder in own]
+    for error in (*python, f"{python[0]} -> '/tmp/a'", "mv: cannot move '/tmp' to 'a': Read-only file system"):
+        assert remedy in exit_message(record("ps-0", "EXITED", 1, errorMessage=f"Traceback\n{error}")), error
+    read_only = (
+        "/bucket/data",
+        "/tmp2",
+        "/bucket/jobs/job02/output/model",
+        "/var/lib/scaletier/jobs/job01/package",
+        "/etc/tmp",
+    )
+    elsewhere = [f"OSError: [Errno 30] Read-only file system: '{path}'" for path in read_only]
+    busy = ("nvmlInit: Device or resource busy", "[Errno 16] Device or resource busy: '/dev/nvidia0'")
+    for other in (*busy, *elsewhere):
         assert remedy not in exit_message(record("ps-0", "EXITED", 1, errorMessage=f"It's all: 'x'\n{other}"))
 
 
