@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from jobs.firsterror import TRACEBACK, is_continuation, strip_rank
+from jobs.heuristics import read_line
 
 LONGEST_LINE = 64 * 1024
 BAR_SECONDS = 5.0
@@ -16,7 +17,7 @@ HALF_SECONDS = 1.0
 MESSAGE_SECONDS = 1.0
 """A line continues the message before it only if it comes within this time."""
 RAISED_SECONDS = 0.05
-"""Lines that follow the last line of a traceback within this time are the rest of the exception's text."""
+"""Lines that follow the last line of a traceback within this time are the rest of the exception's text, but not progress."""
 
 # Backspaces can go back by this many bytes at most; it limits the time for a line with many of them.
 _REACH = 4096
@@ -69,6 +70,8 @@ _LOST_PEER = re.compile(
     r"E\d{4} \d\d:\d\d:[\d.]+ +\d+ base_collective_executor\.cc:\d+\] BaseCollectiveExecutor::StartAbort "
     r"|ERROR:tensorflow:Worker /job:\S+ failed with "
 )
+# Progress without a number that `read_line` reads: an epoch of unknown many, a bar of Keras or tqdm.
+_PROGRESS = re.compile(r"(?i:\bepoch\W{1,2}\d)|━━|\[=+[>\]]|\d%\|")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 
 
@@ -228,7 +231,8 @@ class Messages:
 
     Python does not mark the end of a message. So a line without a severity of its own continues the message before it if it
     comes within MESSAGE_SECONDS and one of these is true: it is indented or empty; it is part of a traceback; it comes within
-    RAISED_SECONDS after the traceback's exception, whose text may have many lines.
+    RAISED_SECONDS after the traceback's exception, whose text may have many lines, and is no progress of a program that
+    caught it.
     """
 
     def __init__(self) -> None:
@@ -263,7 +267,9 @@ class Messages:
             return self._chained or logged
         if severity is not None:
             return False
-        return self._in_traceback or is_continuation(text) or (self._raised and pause < RAISED_SECONDS)
+        if self._in_traceback or is_continuation(text):
+            return True
+        return self._raised and pause < RAISED_SECONDS and not (read_line(text) or _PROGRESS.search(text))
 
 
 def severity_of(text: str) -> str | None:

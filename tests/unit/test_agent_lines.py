@@ -320,6 +320,27 @@ def test_a_long_exception_text_belongs_to_its_message() -> None:
     assert later.add("retrying", 100.2).severity == "INFO"
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "step 0 loss: 0.1",
+        "Train [master/0], step 348: loss: 0.729 (1.037 sec)",
+        "Eval, step 990: loss: 0.400",
+        "Epoch 2/9",
+        "Epoch: 2",
+        "val_loss improved, loss=0.25",
+        "\x1b[1m 1/10\x1b[0m \x1b[32m━━\x1b[0m\x1b[37m━━━━\x1b[0m",
+        "10/10 [==============================] - 0s",
+        "Train:  50%|█████     | 5/10",
+        '{"scaletier.progress": {"step": 5}}',
+    ],
+)
+def test_progress_after_a_caught_exception_is_no_part_of_it(line: str) -> None:
+    raised = ["Traceback (most recent call last):", '  File "x", line 1', "ValueError: step 3: loss: nan", "at epoch two"]
+    severities = [severity for _, severity in messages(*raised, line, "and then")]
+    assert severities == ["ERROR"] * len(raised) + ["INFO"] * 2
+
+
 def test_indented_lines_continue_a_message_for_a_second() -> None:
     assert messages("WARNING:x:y", "  more", "", "print") == [
         (100.0, "WARNING"),
