@@ -248,15 +248,14 @@ def _succeeded(job: JobRecord, view: View) -> JobRecord | None:
         return replace(job, events=with_events(job.events, Event(view.now, reason)))
     events = list(job.events)
     for record in view.of_attempt(job):
-        if record.state is ReplicaState.EXITED and record.exitCode and not plan.is_server(record.name):
-            events = (
-                with_events(events, Event(view.now, _describe_ignored_exit(record, plan)))
-                if record.name not in job.droppedReplicas
-                else events
-            )
+        failed = record.state is ReplicaState.EXITED and record.exitCode and record.name not in job.droppedReplicas
+        # A server never ends by itself, so it is named only for an error of its own.
+        if failed and not (plan.is_server(record.name) and record.killed):
+            events = with_events(events, Event(view.now, _describe_ignored_exit(record, plan)))
     if unfinished:
         remedy = "to wait longer, set a longer gracePeriod, or successPolicy: all"
-        text = f"{_still_worked(unfinished)} when the job ended, and were stopped: {remedy}"
+        verb = "was" if len(unfinished) == 1 else "were"
+        text = f"{_still_worked(unfinished)} when the job ended, and {verb} stopped: {remedy}"
         events = with_events(events, Event(view.now, text))
     started = job.startTime or view.replicas[plan.chief].startTime
     return _end(replace(job, startTime=started, events=events), view, JobState.SUCCEEDED)
@@ -264,8 +263,12 @@ def _succeeded(job: JobRecord, view: View) -> JobRecord | None:
 
 def _describe_ignored_exit(record: ReplicaRecord, plan: Plan) -> str:
     """Return the event for a failed replica of a job that SUCCEEDED."""
-    optional = plan.is_optional(record.name)
-    why = "its role is in optionalRoles" if optional else "set successPolicy: all if the job depends on it"
+    if plan.is_optional(record.name):
+        why = "its role is in optionalRoles"
+    elif plan.is_server(record.name):
+        why = "its log has the cause"
+    else:
+        why = "set successPolicy: all if the job depends on it"
     return f"{record.name} ended with {termination_reason(record)}, and its work may be missing: {why}"
 
 

@@ -95,7 +95,8 @@ class Trainer:
         os.close(self._end)
         self._pump.join()
         if end.left and not self.stopping:
-            running = f"{end.left} of its processes still ran when the program ended with 0, and were ended"
+            verb = "was" if end.left == 1 else "were"
+            running = f"{end.left} of its processes still ran when the program ended with 0, and {verb} ended"
             self._log.write_message(f"{running}: it must wait for what it starts in the background", "WARNING")
         return end
 

@@ -75,7 +75,11 @@ def test_replicas_that_failed_when_the_chief_succeeded_are_named() -> None:
     failed = (record("worker-0", "EXITED", 1), record("worker-1", "EXITED", 137), record("ps-0", "EXITED", 1))
     new = advance(job(droppedReplicas=["worker-1"]), view(CHIEF_DONE, *failed))
     hint = "set successPolicy: all if the job depends on it"
-    assert [event.cause for event in new.events] == [f"worker-0 ended with status 1, and its work may be missing: {hint}"]
+    assert [event.cause for event in new.events] == [
+        f"worker-0 ended with status 1, and its work may be missing: {hint}",
+        "ps-0 ended with status 1, and its work may be missing: its log has the cause",
+    ]
+    assert advance(job(), view(CHIEF_DONE, record("ps-0", "EXITED", 143))).events == [], "its host went down"
     optional = advance(job(), view(CHIEF_DONE, failed[1], plan=OPTIONAL_WORKERS))
     assert [event.cause for event in optional.events] == [
         "worker-1 ended with signal 9 (SIGKILL), and its work may be missing: its role is in optionalRoles"
@@ -111,7 +115,9 @@ def test_working_replicas_get_a_grace_period_when_the_chief_ends() -> None:
     over = advance(updated, replace(snapshot, exited={"master-0": 30.0}))
     assert (over.state, over.errorMessage) == ("SUCCEEDED", "")
     hint = "to wait longer, set a longer gracePeriod, or successPolicy: all"
-    assert over.events[-1].cause == f"worker-0 still worked when the job ended, and were stopped: {hint}"
+    assert over.events[-1].cause == f"worker-0 still worked when the job ended, and was stopped: {hint}"
+    several = advance(updated, view(CHIEF_DONE, plan=GRACE, exited={"master-0": 30.0})).events[-1].cause
+    assert several == f"worker-0, worker-1 still worked when the job ended, and were stopped: {hint}"
 
 
 @pytest.mark.parametrize(

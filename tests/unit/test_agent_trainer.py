@@ -138,15 +138,15 @@ def test_the_tail_has_the_last_lines_and_remarks_are_logged_at_a_lower_level(tmp
     assert REMARK in started.logged()[0]
 
 
-@pytest.mark.parametrize("stops", [False, True])
+@pytest.mark.parametrize(("stops", "left", "verb"), [(False, 2, "were"), (False, 1, "was"), (True, 2, "were")])
 def test_processes_that_a_program_left_are_reported_unless_it_was_stopped(
-    tmp_path: Path, clock: list[float], stops: bool
+    tmp_path: Path, clock: list[float], stops: bool, left: int, verb: str
 ) -> None:
     started = Started(tmp_path)
     if stops:
         started.trainer.stop(9.0)
-    assert started.ends(left=2) == Exit(0, left=2)
-    running = "2 of its processes still ran when the program ended with 0, and were ended"
+    assert started.ends(left=left) == Exit(0, left=left)
+    running = f"{left} of its processes still ran when the program ended with 0, and {verb} ended"
     warning = line("WARNING", f"{running}: it must wait for what it starts in the background")
     assert started.logged() == ([] if stops else [warning])
 
