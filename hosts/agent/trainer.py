@@ -33,6 +33,7 @@ class Trainer:
         """Start it; OSError if that fails, ValueError for an argument that no process can have."""
         self._stop_at: float | None = None
         self._signal_rest_at = math.inf
+        self._kill_warning = ""
         self._stop_signal, self._log = run.stop_signal, log
         self._quiet = is_quiet(run.env)
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
@@ -78,6 +79,7 @@ class Trainer:
         if self._stop_at is None:
             now = time.monotonic()
             self._stop_at = now + seconds
+            self._kill_warning = f"the program had not ended {seconds:g} s after SIGTERM, and was killed"
             self._signal_rest_at = now + FIRST_PROCESS_SHARE * seconds if self._stop_signal == "main" else math.inf
             self._process.stop(seconds)
 
@@ -85,6 +87,9 @@ class Trainer:
         """Return the exit once it has ended, its output is read and children, which would hold its port, are killed."""
         now = time.monotonic()
         if self._stop_at is not None and now >= self._stop_at:
+            if self._kill_warning and not self._process.ended():
+                self._log.write_message(self._kill_warning, "WARNING")
+                self._kill_warning = ""
             self._process.signal(signal.SIGKILL)
         elif now >= self._signal_rest_at:
             self._signal_rest_at = math.inf

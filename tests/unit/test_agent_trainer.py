@@ -173,7 +173,17 @@ def test_a_stop_signals_the_first_process_then_the_rest_and_kills_last(
     clock[0] = 110.0
     assert trainer.poll() is None
     assert (calls, trainer.due()) == (["stop 10", *rest, "SIGKILL"], 0.1)
+    assert trainer.poll() is None
     assert started.ends(-9) == Exit(-9)
+    assert started.logged() == [line("WARNING", "the program had not ended 10 s after SIGTERM, and was killed")]
+
+
+def test_a_program_that_ended_in_its_last_moment_was_not_killed(tmp_path: Path, clock: list[float]) -> None:
+    started = Started(tmp_path)
+    started.trainer.stop(10.0)
+    clock[0] = 110.0
+    assert started.ends(143) == Exit(143)
+    assert started.logged() == []
 
 
 def open_pipes() -> set[str]:
