@@ -45,6 +45,7 @@ ways = (
     "cp -a tree by-cp-a",
     "rsync -a tree/ by-rsync",
     "tar cf tree.tar tree && mkdir by-tar && tar xf tree.tar -C by-tar",
+    'chown "$(id -un)" tree.tar && chgrp -R "$(id -gn)" tree',
     "python3 -m zipfile -c tree.zip tree/ && unzip -q tree.zip -d by-unzip",
     f"mkdir repo && cp -r tree repo && cd repo && {git} init -q && git add . && {git} commit -qm x && git clone -q . ../by-git",
     f"cp -r {data} data-r && cp -a {data} data-a && rsync -a {data}/ data-s",

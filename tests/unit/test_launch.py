@@ -54,9 +54,11 @@ def test_a_job_sees_only_its_parts_of_the_bucket() -> None:
 
 
 def test_a_trainer_may_open_many_files_and_set_no_setuid_bit() -> None:
-    """systemd's soft limit for a unit would be 1024."""
+    """systemd's soft limit for a unit would be 1024. Of the filters each adds to or takes from those before."""
     unit = (SCRIPT.parents[3] / "etc/systemd/system/scaletier-trainer.service.d/hardening.conf").read_text().splitlines()
-    assert {"LimitNOFILE=1048576", "RestrictSUIDSGID=yes"} <= set(unit)
+    assert {"LimitNOFILE=1048576", "RestrictSUIDSGID=yes", "NoNewPrivileges=yes", "CapabilityBoundingSet="} <= set(unit)
+    filters = [line.partition("=")[2] for line in unit if line.startswith("SystemCallFilter=")]
+    assert filters == ["@system-service", "~@privileged @keyring", "@chown"], "it may chown its own files to itself"
 
 
 def test_on_google_no_bucket_folder_is_hidden() -> None:

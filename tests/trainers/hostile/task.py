@@ -83,6 +83,8 @@ def rise(_: str) -> str:
         lambda: subprocess.run(["unshare", "-Ur", "id"], check=True, capture_output=True).stdout,
         lambda: os.setuid(0),
         lambda: (OUT / "file").write_text("") or (OUT / "file").chmod(0o4755),
+        lambda: os.chown(OUT / "file", 0, -1),
+        lambda: os.chown(OUT / "file", -1, 0),
     )
 
 
