@@ -27,7 +27,7 @@ _METADATA = (*_PROJECT, "setup.cfg")
 # The hosts' packages; importing the modules that inspect dependencies takes time.
 _HOST_REQUIREMENTS = CHECKOUT / "trainer" / "requirements.txt"
 _CACHES = (".cache", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".ipynb_checkpoints")
-_SKIPPED_DIRS = frozenset({*_CACHES, ".git", ".hg", ".svn", ".venv"})
+_SKIPPED_DIRS = frozenset({*_CACHES, ".hg", ".svn", ".venv"})
 _SKIPPED_FILES = (".pyc", ".pyo", ".swp")
 # The library for trainers goes with a package that imports it, as it is here.
 _LIBRARY = CHECKOUT / trainer_config.LIBRARY

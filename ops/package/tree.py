@@ -20,6 +20,8 @@ IGNORE_FILE, GIT_IGNORE_FILE = ".scaletierignore", ".gitignore"
 # They hold the keys of stacks, and are never sent: every trainer can read the bucket and packages.
 KEY_FOLDERS = frozenset({".scaletier", ".pulumi-state", ".pulumi"})
 _VIRTUAL_ENVIRONMENT = "pyvenv.cfg"
+# A repository's history, which is never sent: a folder, or in a worktree or a submodule a file that names one.
+_HISTORY = ".git"
 # Pathspec's group for the end of a folder, and its expression of `*/`.
 _FOLDER_MARK = "ps_d"
 _ANY_FOLDER = f"(?P<{_FOLDER_MARK}>/)"
@@ -136,7 +138,7 @@ class _Walker:
                 continue
             if entry.name in self._skipped if is_folder else entry.name.endswith(self._endings) and bool(self._endings):
                 continue
-            if entry.name == IGNORE_FILE:
+            if entry.name in (IGNORE_FILE, _HISTORY):
                 continue
             if ignore_file := self._ignores(f"{path}/" if is_folder else path):
                 self.ignored.setdefault(ignore_file, []).append(f"{path}/" if is_folder else path)
@@ -204,7 +206,7 @@ class _Rules:
 
     def _read_above(self, root: Path) -> None:
         """Read the files of the folders above, up to the repository's; none if they leave out the root or one of these."""
-        top = next((folder for folder in (root, *root.parents) if (folder / ".git").exists()), root)
+        top = next((folder for folder in (root, *root.parents) if (folder / _HISTORY).exists()), root)
         above = [each for each in root.parents if each.is_relative_to(top)]
         for folder in reversed(above):
             self._read(folder, f"{root.relative_to(folder).as_posix()}/", "")

@@ -88,6 +88,12 @@ def test_virtual_environments_are_no_part_of_a_package(tmp_path: Path) -> None:
     assert [*tree.walk(root).files] == ["a.py", "env/lib/site.py", "env/pyvenv.cfg"]
 
 
+@pytest.mark.parametrize("history", [".git/HEAD", ".git"])
+def test_a_repository_s_history_is_never_sent(tmp_path: Path, history: str) -> None:
+    root = fill(tmp_path / "mine", "a.py", history, "sub/b.py", f"sub/{history}", "sub/x.git", ".github/c.yml")
+    assert walk_paths(root, *_BOTH) == [".github/c.yml", "a.py", "sub/b.py", "sub/x.git"]
+
+
 def test_an_unreadable_folder_is_no_error_if_it_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = fill(tmp_path / "mine", "a.py", "volume/x")
     (root / tree.IGNORE_FILE).write_text("volume/\n")
@@ -355,6 +361,24 @@ def test_a_version_is_read_from_a_worktree_and_a_shallow_clone(versioned: Path, 
         ["git", "clone", "--quiet", "--depth=1", f"file://{versioned.parent}", str(tmp_path / "shallow")], check=True
     )
     assert build_version(tmp_path / "shallow/some-project") == "v1.2.3"
+
+
+@pytest.mark.parametrize("kind", ["worktree", "submodule"])
+def test_a_version_is_read_from_a_project_whose_git_is_a_file(
+    tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(dependencies, "CACHE", tmp_path / "cache")
+    (root := make_project(tmp_path, before=_BEFORE)).joinpath("mine/task.py").write_text("from mine import version\n")
+    for words in ("init --quiet", "add --all", "commit --quiet -m first", "tag v1.2.3"):
+        run_git(root, *words.split())
+    (outer := tmp_path / "outer").mkdir()
+    run_git(outer, "init", "--quiet")
+    if kind == "worktree":
+        run_git(root, "worktree", "add", "--quiet", "--detach", str(outer / "tree"))
+    else:
+        run_git(outer, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(root), "tree")
+    assert (outer / "tree/.git").is_file()
+    assert build_version(outer / "tree") == "v1.2.3"
 
 
 def test_a_version_is_read_from_the_project_s_repository_in_a_hook_of_another(
