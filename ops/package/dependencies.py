@@ -84,7 +84,7 @@ def fetch(
     replaced = hostpython.find_conflicts(lines, present, python)
     remaining = {name: version for name, version in present.items() if name not in replaced}
     lacking = [line for line in lines if not hostpython.is_met(line, remaining, python)]
-    if all(line.startswith("-") for line in lacking):
+    if not any(map(hostpython.asks_for_packages, lacking)):
         return {}
     have = [f"{name}=={version}" for name, version in sorted(remaining.items())]
     parts = [part.encode() for part in (python, *have, *lines)] + list(hostpython.contents_of_files(requirements.parent, lines))

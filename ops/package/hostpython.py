@@ -33,8 +33,10 @@ TENSORFLOW = "tensorflow-cpu"
 # Lines of a requirements.txt that name files: an option, or what looks like a path.
 _INCLUDE_OPTION = re.compile(r"(?:-r|--requirement|-c|--constraint)[ =]*(.+)")
 _PATH_OPTION = re.compile(r"(-r|--requirement|-c|--constraint|-f|--find-links)[ =]*(.+)")
+_CONSTRAINT = ("-c", "--constraint")
 EDITABLE = ("-e ", "--editable")
 _EDITABLE_OPTION = re.compile(r"(?:-e|--editable)[ =]+(.+)")
+_LOGICAL_LINE = re.compile(r"(?:.*\\\n)*.*")
 _PATHS = (".", "/")
 _ARCHIVES = (".whl", ".tar.gz", ".zip")
 _EXTRAS = re.compile(r"\[[^\]]*\]$")
@@ -128,6 +130,11 @@ def stubs(folder: Path, packages: Mapping[str, str]) -> dict[str, Path]:
 
 def lines_of(requirements: Path) -> list[str]:
     """Return the lines of a requirements.txt without comments; as for pip it is UTF-8, or UTF-16 with a byte order mark."""
+    return [line for _, line in _numbered_lines(requirements)]
+
+
+def _numbered_lines(requirements: Path) -> Iterator[tuple[int, str]]:
+    """Yield the lines of `lines_of`, each with its number."""
     try:
         content = requirements.read_bytes()
         text = content.decode("utf-16" if content.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "utf-8-sig")
@@ -135,23 +142,42 @@ def lines_of(requirements: Path) -> list[str]:
         raise UsageError(f"{requirements} cannot be read: {error}") from None
     except UnicodeDecodeError as error:
         raise UsageError(f"{requirements} cannot be read: {error}; save it as UTF-8") from None
-    text = text.replace("\r\n", "\n")
-    stripped = (line.partition(" #")[0].strip() for line in text.replace("\\\n", " ").splitlines())
-    return [line for line in stripped if line and not line.startswith("#")]
+    text = "".join(f"{line}\n" for line in text.splitlines())
+    for match in _LOGICAL_LINE.finditer(text):
+        line = match[0].replace("\\\n", " ").partition(" #")[0].strip()
+        if line and not line.startswith("#"):
+            yield text.count("\n", 0, match.start()) + 1, line
 
 
 def flat_lines(requirements: Path) -> list[str]:
-    """Return the lines of `lines_of` with the files of -r inlined, and the paths of other options made absolute.
+    """Return the lines of `lines_of` with the files of -r inlined once, and the paths of other options made absolute.
 
     What is asked for as editable is installed like anything else: hosts have no folder of this machine.
     """
-    lines = []
-    for line in lines_of(requirements):
-        option = _PATH_OPTION.fullmatch(line)
-        path = requirements.parent / option[2] if option else requirements
-        inline = option and option[1] in ("-r", "--requirement") and path.is_file()
-        lines += flat_lines(path) if inline else [absolute(_without_editable(line), requirements.parent)]
-    return lines
+    return list(_flat_lines(requirements, set()))
+
+
+def _flat_lines(requirements: Path, inlined: set[Path]) -> Iterator[str]:
+    inlined.add(requirements.resolve())
+    for number, line in _numbered_lines(requirements):
+        option = _INCLUDE_OPTION.fullmatch(line)
+        path = requirements.parent / option[1] if option else requirements
+        if option and not path.is_file() and not _is_remote(option[1]):
+            raise UsageError(f"{requirements}:{number}: {option[1]} is not there")
+        if not option or _is_remote(option[1]) or line.startswith(_CONSTRAINT):
+            yield absolute(_without_editable(line), requirements.parent)
+        elif path.resolve() not in inlined:
+            yield from _flat_lines(path, inlined)
+
+
+def asks_for_packages(line: str) -> bool:
+    """Return whether a line, of `flat_lines`, asks for packages: an option does not, except for -r, whose URL uv reads."""
+    return not line.startswith("-") or line.startswith(("-r", "--requirement"))
+
+
+def _is_remote(path: str) -> bool:
+    """Return whether an option's path is a URL, or has a variable: uv finds these itself."""
+    return "://" in path or "${" in path
 
 
 def _without_editable(line: str) -> str:
@@ -173,8 +199,12 @@ def absolute(line: str, folder: Path) -> str:
     return f"{option[1]} {(folder / option[2]).absolute()}" if option and (folder / option[2]).exists() else line
 
 
-def contents_of_files(folder: Path, lines: Iterable[str]) -> Iterator[bytes]:
-    """Yield the content of files that lines name, recursively, such as `-r more.txt` or `./mine.whl`."""
+def contents_of_files(folder: Path, lines: Iterable[str], read: set[Path] | None = None) -> Iterator[bytes]:
+    """Yield the content of files that lines name, recursively, such as `-r more.txt` or `./mine.whl`.
+
+    A file of lines that is among `read` is passed over, as files may include one another.
+    """
+    read = set() if read is None else read
     for line in lines:
         option = _INCLUDE_OPTION.match(line)
         if option is None and not line.startswith(_PATHS) and not without_options(line).endswith(_ARCHIVES):
@@ -182,8 +212,9 @@ def contents_of_files(folder: Path, lines: Iterable[str]) -> Iterator[bytes]:
         path = folder / _EXTRAS.sub("", option[1] if option else without_options(line))
         inside = sorted(path.rglob("*")) if path.is_dir() and path != folder else [path]
         yield from (candidate.read_bytes() for candidate in inside if candidate.is_file())
-        if option and path.is_file():
-            yield from contents_of_files(path.parent, lines_of(path))
+        if option and path.is_file() and (real := path.resolve()) not in read:
+            read.add(real)
+            yield from contents_of_files(path.parent, lines_of(path), read)
 
 
 def _applies(requirement: Requirement, python: str) -> bool:

@@ -138,17 +138,19 @@ def test_requirements_are_read_in_the_encodings_that_pip_reads(tmp_path: Path, e
 
 def test_lines_of_a_requirements_file_are_made_flat(tmp_path: Path) -> None:
     first, second = tmp_path / "requirements.txt", tmp_path / "sub" / "more.txt"
-    first.write_text("# note\n\nfar==1 \\\n  --hash=sha256:00  # why\n-r sub/more.txt\n-r gone.txt\n-c sub/more.txt\nx#y\n  \n")
+    first.write_text(
+        "# note\n\nfar==1 \\\n  --hash=sha256:00  # why\n-r sub/more.txt\n-r https://h/r.txt\n-c sub/more.txt\nx#y\n  \n"
+    )
     more = "--find-links=wheels\n-f https://h/wheels\n--requirement=last.txt\n"
     write_files(tmp_path / "sub", {"more.txt": more, "last.txt": "last\n", "wheels/x": ""})
     far = "far==1    --hash=sha256:00"
-    assert hostpython.lines_of(first) == [far, "-r sub/more.txt", "-r gone.txt", "-c sub/more.txt", "x#y"]
+    assert hostpython.lines_of(first) == [far, "-r sub/more.txt", "-r https://h/r.txt", "-c sub/more.txt", "x#y"]
     assert hostpython.flat_lines(first) == [
         far,
         f"--find-links {tmp_path}/sub/wheels",
         "-f https://h/wheels",
         "last",
-        "-r gone.txt",
+        "-r https://h/r.txt",
         f"-c {second}",
         "x#y",
     ]
@@ -157,6 +159,32 @@ def test_lines_of_a_requirements_file_are_made_flat(tmp_path: Path) -> None:
         hostpython.lines_of(first)
     with pytest.raises(UsageError, match=r"none\.txt cannot be read: \[Errno 2\]"):
         hostpython.lines_of(tmp_path / "none.txt")
+
+
+@pytest.mark.parametrize("option", ["-r ", "--requirement=", "-c "])
+def test_an_included_file_that_is_not_there_is_one_line(tmp_path: Path, option: str) -> None:
+    write_files(tmp_path, {"requirements.txt": "-r sub/a.txt\n", "sub/a.txt": f"far \\\n  --hash=x\n{option}no.txt\n"})
+    with pytest.raises(UsageError, match=rf"^{tmp_path}/sub/a\.txt:3: no\.txt is not there$"):
+        dependencies.fetch(tmp_path / "requirements.txt")
+
+
+def test_an_included_url_is_left_to_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dependencies, "CACHE", tmp_path / "cache")
+    monkeypatch.setattr(dependencies, "install", lambda _, __, lines, *___: installed.append(lines[0]))
+    installed: list[str] = []
+    (file := tmp_path / "requirements.txt").write_text("-r https://h/r.txt\nnumpy\n")
+    dependencies.fetch(file)
+    assert installed == ["-r https://h/r.txt"]
+
+
+@pytest.mark.parametrize("option", ["-r", "-c"])
+def test_files_may_include_one_another(tmp_path: Path, option: str) -> None:
+    write_files(tmp_path, {"a.txt": f"far\n{option} b.txt\n", "b.txt": f"near\n{option} a.txt\n"})
+    flat = hostpython.flat_lines(tmp_path / "a.txt")
+    assert flat == ["far", *(["near"] if option == "-r" else [f"-c {tmp_path}/b.txt"])]
+    lines = hostpython.lines_of(tmp_path / "a.txt")
+    contents = list(hostpython.contents_of_files(tmp_path, lines))
+    assert contents == [(tmp_path / name).read_bytes() for name in ("b.txt", "a.txt", "b.txt")]
 
 
 def test_the_files_that_lines_name(tmp_path: Path) -> None:
