@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, ValidationError, model_validator
 
@@ -13,27 +13,63 @@ from infra.validation import Section, one_line, refusal
 from ops import commands, terminal
 from ops.errors import UsageError
 
+if TYPE_CHECKING:
+    from yaml import Node
+
 # A duration as Google's APIs spell it: "3600s", "3.5s".
 _DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)s")
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?) ?(MB|GB|TB)")
 _UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12}
+# The key `<<`, which may be given again.
+_MERGE = "tag:yaml.org,2002:merge"
 _CODES = "Valid: whole numbers from 1 to 255, as a shell gives them (128 + n for signal n)"
 
 Model = TypeVar("Model", bound=Section)
 
 
 def read_yaml(content: bytes, path: str) -> Any:
-    """Parse a YAML file, None for an empty one; the message for a broken one names the line."""
+    """Parse a YAML file, None for an empty one; the message for a broken one, or for a key given twice, names the line."""
     import yaml
 
     try:
-        return yaml.safe_load(content.decode())
+        loader = yaml.SafeLoader(content.decode())
+        if (node := loader.get_single_node()) is None:
+            return None
+        for line, key in _repeated_keys(node):
+            raise UsageError(f"{path}:{line}: {key} is there twice: say it once")
+        return loader.construct_document(node)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f":{mark.line + 1}" if mark else ""
         raise UsageError(f"{path}{where} is not YAML: {getattr(error, 'problem', error)}") from None
     except (ValueError, RecursionError) as error:  # no UTF-8, no such date, a number or a nesting too large
         raise UsageError(f"{path} cannot be read: {error}") from None
+
+
+def _repeated_keys(root: Node) -> Iterator[tuple[int, str]]:
+    """Yield the line and the path of each key that its mapping already has, of which YAML's reader would take the last."""
+    from yaml import MappingNode, ScalarNode, SequenceNode
+
+    pending, visited = [(root, "")], set[int]()
+    while pending:
+        node, path = pending.pop()
+        if id(node) in visited:  # an alias
+            continue
+        visited.add(id(node))
+        if isinstance(node, SequenceNode):
+            pending += [(item, f"{path}[{place}]") for place, item in enumerate(node.value)]
+        keys = set[tuple[str, str]]()
+        for key, value in node.value if isinstance(node, MappingNode) else ():
+            if not isinstance(key, ScalarNode):
+                continue  # which YAML's reader refuses
+            name = key.value if key.value.isprintable() else repr(key.value)
+            below = f"{path}.{name}" if path else name
+            pending.append((value, below))
+            if key.tag == _MERGE:
+                continue
+            if (key.tag, key.value) in keys:
+                yield key.start_mark.line + 1, below
+            keys.add((key.tag, key.value))
 
 
 def validate(model: type[Model], data: Any, path: str, report_old_keys: bool = False) -> Model:

@@ -18,7 +18,7 @@ from infra.scale_tiers import Role
 from infra.validation import Section
 from jobs import records
 from jobs.study import Study
-from ops.config_values import Count, Positive, StrictBool, validate
+from ops.config_values import Count, Positive, StrictBool, read_yaml, validate
 from ops.errors import UsageError
 from ops.package.trainer_config import FILE, Strategy, read
 from ops.submit import environment
@@ -240,6 +240,27 @@ trainingInput: {scaleTier: CUSTOM, masterType: n1-highcpu-8, workerType: n1-high
 )  # fmt: skip
 def test_an_error_names_the_full_path_of_the_key(standard: Inventory, tmp_path: Path, text: str, message: str) -> None:
     assert message in config_error(standard, tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("jobId: job01\ntrainingInput:\n  scheduling: {}\n  scheduling: {}\n", "4: trainingInput.scheduling"),
+        ("jobId: job01\n'jobId': job01\n", "2: jobId"),
+        ("trainingInput:\n  hyperparameters:\n    params:\n    - {type: DOUBLE, type: INTEGER}\n",
+         "4: trainingInput.hyperparameters.params[0].type"),
+        ('labels: {"a\\nb": x, "a\\nb": x}', "1: labels.'a\\nb'"),
+    ],
+)  # fmt: skip
+def test_a_key_given_twice_is_refused(standard: Inventory, tmp_path: Path, text: str, place: str) -> None:
+    assert config_error(standard, tmp_path, text).endswith(f"config.yaml:{place} is there twice: say it once")
+
+
+def test_aliases_and_merged_keys_are_no_keys_given_twice() -> None:
+    text = b"a: &a {x: 1, y: 2}\nb: {<<: *a, <<: *a, x: 3}\nc: [*a, *a, &c [*c]]\n1: 2\n'1': 3\n"
+    value = read_yaml(text, "x.yaml")
+    assert (value["b"], value["c"][:2], value[1], value["1"]) == ({"x": 3, "y": 2}, [value["a"]] * 2, 2, 3)
+    assert read_yaml(b"# nothing\n", "x.yaml") is None
 
 
 @pytest.mark.parametrize(
