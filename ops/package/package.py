@@ -183,6 +183,7 @@ def find_file(path: Path) -> PackageSource:
 
 
 def _from_folder(root: Path, beside: str = "") -> PackageSource:
+    _note_dependencies(root)
     requirements = root / "requirements.txt"
     tree = _walk(root)
     files = _read(tree, root.name)
@@ -229,6 +230,23 @@ def _note_requirements(root: Path) -> None:
     if (root / "requirements.txt").is_file() and not any(b"requirements.txt" in file.read_bytes() for file in builds):
         how = f"what {builds[0].name} names as dependencies goes along"
         terminal.note(f"{root.name}: requirements.txt is passed over, as {how}; --runtime {root}/requirements.txt goes by it")
+
+
+def _note_dependencies(root: Path) -> None:
+    """Note that a pyproject.toml's dependencies are ignored, unless a requirements.txt is there, too."""
+    import tomllib
+
+    file = root / "pyproject.toml"
+    if not file.is_file() or (root / "requirements.txt").is_file():
+        return
+    try:
+        project = tomllib.loads(file.read_text("utf-8")).get("project")
+    except (OSError, ValueError, RecursionError) as error:
+        terminal.note(f"{root.name}: pyproject.toml is passed over, as it cannot be read: {error}")
+        return
+    if isinstance(project, dict) and project.get("dependencies"):
+        how = "the folder is sent as it is: name them in requirements.txt"
+        terminal.note(f"{root.name}: the dependencies in pyproject.toml are passed over, as {how}")
 
 
 def add_library(files: dict[str, bytes], beside: str = "") -> dict[str, bytes]:

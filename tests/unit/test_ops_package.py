@@ -347,6 +347,30 @@ def test_large_packages_are_compressed_quickly() -> None:
     assert [package.compression(size) for size in (0, 19_999_999, 20_000_000)] == [6, 6, 1]
 
 
+@pytest.mark.parametrize(
+    ("text", "note"),
+    [
+        ("[project]\ndependencies = ['far']\n",
+         "the dependencies in pyproject.toml are passed over, as the folder is sent as it is: name them in requirements.txt"),
+        ("[project\n", "pyproject.toml is passed over, as it cannot be read: Expected ']'"),
+        ("[project]\ndependencies = []\n[tool.ruff]\n", ""),
+        ("project = 1\n", ""),
+    ],
+)  # fmt: skip
+def test_dependencies_in_a_folder_s_pyproject_are_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, note: str
+) -> None:
+    root = write_files(tmp_path / "mine", {"__init__.py": "", "pyproject.toml": text})
+    for find in (package.find, package.find_folder):
+        find(root)
+        printed = capsys.readouterr().err
+        assert printed.startswith(f"mine: {note}") if note else printed == ""
+        assert printed.count("\n") == bool(note)
+    (root / "requirements.txt").touch()
+    package.find(root)
+    assert capsys.readouterr().err == ""
+
+
 def test_a_folder_or_a_file_without_a_package(tmp_path: Path) -> None:
     write_files(tmp_path / "mine", {"run.sh": "#!/bin/sh\n", "requirements.txt": "far\n"})
     (tmp_path / "mine" / "run.sh").chmod(0o755)
