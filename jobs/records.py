@@ -27,6 +27,8 @@ STOP_FILE_VARIABLE = "SCALETIER_STOP_FILE"
 """Environment variable with the path of a file; once the file exists, the program must end in the seconds that it holds."""
 RESTART_CODE = 42
 """TensorFlow's own exit code that requests a restart."""
+LATE_HEARTBEATS = 2.5
+"""A replica is late after this many heartbeat periods. A late peer may have caused the errors that others report."""
 SERVERS = "ps"
 """The role whose replicas serve others and never end by themselves."""
 

@@ -12,7 +12,7 @@ from typing import Any
 from hosts.agent import missing_libraries
 from hosts.agent.replica_rules import PREEMPTED, counted_restarts, describe_end, is_fault, termination_reason
 from jobs.firsterror import recorded_text
-from jobs.records import Event, JobRecord, Plan, ReplicaRecord, with_events
+from jobs.records import LATE_HEARTBEATS, Event, JobRecord, Plan, ReplicaRecord, with_events
 from jobs.states import JobState, ReplicaState
 from jobs.variables import RANK_NAMES
 
@@ -25,8 +25,6 @@ CONSEQUENCE_SECONDS = 30.0
 """If a peer exits within this time after a kill, the kill is taken as the cause."""
 VERDICT_SECONDS = 1.0
 """The wait before an exit ends a job, or a SIGTERM restarts it: another host may still report the real cause."""
-# A replica is late after this many heartbeat periods. A late peer may have caused the errors that others report.
-_LATE_HEARTBEATS = 2.5
 # Roles whose machine type has another key in Cloud ML than `{role}Type`.
 _TYPES = {"ps": "parameterServer"}
 # The roles that have a rank, and how PyTorch, a lookup in os.environ, and JAX report that there is none.
@@ -114,7 +112,7 @@ class View:
         return runs and self.silent_for(name) >= seconds and not self.late(name)
 
     def _is_late(self, name: str) -> bool:
-        return self.silent_for(name) >= _LATE_HEARTBEATS * self.plan.heartbeatSeconds
+        return self.silent_for(name) >= LATE_HEARTBEATS * self.plan.heartbeatSeconds
 
     def of_attempt(self, job: JobRecord) -> Iterator[ReplicaRecord]:
         """Yield the records of this attempt, in the plan's order; records of earlier attempts are skipped."""

@@ -17,9 +17,10 @@ from urllib.parse import urlsplit
 from infra.inventory import Host, Inventory
 from infra.scale_tiers import Role
 from jobs import notification, paths, variables
-from jobs.records import RESTART_CODE
+from jobs.records import LATE_HEARTBEATS, RESTART_CODE, Plan
 from jobs.study import Study
 from ops import commands
+from ops.cluster.host_files import heartbeat_seconds
 from ops.cluster.inventory import require_runtimes
 from ops.config_values import check_notify, read_yaml, validate
 from ops.errors import UsageError, suggest
@@ -226,6 +227,21 @@ def policy(
         valid = "chief, or optionalRoles without worker and evaluator"
         raise UsageError(f"{wrong}: optionalRoles has {' and '.join(optional)}. Valid: {valid}")
     return decided
+
+
+def _check_heartbeats(scheduling: Mapping[str, Any], inventory: Inventory, where: str) -> None:
+    """Check that a host is not lost before it is late: a single heartbeat may take longer."""
+    interval = scheduling.get("heartbeatSeconds", heartbeat_seconds(inventory.poll_seconds))
+    limit = scheduling.get("lostAfterSeconds", Plan.lostAfterSeconds)
+    if limit >= LATE_HEARTBEATS * interval:
+        return
+    if "lostAfterSeconds" in scheduling:
+        wrong = f"lostAfterSeconds {limit:g} is invalid: heartbeatSeconds is {interval:g}"
+        valid = f"{LATE_HEARTBEATS * interval:g} and above"
+    else:
+        wrong = f"heartbeatSeconds {interval:g} is invalid: lostAfterSeconds is {limit:g}"
+        valid = f"{limit / LATE_HEARTBEATS:g} and below"
+    raise UsageError(f"{where}.{wrong}. Valid: {valid}")
 
 
 def generate_job_id(package: str) -> str:
@@ -486,6 +502,7 @@ def build_job(
         resources.check_strategy(name, declared, inventory, {Role.MASTER: 1} if tuned else counts)
     labels = {**inventory.labels, **training_input.get("labels", {}), **config.get("labels", {}), **split_labels(flags.labels)}
     scheduling = training_input.get("scheduling", {})
+    _check_heartbeats(scheduling, inventory, f"{where}: trainingInput.scheduling")
     added_environment = environment.merge_environment(training_input.get("environment", {}), flags.env_file, flags.env, where)
     notify = _notify(flags, config, declared)
     _check_variables([*command, *args], added_environment, notify, tuned)

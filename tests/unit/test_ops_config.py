@@ -155,7 +155,7 @@ trainingInput:
   region: us-central1
   runtimeVersion: 1.2
   useChiefInTfConfig: false
-  scheduling: {maxRestarts: 2, lostAfterSeconds: 9.5}
+  scheduling: {maxRestarts: 2, lostAfterSeconds: 9.5, heartbeatSeconds: 3}
 """
     flags = JobFlags(
         "j", "m.n", write_config(tmp_path, text), "--model 'c n'", ["--", "x y"], ["run=2,empty="], "/bucket/elsewhere"
@@ -497,6 +497,30 @@ def test_an_invalid_exit_rule_is_one_line(
     assert error_text.startswith(f"{path}: trainingInput.scheduling")
     assert message in error_text
     assert "\n" not in error_text
+
+
+@pytest.mark.parametrize(
+    ("scheduling", "poll_seconds", "message"),
+    [
+        ("{lostAfterSeconds: 12.5}", 1, ""),
+        ("{lostAfterSeconds: 12.4}", 1, "lostAfterSeconds 12.4 is invalid: heartbeatSeconds is 5. Valid: 12.5 and above"),
+        ("{lostAfterSeconds: 20}", 4, "lostAfterSeconds 20 is invalid: heartbeatSeconds is 10. Valid: 25 and above"),
+        ("{lostAfterSeconds: 10, heartbeatSeconds: 2}", 4, ""),
+        ("{heartbeatSeconds: 24}", 1, ""),
+        ("{heartbeatSeconds: 100}", 1, "heartbeatSeconds 100 is invalid: lostAfterSeconds is 60. Valid: 24 and below"),
+        ("{heartbeatSeconds: 100s, lostAfterSeconds: 60s}", 1,
+         "lostAfterSeconds 60 is invalid: heartbeatSeconds is 100. Valid: 250 and above"),
+    ],
+)  # fmt: skip
+def test_a_host_is_not_lost_before_it_is_late(
+    inventory: Inventory, tmp_path: Path, scheduling: str, poll_seconds: float, message: str
+) -> None:
+    inventory = replace(inventory, poll_seconds=poll_seconds)
+    text = f"trainingInput: {{scheduling: {scheduling}}}"
+    if message:
+        assert config_error(inventory, tmp_path, text) == f"config.yaml: trainingInput.scheduling.{message}"
+    else:
+        assert build_job(JobFlags("j", config=write_config(tmp_path, text)), inventory).policy
 
 
 def test_a_package_with_an_invalid_success_policy_is_named(inventory: Inventory) -> None:
