@@ -7,11 +7,17 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
 from infra.config import ClusterConfig, private_range
 from infra.scale_tiers import Role
 
+# Cloud ML's own machine types.
+_CLOUD_ML = re.compile(
+    r"standard(_gpu|_p100|_v100)?|large_model(_v100)?|complex_model_s|complex_model_[ml](_gpu|_p100|_v100)?|cloud_tpu"
+)
+# The form of Compute Engine's: n1-standard-4, a2-highgpu-1g, custom-4-8192.
+_COMPUTE_ENGINE = re.compile(r"([a-z]+\d[a-z]*|custom)(-[a-z1-9][a-z0-9]*)+")
 _UNIT = {"MiB": 2**20, "GiB": 2**30}
 DISK = 4 * 2**30
 """Bytes that a host may write by default; the image, 0.5 GB, counts."""
@@ -56,6 +62,15 @@ class LxdConfig(ClusterConfig):
 
     json_keys: ClassVar[frozenset[str]] = ClusterConfig.json_keys | {"cpus", "memory", "disk"}
     max_hosts: ClassVar[Mapping[Role, int]] = dict.fromkeys(Role, MAX_REPLICAS_PER_ROLE)
+
+    @field_validator("master_type", "worker_type", "parameter_server_type", "evaluator_type", "serving_type")
+    @classmethod
+    def _machine_type(cls, name: str | None) -> str | None:
+        if name and not _CLOUD_ML.fullmatch(name) and not _COMPUTE_ENGINE.fullmatch(name):
+            raise ValueError(
+                "write a machine type of Compute Engine, such as n1-standard-4, or of Cloud ML, such as large_model"
+            )
+        return name
 
     def disk_of(self, role: Role) -> int:
         """Return the limit of the root disk of a role's host in bytes."""

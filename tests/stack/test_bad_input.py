@@ -121,8 +121,11 @@ CPUS = "write a whole number of cpus, 1 or more, or a share of one, 0.05 to 0.99
         *(({"cpus": f'{{"worker": {cpus}}}'}, CPUS) for cpus in ("0", "-1", "0.04", "0.255", "1.5", "Infinity", "NaN")),
         ({"network": "10.0.0.0/20"}, "write a private /24 range, such as 10.77.0.0/24"),
         ({"memory": '{"worker": "2GB"}'}, "write a size of 256MiB or more, such as 512MiB or 2GiB"),
+        ({**CUSTOM, "masterType": "foo"},
+         "scaletier:masterType 'foo' is invalid: write a machine type of Compute Engine, such as n1-standard-4, or of Cloud "),
+        ({"servingCount": "1", "servingType": "n1-"}, "scaletier:servingType 'n1-' is invalid: write a machine type of"),
     ],
-)
+)  # fmt: skip
 def test_an_invalid_size_of_a_local_host_is_refused(
     monkeypatch: pytest.MonkeyPatch, config: dict[str, str], words: str
 ) -> None:

@@ -39,6 +39,24 @@ def test_the_defaults_are_a_local_standard_cluster() -> None:
     assert ClusterConfig.parse(CUSTOM).spec().roles == {Role.MASTER: RoleSpec(1, "n1-standard-4")}
 
 
+@pytest.mark.parametrize(
+    ("names", "valid"),
+    [
+        ("n1-standard-4 e2-micro n2d-highcpu-96 a3-megagpu-8g c3-standard-4-lssd custom-4-8192 n1-custom-6-23040-ext", True),
+        ("standard large_model complex_model_m complex_model_l_v100 standard_gpu cloud_tpu", True),
+        ("foo n1 n1- n1-standard-0 N1-standard-4 n1_standard_4 large_model_s 4", False),
+    ],
+)
+def test_a_local_host_has_a_machine_type_of_google(names: str, valid: bool) -> None:
+    for name in names.split():
+        for key in ("masterType", "workerType", "parameterServerType", "evaluatorType", "servingType"):
+            if valid:
+                assert name in LxdConfig.parse({key: name}).given().values()
+            else:
+                start = f"scaletier:{key} '{name}' is invalid: write a machine type of Compute Engine, such as n1-standard-4"
+                assert error_of({key: name}, LxdConfig).startswith(start)
+
+
 def test_a_custom_cluster_has_what_its_keys_say() -> None:
     config = {
         **CUSTOM,
