@@ -184,8 +184,10 @@ def merge_end_keys(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dic
     return {**base, **remaining, **overrides}
 
 
-def check_frameworks(declared: TrainerConfig, package: str, lines: Iterable[str], complete: bool) -> None:
-    """Check the TensorFlow and Keras of a job's own Python, by lines such as `tensorflow-cpu==2.20.0`.
+def check_frameworks(
+    declared: TrainerConfig, package: str, lines: Iterable[str], complete: bool, owner: str = "the job's own Python"
+) -> None:
+    """Check the TensorFlow and Keras of a Python by lines such as `tensorflow-cpu==2.20.0`; `owner` is for messages.
 
     `complete` is True if these are all its packages, so that none of TensorFlow is an error.
     """
@@ -193,7 +195,7 @@ def check_frameworks(declared: TrainerConfig, package: str, lines: Iterable[str]
     keras = next((match[1] for line in lines if (match := _KERAS.match(line))), None)
     if declared.keras and keras and keras not in declared.keras:
         raise UsageError(
-            f"package {package} supports Keras {', '.join(declared.keras)}, and the job's own Python has {keras}: "
+            f"package {package} supports Keras {', '.join(declared.keras)}, and {owner} has {keras}: "
             f"require keras=={declared.keras[-1]}.*, or another of these"
         )
     if not declared.tensorflow:
@@ -203,7 +205,7 @@ def check_frameworks(declared: TrainerConfig, package: str, lines: Iterable[str]
         return
     has = f"has {version}" if version else "has none"
     raise UsageError(
-        f"package {package} supports TensorFlow {', '.join(declared.tensorflow)}, and the job's own Python {has}: "
+        f"package {package} supports TensorFlow {', '.join(declared.tensorflow)}, and {owner} {has}: "
         f"take --runtime-version {declared.tensorflow[-1]}, or another of these"
     )
 

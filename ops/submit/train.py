@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import cache
 
 from infra.inventory import Inventory
+from infra.templates import ROOT as CHECKOUT
 from jobs import paths
 from jobs.background import Background
 from jobs.ledger import Ledger, Stored, Trials
@@ -108,9 +109,18 @@ def prepare_program(inventory: Inventory, flags: JobFlags, job_program: program.
                 f"the runtime {job.runtime.name} would be built first; what the package needs besides it is not shown"
             )
             source = replace(source, requirements=None)
+    else:
+        check_frameworks(job.declared, source.name, _host_versions(inventory), complete=False, owner="the hosts' Python")
     built = package.build(source, job.module, job_program.script, installed, inventory.python)
     data = job.declared.data_for(job.args)
     return Submission(inventory, job, built, data.local_files(ROOT) if data else {})
+
+
+def _host_versions(inventory: Inventory) -> list[str]:
+    """Return the versions of packages on the hosts that are known here, as lines of a requirements.txt."""
+    if inventory.tensorflow:
+        return [f"tensorflow=={inventory.tensorflow}"]
+    return (CHECKOUT / "constraints.txt").read_text().splitlines()
 
 
 def check_hosts(cluster: ClusterClient, submission: Submission) -> Submission:

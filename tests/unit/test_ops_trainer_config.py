@@ -406,6 +406,24 @@ def test_a_runtime_is_compared_with_the_declaration(
     assert capsys.readouterr().err == ("" if error or installed else note)
 
 
+@pytest.mark.parametrize(
+    ("declared", "on_hosts", "has"),
+    [
+        ("tensorflow: ['1.15']", None, "supports TensorFlow 1.15, and the hosts' Python has 2."),
+        ("tensorflow: ['2.20']", "2.19.1", "supports TensorFlow 2.20, and the hosts' Python has 2.19: take --runtime-version"),
+        ("keras: ['2.15']", None, "supports Keras 2.15, and the hosts' Python has 3."),
+        ("tensorflow: ['2.20']", "2.20.0", None),
+        ("", None, None),
+    ],
+)
+def test_the_hosts_python_is_compared_with_the_declaration(
+    inventory: Inventory, tmp_path: Path, declared: str, on_hosts: str | None, has: str | None
+) -> None:
+    write_files(tmp_path / "mine", {"__init__.py": "", "task.py": "", FILE: declared})
+    with pytest.raises(UsageError, match=f"^package mine {re.escape(has)}") if has else nullcontext():
+        assert train.prepare(replace(inventory, tensorflow=on_hosts), JobFlags("job01"), str(tmp_path / "mine")).job
+
+
 def test_a_data_pattern_never_matches_keys(tmp_path: Path) -> None:
     write_files(tmp_path, {".scaletier/local/key": "", ".other/local/key": ""})
     files = trainer_config.Data(name="x", files=".[so]*/local/key").local_files(tmp_path)
