@@ -87,8 +87,8 @@ class Data(Section):
     name: Annotated[str, AfterValidator(_data_name)] = Field(
         description="it is the folder below data/ in the bucket, such as images"
     )
-    files: Annotated[str, AfterValidator(_data_files)] = ""
-    command: str = ""
+    files: Annotated[str, Field(strict=True), AfterValidator(_data_files)] = ""
+    command: Annotated[str, Field(strict=True)] = ""
     flags: tuple[Flag, ...] = ()
 
     def local_files(self, checkout: Path) -> dict[str, Path]:

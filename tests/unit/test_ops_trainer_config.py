@@ -138,6 +138,8 @@ def test_a_keras_that_the_package_does_not_know_is_refused(line: str, valid: boo
         ("data: {name: x, files: ~/.ssh/*}", "data.files '~/.ssh/*' is invalid: it is outside the checkout"),
         ("data: {name: x, files: a/../../b}", "data.files 'a/../../b' is invalid: it is outside the checkout"),
         ("data: {name: x, files: .scaletier/*/id*}", "data.files '.scaletier/*/id*' is invalid: it is outside the checkout"),
+        ("data: {name: x, files: 3}", "data.files must be a string, not 3: quote it"),
+        ("data: {name: x, command: 3}", "data.command must be a string, not 3: quote it"),
         ("data: {flags: [--data]}", "data.name is missing: it is the folder below data/ in the bucket"),
         ("data: {name: mnist, flags: --data}", "data.flags must be a list such as [--data], not '--data'"),
         ("data: {name: mnist, flags: [data]}", "data.flags[0] must be a flag such as --data, not 'data'"),
