@@ -479,7 +479,8 @@ def build_job(
     typed, config_args = split_arguments(training_input, flags.args, flags.more_args)
     args = [*chosen, *typed] if typed else [*config_args, *chosen]  # one or the other, as gcloud has it
     if chosen_dir:
-        check_job_dir(chosen_dir, inventory.bucket, default_dir)
+        what = "jobDir" if flags.job_dir else f"{where}: trainingInput.jobDir"
+        check_job_dir(chosen_dir, inventory.bucket, default_dir, what)
     for arg in args:
         if "\0" in arg:
             raise UsageError("an argument of the trainer holds a NUL character, which no program can receive")

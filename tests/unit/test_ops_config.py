@@ -227,6 +227,7 @@ trainingInput: {scaleTier: CUSTOM, masterType: n1-highcpu-8, workerType: n1-high
         ("trainingInput: {labels: x}", "must be a mapping"),
         ("trainingInput: {packageUris: [x]}", "packageUris is not supported: fab train builds the package itself"),
         ("trainingInput: {jobDir: /tmp/x}", "jobDir '/tmp/x' is not in the bucket: take a path below /bucket/"),
+        ("trainingInput: {jobDir: 5}", "config.yaml: trainingInput.jobDir '5' is not in the bucket: take a path below /bucket/"),
         ("trainingInput: {jobDir: /bucket/../etc}", "is not in the bucket"),
         ("trainingInput: {jobDir: /bucket/data/mnist}", "is where the bucket keeps other things: take a path such as"),
         ("trainingInput: []", "trainingInput is not a mapping"),
