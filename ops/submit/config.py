@@ -197,7 +197,11 @@ def chosen_strategy(args: Sequence[str]) -> str | None:
 
 
 def policy(
-    scheduling: Mapping[str, Any], strategy: Strategy, study: Study | None = None, where: str = "scheduling"
+    scheduling: Mapping[str, Any],
+    strategy: Strategy,
+    study: Study | None = None,
+    where: str = "scheduling",
+    declaration: str = trainer_config.FILE,
 ) -> dict[str, Any]:
     """Return the optional fields of a plan, from config.yaml, else from the trainer's declaration.
 
@@ -206,6 +210,7 @@ def policy(
 
     Args:
         where: the name of config.yaml's scheduling in messages.
+        declaration: that of the trainer's declaration.
 
     Raises:
         UsageError: if the success condition can never be met.
@@ -217,7 +222,7 @@ def policy(
     decided = merge_end_keys(merge_end_keys(_DEFAULT_END_KEYS, strategy.end_keys), chosen)
     if decided.get("successPolicy") != "all":
         return decided
-    wrong = f"{f'{where}.' if 'successPolicy' in chosen else f'{trainer_config.FILE}: '}successPolicy 'all' is invalid"
+    wrong = f"{f'{where}.' if 'successPolicy' in chosen else f'{declaration}: '}successPolicy 'all' is invalid"
     if strategy.successPolicy == "chief":
         why = "a trial's host may be lost" if study else "this trainer's other replicas have no end of their own"
         raise UsageError(f"{wrong}: {why}. Valid: chief")
@@ -486,7 +491,8 @@ def build_job(
             raise UsageError("an argument of the trainer holds a NUL character, which no program can receive")
     source_files = flag_sources(folder, command, files or {})
     module = "" if command else flags.module or training_input.get("pythonModule") or f"{package}.task"
-    declared = trainer_config.read(files or {}, module.partition(".")[0] or package, report_old_keys=True)
+    declaring = module.partition(".")[0] or package
+    declared = trainer_config.read(files or {}, declaring, report_old_keys=True)
     tuned = training_input.get(tuning.HYPERPARAMETERS)
     has_job_dir = bool((flags.job_dir and flags.resume is None) or training_input.get("jobDir"))
     job_dir_flag = _job_dir_flag(args, declared, source_files, has_job_dir)
@@ -530,7 +536,13 @@ def build_job(
         labels=labels,
         job_dir_flag=None if has_job_dir or tuned else job_dir_flag,
         use_chief=training_input.get("useChiefInTfConfig", True),
-        policy=policy(scheduling, declared.chosen(strategy), study, f"{where}: trainingInput.scheduling"),
+        policy=policy(
+            scheduling,
+            declared.chosen(strategy),
+            study,
+            f"{where}: trainingInput.scheduling",
+            f"{declaring}/{trainer_config.FILE}",
+        ),
         priority=scheduling.get("priority", 0) if flags.priority is None else _priority(flags.priority),
         declared=declared,
         environment=added_environment,

@@ -526,7 +526,9 @@ def test_a_host_is_not_lost_before_it_is_late(
 
 def test_a_package_with_an_invalid_success_policy_is_named(inventory: Inventory) -> None:
     files = declaring_files("{successPolicy: all, optionalRoles: [evaluator]}")
-    with pytest.raises(UsageError, match=r"^scaletier.yaml: successPolicy 'all' is invalid: optionalRoles has evaluator\. "):
+    with pytest.raises(
+        UsageError, match=r"^mine/scaletier.yaml: successPolicy 'all' is invalid: optionalRoles has evaluator\. "
+    ):
         build_job(JobFlags("j"), inventory, "mine", files)
 
 
