@@ -82,6 +82,9 @@ def walk(
         raise UsageError(f"{root} is in {', '.join(keys)}, which holds keys of stacks and is never sent: give another path")
     if root.is_file():
         return Tree({"": root})
+    if root.exists() and not root.is_dir():
+        kind = "pipe" if root.is_fifo() else "socket" if root.is_socket() else "device"
+        raise UsageError(f"{root} is a {kind}: give the path of a file or a folder")
     walker = _Walker(root, [_Rules(root, name, outer_rules) for name in ignore_files], skipped, endings)
     try:
         files = dict(sorted(walker.walk(root, "", (os.path.realpath(root),))))

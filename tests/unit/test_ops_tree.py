@@ -120,6 +120,13 @@ def test_empty_folders_and_special_files_are_named(tmp_path: Path) -> None:
     assert walked.notes == ("empty folders are left out: full/logs/", "pipes, sockets and devices are left out: pipe")
 
 
+def test_a_path_to_a_pipe_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path, kind in ((tmp_path / "pipe", "pipe"), (Path("/dev/null"), "device")):
+        with pytest.raises(UsageError, match=f"^{path} is a {kind}: give the path of a file or a folder$"):
+            tree.walk(path)
+
+
 def test_keys_of_a_stack_are_never_sent(tmp_path: Path) -> None:
     root = fill(tmp_path / "mine", "a.py", "sub/.scaletier/dev/id_ed25519", ".pulumi-state/passphrase", ".pulumi/x")
     (root / "keys").symlink_to("sub/.scaletier/dev")
