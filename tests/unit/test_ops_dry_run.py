@@ -153,6 +153,17 @@ def test_dry_run_prints_what_it_ignores(
         dry_run(InventoryOnly(inventory), replace(flags, resume="old", job_dir="/bucket/x"), package_folder, as_json=True)  # type: ignore[arg-type]
 
 
+def test_dry_run_shows_each_file_in_one_line(
+    inventory: Inventory, package_folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("two\nlines.txt", "two\nlines.h5"):
+        (tmp_path / "mine" / name).touch()
+    assert dry_run(InventoryOnly(inventory), JobFlags("job01"), package_folder, as_json=False) == 0  # type: ignore[arg-type]
+    lines = capsys.readouterr().out.splitlines()
+    assert "mine/two␊lines.txt" in [line.split()[0] for line in lines if line]
+    assert "ignored: model.h5, two␊lines.h5" in lines
+
+
 def test_dry_run_refuses_invalid_flags(inventory: Inventory, package_folder: str) -> None:
     with pytest.raises(UsageError, match="did you mean JOB_DIR"):
         dry_run(InventoryOnly(inventory), JobFlags("job01", more_args=["${JOBDIR}"]), package_folder, as_json=False)  # type: ignore[arg-type]

@@ -196,6 +196,11 @@ def test_a_stream_without_an_encoding_gets_utf_8() -> None:
     assert stream.getvalue() == "é?\n"
 
 
+def test_each_row_of_a_table_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.table(("FILE", "SIZE"), [("a\nb\t\r\x1b", "1 B"), ("é", "2 B")])
+    assert capsys.readouterr().out == "FILE    SIZE\na␊b␉␍␛  1 B\né       2 B\n"
+
+
 def test_a_table_has_numbers_to_the_right_and_states_in_colour(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -246,6 +251,7 @@ def test_lists_and_counts() -> None:
     assert terminal.list_some("abcdef") == "a, b, c, d, e and 1 more"
     assert terminal.list_some("ab", 7, separator="; ") == "a; b and 5 more"
     assert terminal.list_some("abc", 3, most=2) == "a, b and 1 more"
+    assert terminal.list_some(["a\nb", "c\td"]) == "a␊b, c␉d"
 
 
 def test_a_step_counts_items_and_bytes() -> None:
