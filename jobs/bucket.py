@@ -89,8 +89,8 @@ class Bucket(RecordStore, Protocol):
     def walk(self, folder: str) -> dict[str, int]:
         """Return the sizes of all objects below a folder by relative path. If `folder` names an object, its path is ''."""
 
-    def left_out(self, folder: str) -> list[str]:
-        """Return what is below a folder and no object: pipes, sockets, and links that `walk` does not follow."""
+    def listing(self, folder: str) -> tuple[dict[str, int], list[str]]:
+        """Return what `walk` does, with links to folders followed, and the paths of what is no object: other links, pipes."""
 
     def delete(self, name: str) -> None:
         """Delete an object if it exists."""

@@ -7,6 +7,7 @@ import hashlib
 import os
 import stat
 import time
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,6 +29,8 @@ from jobs.bucket import (
 
 _LOCK_SECONDS = 10.0
 _LOCK_POLL = 0.002
+# Names that links to folders may add to a listing: a job can have many links to many files.
+_MOST_LINKED = 10_000
 # There is no object of this name: nothing, a folder, or something below a file.
 _NOTHING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
@@ -150,45 +153,55 @@ class FolderBucket:
         return {name: size for name, size in sizes.items() if size is not None}
 
     def walk(self, folder: str) -> dict[str, int]:
-        with file_errors(self._root):
-            self._check_there()
-            return {path: size for path, size in self._entries(self._root / folder) if size is not None}
+        return self._look_through(folder)[0]
 
-    def left_out(self, folder: str) -> list[str]:
-        top = self._root / folder
-        with file_errors(self._root):
-            self._check_there()
-            return sorted(path for path, size in self._entries(top) if path and size is None and os.path.lexists(top / path))
+    def listing(self, folder: str) -> tuple[dict[str, int], list[str]]:
+        sizes, links, left_out = self._look_through(folder)
+        names, linked = sorted(sizes), dict[str, int]()
+        for path, target in sorted(links.items()):
+            within = slice(bisect_left(names, f"{target}/"), bisect_left(names, f"{target}{chr(ord('/') + 1)}"))
+            if len(linked) + len(names[within]) > _MOST_LINKED:
+                left_out.append(path)
+            else:
+                linked |= {path + name.removeprefix(target): sizes[name] for name in names[within]}
+        return {**sizes, **linked}, sorted(left_out)
 
-    def _entries(self, top: Path) -> Iterator[tuple[str, int | None]]:
-        """Yield what is below a folder, but for folders, by its path and size; the size is None if it cannot be an object.
+    def _look_through(self, folder: str) -> tuple[dict[str, int], dict[str, str], list[str]]:
+        """Return the sizes of objects below a folder, the links in it to folders of it, and what is neither, by their paths.
 
-        A link to a file of the bucket is that file. One to a folder below `top` is that folder, such as the best checkpoint,
-        but not within another link, nor around it: many links would have no end.
+        A link to a file of the bucket is an object, too. One to a folder around it is neither.
         """
-        yield "", _size(top)
-        bucket, whole = os.path.realpath(self._root), os.path.realpath(top)
-        folders = [(str(top), "", False)]
-        while folders:
-            folder, below, linked = folders.pop()
-            try:
-                entries = list(os.scandir(folder))
-            except _NOTHING:
-                continue
-            for entry in entries:
-                path = below + entry.name
-                if not entry.is_symlink():
-                    if entry.is_dir():
-                        folders.append((entry.path, f"{path}/", linked))
-                    else:
-                        yield path, _size(Path(entry.path))
+        top = self._root / folder
+        sizes, links, others = dict[str, int | None](), dict[str, str](), list[str]()
+        with file_errors(self._root):
+            self._check_there()
+            sizes[""] = _size(top)
+            bucket, whole = os.path.realpath(self._root), os.path.realpath(top)
+            folders = [(str(top), "")]
+            while folders:
+                here, below = folders.pop()
+                try:
+                    entries = list(os.scandir(here))
+                except _NOTHING:
                     continue
-                target = os.path.realpath(entry.path)
-                is_folder = Path(target).is_dir()
-                if is_folder and not linked and _is_below(target, whole) and not _is_below(os.path.realpath(folder), target):
-                    folders.append((entry.path, f"{path}/", True))
-                else:
-                    yield path, _size(Path(target)) if _is_below(target, bucket) else None
+                for entry in entries:
+                    path = below + entry.name
+                    if not entry.is_symlink():
+                        if entry.is_dir():
+                            folders.append((entry.path, f"{path}/"))
+                            continue
+                    elif not _is_below(target := os.path.realpath(entry.path), bucket):
+                        others.append(path)
+                        continue
+                    elif os.path.isdir(target):  # noqa: PTH112  pathlib's raises errors
+                        if _is_below(target, whole) and not _is_below(os.path.realpath(here), target):
+                            links[path] = os.path.relpath(target, whole)
+                        else:
+                            others.append(path)
+                        continue
+                    sizes[path] = _size(Path(entry.path))
+            others += [path for path, size in sizes.items() if path and size is None and os.path.lexists(top / path)]
+        return {path: size for path, size in sizes.items() if size is not None}, links, others
 
     def delete(self, name: str) -> None:
         with file_errors(self._root):

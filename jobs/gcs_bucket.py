@@ -166,8 +166,8 @@ class GcsBucket:
 
         return self._run(work, _WHOLE_FOLDER * self._seconds)
 
-    def left_out(self, folder: str) -> list[str]:  # noqa: ARG002
-        return []  # there are objects alone
+    def listing(self, folder: str) -> tuple[dict[str, int], list[str]]:
+        return self.walk(folder), []  # there are no links and pipes
 
     def delete(self, name: str) -> None:
         def work(call: _Call) -> None:

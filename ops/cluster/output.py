@@ -34,13 +34,18 @@ _EXPORTS = "export/"
 
 @dataclass(frozen=True)
 class JobOutput:
-    """A job's output; `job_dir` is its path on the hosts; `files` maps each path below it to its bytes."""
+    """A job's output.
+
+    `job_dir` is its path on the hosts; `files` maps each path below it to its bytes; `left_out` are paths of links that lead
+    elsewhere, of pipes and of sockets.
+    """
 
     job: JobRecord
     job_dir: str
     files: dict[str, int]
     _bucket: Bucket
     _folder: str
+    left_out: Sequence[str] = ()
 
     @property
     def summaries(self) -> list[str]:
@@ -67,10 +72,6 @@ class JobOutput:
         """Return the content of a small file."""
         item = self._bucket.read(f"{self._folder}/{name}" if self._folder else name)
         return item.content if item else b""
-
-    def left_out(self) -> list[str]:
-        """Return what is in the output and no file of it: pipes, sockets, and links that lead elsewhere."""
-        return self._bucket.left_out(self._folder)
 
     def fetch(self, names: Sequence[str], target: Path, below: str = "", all_there: bool = True) -> list[str]:
         """Download these files to a directory, without the prefix `below`; a single file named so to `target`.
@@ -106,7 +107,8 @@ def find(cluster: ClusterClient, record: JobRecord) -> JobOutput:
     else:
         raise OpsError(f"the output of {record.jobId} is in {job_dir}, which is not in the bucket of stack {inventory.stack}")
     with terminal.Step(f"looking through {job_dir}"):
-        return JobOutput(record, job_dir, bucket.walk(folder), bucket, folder)
+        files, left_out = bucket.listing(folder)
+    return JobOutput(record, job_dir, files, bucket, folder, left_out)
 
 
 def check_free(target: Path) -> None:

@@ -126,8 +126,9 @@ class SshBucket:
     def walk(self, folder: str) -> dict[str, int]:
         return self._call(_plain, "walk", folder, seconds=_LONG_SECONDS)
 
-    def left_out(self, folder: str) -> list[str]:
-        return self._call(_plain, "left_out", folder, seconds=_LONG_SECONDS)
+    def listing(self, folder: str) -> tuple[dict[str, int], list[str]]:
+        sizes, left_out = self._call(_plain, "listing", folder, seconds=_LONG_SECONDS)
+        return sizes, left_out
 
     def delete(self, name: str) -> None:
         self._call(_plain, "delete", name)

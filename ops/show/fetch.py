@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+from collections.abc import Sequence
 from pathlib import Path
 
 from ops import terminal
@@ -19,7 +20,11 @@ def get(cluster: ClusterClient, job_id: str | None, path: str | None, dest: str 
     record = existing_job(cluster.ledger, job_id)
     output = find(cluster, record)
     if not output.files:
-        raise OpsError(f"job {record.jobId} ({record.state}) has no output in {output.job_dir}")
+        raise OpsError(
+            f"job {record.jobId} ({record.state}) has no output in {output.job_dir}{_left_out(output.left_out, '; ')}"
+        )
+    if path and path.strip("/") in output.left_out:
+        raise UsageError(_left_out([path]))
     if path and dest is None and not _files_at(output, path) and (like := suggest(path, _paths(output), 0.8)):
         raise UsageError(f"job {record.jobId} has no {path} in its output{like}; a new place for all of it is --dest {path}")
     if path and not _files_at(output, path):
@@ -41,15 +46,20 @@ def get(cluster: ClusterClient, job_id: str | None, path: str | None, dest: str 
     size = sum(output.files[name] for name in fetched)
     if removed := sorted(set(files).difference(fetched)):
         terminal.note(f"job {record.jobId} has removed {terminal.list_some(removed, most=_SHOWN)} meanwhile")
-    if left_out := [name for name in output.left_out() if not path or name == path or name.startswith(below)]:
-        names = terminal.list_some(left_out, most=_SHOWN)
-        terminal.note(f"not fetched, as links out of the output, pipes and sockets are no files of it: {names}")
+    if left_out := [name for name in output.left_out if not path or name.startswith(f"{path}/")]:
+        terminal.note(_left_out(left_out))
     if as_json:
         content = {"jobId": record.jobId, "dest": str(target), "files": sorted(fetched), "leftOut": [*removed, *left_out]}
         terminal.print_json({**content, "bytes": size})
     else:
         terminal.out(f"{terminal.plural(len(fetched), 'file')}, {terminal.size(size)}: {target}")
     return DONE
+
+
+def _left_out(paths: Sequence[str], before: str = "") -> str:
+    """Return the text, with one before it, that names what cannot be fetched; empty if there is nothing."""
+    text = f"{before}not fetched, as they are links to elsewhere, pipes or sockets: {terminal.list_some(paths, most=_SHOWN)}"
+    return text if paths else ""
 
 
 def _files_at(output: JobOutput, path: str) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from replicahosts import PATIENCE, Flaky, until
 
-from jobs import bucket
+from jobs import bucket, folder_bucket
 from jobs.background import Background
 from jobs.bucket import BucketError, Conflict, TimeLimited, file_errors, replacing
 from jobs.folder_bucket import FolderBucket
@@ -260,6 +260,7 @@ def test_links_in_an_output_are_followed_once(root: Path) -> None:
         "ckpt-2/other": "../ckpt-1",
         "all": ".",
         "nowhere": "gone",
+        "long": "n" * 300,
         "outside": "/",
         "data": root / "data",
         "passwd": "/etc/passwd",
@@ -267,14 +268,26 @@ def test_links_in_an_output_are_followed_once(root: Path) -> None:
     for name, target in links.items():
         (output / name).symlink_to(target)
     os.mkfifo(output / "pipe")
-    real = {"ckpt-1/m": 1, "ckpt-2/m": 1, "ckpt-2/deep/n": 1, "file": 1, "x.csv": 2, "ckpt-2/other/m": 1, "best/m": 1}
+    real = {"ckpt-1/m": 1, "ckpt-2/m": 1, "ckpt-2/deep/n": 1, "file": 1, "x.csv": 2}
+    assert store.walk("jobs/j/output") == real
     linked = {f"{link}/{name}": 1 for link in ("latest", "link") for name in ("m", "deep/n")}
-    assert store.walk("jobs/j/output") == {**real, **linked}
-    assert store.walk("jobs/j/output/latest") == {"m": 1, "deep/n": 1}
-    inner = [f"{folder}/{name}" for folder in ("latest", "link") for name in ("up", "other")]
-    expected = ["ckpt-2/up", *inner, "all", "nowhere", "outside", "data", "passwd", "pipe"]
-    assert store.left_out("jobs/j/output") == sorted(expected)
-    assert store.left_out("jobs/none") == []
+    sizes, left_out = store.listing("jobs/j/output")
+    assert sizes == {**real, **linked, "ckpt-2/other/m": 1, "best/m": 1}
+    assert left_out == ["all", "ckpt-2/up", "data", "long", "nowhere", "outside", "passwd", "pipe"]
+    assert store.listing("jobs/j/output/latest") == ({"m": 1, "deep/n": 1}, ["other", "up"])
+    assert store.listing("jobs/none") == ({}, [])
+
+
+def test_many_links_to_many_files_are_left_out(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder_bucket, "_MOST_LINKED", 5)
+    store = FolderBucket(root)
+    for name in ("a", "b"):
+        store.create(f"files/{name}", b"1")
+    for number in range(4):
+        (root / f"link-{number}").symlink_to("files")
+    sizes, left_out = store.listing("")
+    assert sorted(sizes) == ["files/a", "files/b", "link-0/a", "link-0/b", "link-1/a", "link-1/b"]
+    assert left_out == ["link-2", "link-3"]
 
 
 def test_a_name_may_be_as_long_as_the_disk_allows(root: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from ops.cluster.cluster import ClusterClient
 from ops.errors import OpsError, UsageError
 from ops.show.fetch import get
 
+NOT_FETCHED = "not fetched, as they are links to elsewhere, pipes or sockets:"
 FILES = {"checkpoint": b"1", "model-5.index": b"22", "export/Servo/17/saved_model.pb": b"333"}
 
 
@@ -101,10 +103,23 @@ def test_links_within_the_output_are_followed_and_other_ones_named(
     (output / "export/Servo/passwd").symlink_to("/etc/passwd")
     assert get(cluster, "job01", "latest", None, as_json=False) == 0
     assert local_files() == {"latest/Servo/17/saved_model.pb": b"333"}
-    assert capsys.readouterr().err.strip().endswith("pipes and sockets are no files of it: latest/Servo/passwd")
+    assert capsys.readouterr().err == ""
+    assert get(cluster, "job01", "export", None, as_json=False) == 0
+    assert capsys.readouterr().err.strip() == f"{NOT_FETCHED} export/Servo/passwd"
+    with pytest.raises(UsageError, match=f"^{NOT_FETCHED} export/Servo/passwd$"):
+        get(cluster, "job01", "export/Servo/passwd", None, as_json=False)
+    os.mkfifo(output / "checkpoint.x")
     assert get(cluster, "job01", "checkpoint", None, as_json=True) == 0
     printed = capsys.readouterr()
     assert (json.loads(printed.out)["leftOut"], printed.err) == ([], "")
+
+
+def test_an_output_without_a_file_is_named_with_what_it_has(cluster: ClusterClient, tmp_path: Path) -> None:
+    write_files(tmp_path / "bucket/jobs/job00/output", {})
+    (tmp_path / "bucket/jobs/job00/output").mkdir(parents=True, exist_ok=True)
+    (tmp_path / "bucket/jobs/job00/output/model").symlink_to("/tmp/model")
+    with pytest.raises(OpsError, match=rf"has no output in .*; {NOT_FETCHED} model$"):
+        get(cluster, "job00", None, None, as_json=False)
 
 
 def test_what_a_running_job_removes_meanwhile_is_named(
