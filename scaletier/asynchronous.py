@@ -99,7 +99,10 @@ class Asynchronous(Training):
         self._zeros = zeros.get_concrete_function() if self.workers else zeros  # traced here, and not in a worker's thread
         self._shown = time.monotonic(), 0
         every = self.flags.eval_steps if self.evaluated or self.job.callbacks else None
-        return StepBudget(step, self.flags.max_steps, self.count, every)
+        budget = StepBudget(step, self.flags.max_steps, self.count, every)
+        if self.chief and every:
+            budget.release(self.chief.ends_at)
+        return budget
 
     def trace_pull(self, servers: SharedParameters) -> None:
         """Trace what gives the copy the servers' parameters, once, and not while others train."""

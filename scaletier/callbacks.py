@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -87,8 +88,11 @@ class Callbacks:
         with tf.device("/device:CPU:0"):
             return tf.Variable("")
 
-    def begin(self, network: FunctionalModel, local: Sequence[Any], flags: Flags, reader: CheckpointReader | None) -> None:
-        """Start training, or resume from a checkpoint; `local` are tf.Variables in the network's order."""
+    def begin(self, network: FunctionalModel, local: Sequence[Any], flags: Flags, reader: CheckpointReader | None) -> int:
+        """Start training, or resume from a checkpoint; return the global step at which the epoch ends.
+
+        `local` are tf.Variables in the network's order.
+        """
         import keras
 
         step = reader.step if reader else 0
@@ -100,11 +104,12 @@ class Callbacks:
             line = "the callback SwapEMAWeights is invalid: several replicas train, and average what they share. Valid:"
             raise JobError(f"{line} use_ema=True alone, whose average is exported, or one process")
         self._network, self._local, self._flags = network, local, flags
-        epochs, network.model.stop_training = -(-flags.max_steps // (flags.eval_steps or 1)), False
+        every = flags.eval_steps or 1
+        epochs, network.model.stop_training = -(-flags.max_steps // every), False
         self.history = keras.callbacks.History()
-        every = [*_hooks(*self._data), *self._callbacks, self.history]
-        self._list = keras.callbacks.CallbackList(every, model=network.model, epochs=epochs, steps=flags.eval_steps, verbose=0)
-        for callback in every if step else ():
+        called = [*_hooks(*self._data), *self._callbacks, self.history]
+        self._list = keras.callbacks.CallbackList(called, model=network.model, epochs=epochs, steps=flags.eval_steps, verbose=0)
+        for callback in called if step else ():
             if isinstance(callback, keras.callbacks.CSVLogger):
                 callback.append = True
         rates = _rates_of(network.model.optimizer)
@@ -112,12 +117,21 @@ class Callbacks:
         self._rates = [at for at, spec in enumerate(network.local) if spec in network.learning_rates]
         if reader and reader.callbacks:
             self._restore(json.loads(reader.callbacks))
-        self._begin_epoch(step)
+        self._logs = dict.fromkeys(("loss", *network.metric_names), math.nan)
+        self._epoch, begin = step // every, step
+        at = self._epoch
+        if self.history.epoch:
+            self._epoch = self.history.epoch[-1] + 1
+        if abs(self._epoch - at) <= 1:  # else the length of epochs has changed
+            at = self._epoch  # the checkpoint may be of a job that had ended within an epoch, or had not ended one that is over
+            begin = min(step, at * every)
+        self._begin_epoch(begin < flags.max_steps)
         trained = {id(one) for one in network.model.trainable_variables}
         same = trained == {id(spec.variable) for spec in network.trained} and _rates_of(network.model.optimizer) == rates
         if not (step or same):  # what is set later has no effect in Keras either
             line = "a callback has changed what is trainable, or the learning rate's schedule, when training began. Valid:"
             raise JobError(f"{line} set them in the function that makes the model")
+        return (at + 1) * every
 
     def _given_rates(self) -> list[float]:
         return [float(self._network.initial(self._network.local[at])) for at in self._rates]
@@ -163,18 +177,23 @@ class Callbacks:
 
     @property
     def pending(self) -> bool:
-        """True if there were rounds since the last epoch ended."""
-        return bool(self._rounds)
+        """True if an epoch has begun and not ended."""
+        return self._begun
 
     def add(self, taken: Round) -> None:
         self._rounds.append((taken.steps, {"loss": taken.mean_loss, **taken.metrics}))
 
     def end_epoch(self, step: int, evaluate: Callable[[], EvaluationResult | None] | None) -> None:
-        """End an epoch at a global step, after its evaluation, if there is one; do nothing if that was stopped."""
-        logs = self._rounds[-1][1]
-        if not self._metrics:
-            total = sum(steps for steps, _ in self._rounds)
-            logs = {name: sum(steps * each[name] for steps, each in self._rounds) / total for name in logs}
+        """End an epoch at a global step, after its evaluation, if there is one; do nothing if that was stopped.
+
+        Its metrics are those of the epoch before if it had no round, as with `sync` if a round has more steps than an epoch.
+        """
+        if self._rounds:
+            self._logs = self._rounds[-1][1]
+            if not self._metrics:
+                total = sum(steps for steps, _ in self._rounds)
+                self._logs = {name: sum(steps * each[name] for steps, each in self._rounds) / total for name in self._logs}
+        logs = dict(self._logs)
         if evaluate:
             self._list.on_test_begin()
             if (measured := evaluate()) is None:
@@ -184,14 +203,15 @@ class Callbacks:
             logs |= {f"val_{name}": value for name, value in found.items()}
         self._list.on_epoch_end(self._epoch, logs)
         self._store()
-        self._begin_epoch(step)
+        self._epoch += 1
+        self._begin_epoch(step < self._flags.max_steps and not self.stopped)
 
-    def _begin_epoch(self, step: int) -> None:
+    def _begin_epoch(self, begins: bool) -> None:
         self._rounds.clear()
         for variable, value in zip(self._metrics, self._network.initial_metrics(), strict=False):
             variable.assign(value)
-        self._epoch = step // (self._flags.eval_steps or 1)
-        if step < self._flags.max_steps and not self.stopped:
+        self._begun = begins
+        if begins:
             self._list.on_epoch_begin(self._epoch)
         self.rates = {at: self._local[at].numpy() for at in self._rates}
 

@@ -70,7 +70,7 @@ class StepBudget:
     is overdue, as when its host is gone: if it ends after all, the job exceeds its last step by it. At a multiple of `every`
     steps all replicas wait until the chief has evaluated the model: `fab plan --until` measures how many steps N replicas need,
     and beside an evaluation they would be N - 1. With `fit` they wait until it has pulled the model, so that they are at most
-    an epoch ahead of its callbacks.
+    an epoch ahead of its callbacks. Of the last epoch they leave the chief one step, as each epoch has its metrics.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class StepBudget:
         self.stopped = False
         self._max_steps, self._replicas, self._every, self._clock = max_steps, replicas, every or max_steps, clock
         self._reserved, self._step_seconds = dict[str, tuple[int, float]](), dict[str, float]()
-        self._unprepared, self._started = replicas - 1, False
+        self._unprepared, self._started, self._shares_epochs = replicas - 1, False, bool(every) and replicas > 1
         self._changed = threading.Condition()
         self.release()
 
@@ -112,9 +112,11 @@ class StepBudget:
             self.failure, self.stopped = self.failure or error, True
             self._changed.notify_all()
 
-    def release(self) -> None:
+    def release(self, until: int | None = None) -> None:
+        """Let all replicas train until a global step; default: the next multiple of `every`."""
         with self._changed:
-            self._until = min(self._max_steps, (self.step // self._every + 1) * self._every)
+            self._until = min(self._max_steps, until or (self.step // self._every + 1) * self._every)
+            self._left_to_chief = int(self._shares_epochs and self._until == self._max_steps)
             self._changed.notify_all()
 
     def reserve(self, name: str, steps: int, is_chief: bool = False) -> int:
@@ -129,6 +131,9 @@ class StepBudget:
                 free = self._until - self.step - sum(one for other, (one, _) in self._reserved.items() if other not in late)
                 if is_chief and self._until < self._max_steps:
                     free = max(free, 1)
+                if is_chief:
+                    self._left_to_chief = 0
+                free -= self._left_to_chief
                 if free > 0:
                     mine = min(steps, max(free // self._replicas, 1))
                     self._reserved[name] = mine, self._clock()

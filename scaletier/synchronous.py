@@ -98,7 +98,7 @@ class Synchronous(Training):
         exchange = AllReduce(self.network, self.count, self.add)
         self.graph = make_round(self.network, exchange, self.iterator, self.devices, compiled=self.uses_xla)
         self.steps_per_epoch = self.flags.eval_steps or self.flags.max_steps
-        self.epoch = step // self.steps_per_epoch
+        self.epoch = -1  # the first round may end an epoch, one that a job which resumes has not ended
         return StepBudget(step, self.flags.max_steps, every=self.steps_per_epoch)
 
     def rounds(self) -> Iterator[Round]:

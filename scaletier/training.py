@@ -189,13 +189,14 @@ class ChiefTasks:
         if training.evaluated:
             self._evaluate = make_evaluate(self._network, self._copy, training.evaluated.once(), job.inspector)
         self._interval = EvalInterval(self._flags.eval_interval)
-        self._evaluated_step = step
+        every = self._flags.eval_steps or 1
+        self.ends_at = (step // every + 1) * every
         self.summaries = Summaries(folder)
         self._summarized = self._saved = time.monotonic(), step
         self._callbacks = job.callbacks
         if self._callbacks:
             self._network.attach(self._copy.shared, self._copy.local)
-            self._callbacks.begin(self._network, self._copy.local, self._flags, training.reader)
+            self.ends_at = self._callbacks.begin(self._network, self._copy.local, self._flags, training.reader)
         if self._network.averages and (line := self._network.average_line(self._flags.max_steps)):
             say(line)
         if step >= self._flags.max_steps:
@@ -215,15 +216,18 @@ class ChiefTasks:
             scalars = {"loss": taken.loss, **taken.metrics, "steps_per_second": rate, **self._training.scalars()}
             self.summaries.scalars(taken.global_step, scalars)
             self._summarized = (now, taken.global_step)
-        if (self._evaluate or self._callbacks) and taken.global_step < self._flags.max_steps:
-            if self._flags.eval_steps is None:
-                if self._interval.due(now):
-                    self._evaluate_now()
-                    if adjusted := self._interval.record(now, time.monotonic()):
-                        say(adjusted)
-            elif taken.global_step // self._flags.eval_steps > self._evaluated_step // self._flags.eval_steps:
-                self._evaluated_step = self._evaluate_now()
-                self._training.progress.release()
+        if self._evaluate or self._callbacks:
+            if every := self._flags.eval_steps:
+                while self.ends_at <= min(taken.global_step, self._flags.max_steps - 1) and not self.stopped:
+                    step = self._evaluate_now()
+                    self._end_if_preempted()
+                    if not self._callbacks:
+                        self.ends_at = (step // every + 1) * every
+                    self._training.progress.release(self.ends_at)
+            elif taken.global_step < self._flags.max_steps and self._interval.due(now):
+                self._evaluate_now()
+                if adjusted := self._interval.record(now, time.monotonic()):
+                    say(adjusted)
             self._end_if_preempted()
         saved_at, saved_step = self._saved
         due = taken.global_step - saved_step >= self._flags.checkpoint_steps or now - saved_at >= self._flags.checkpoint_seconds
@@ -236,8 +240,10 @@ class ChiefTasks:
 
     def _evaluate_now(self) -> int:
         step = self._training.refresh()
-        if self._callbacks and not self._callbacks.pauses:
-            self._training.progress.release()
+        if self._callbacks:
+            ended, self.ends_at = self.ends_at, self.ends_at + (self._flags.eval_steps or 1)
+            if not self._callbacks.pauses:
+                self._training.progress.release(self.ends_at)
 
         def evaluate() -> EvaluationResult | None:
             if measured := self._measure(step, self._preempted.is_set):
@@ -248,7 +254,7 @@ class ChiefTasks:
 
         if self._callbacks:
             before = self._sums()
-            self._callbacks.end_epoch(step, evaluate if self._evaluate else None)
+            self._callbacks.end_epoch(ended, evaluate if self._evaluate else None)
             sums = self._sums()
             if changed := [name for name in sums if not np.array_equal(sums[name], before[name], equal_nan=True)]:
                 line = f"a callback has set {changed[0]} at the end of an epoch, which the other replicas do not take. Valid:"

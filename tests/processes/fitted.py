@@ -45,13 +45,16 @@ def callbacks() -> Any:
                 self.model.optimizer.learning_rate = 0.0
             if "SETS_WEIGHTS" in os.environ:
                 self.model.set_weights([weight + 1 for weight in self.model.get_weights()])
-            self.model.stop_training = epoch + 1 == STOP
+            self.model.stop_training = epoch + 1 == STOP and "EPOCHS" not in os.environ
 
     best = keras.callbacks.ModelCheckpoint(f"{os.environ['JOB_DIR']}/best.keras", "val_loss", save_best_only=True)
     return [EndsJob(), best, keras.callbacks.EarlyStopping("val_loss", patience=9)]
 
 
 if __name__ == "__main__":
-    history = scaletier.fit(model, batches, lambda: batches().take(5), steps=100000, steps_per_epoch=EPOCH, callbacks=callbacks)
+    epochs = int(os.environ.get("EPOCHS", 0))
+    steps, tested = EPOCH * (epochs or 2500), 400 if epochs else 5  # others train through an epoch during a long evaluation
+    data = (model, batches, lambda: batches().take(tested))
+    history = scaletier.fit(*data, steps=steps, steps_per_epoch=EPOCH, callbacks=callbacks)
     trained = history.model
     print(f"The chief continues: {history.epoch} {trained.evaluate(batches().take(5), verbose=0):.6f}", flush=True)

@@ -44,6 +44,20 @@ def test_an_invalid_model_ends_each_replica_in_one_line(tmp_path: Path) -> None:
         job.stop()
 
 
+@pytest.mark.full("test_scaletier_epochs.py, where another replica trains through an epoch while the chief evaluates")
+def test_each_epoch_ends_once_although_workers_train_through_the_next_one(tmp_path: Path) -> None:
+    roles = [("ps", 0), ("worker", 0), ("worker", 1), ("chief", 0)]
+    environ = {"PYTHONPATH": str(Path(__file__).parent), "EPOCHS": "9"}
+    job = Job(tmp_path, "fitted", roles, **environ)
+    try:
+        job.start_all()
+        assert job.wait("chief-0") == 0, job.log("chief-0")
+        assert re.findall(r"^Epoch (\d) has loss, val_loss: ", job.log("chief-0"), re.MULTILINE) == list("012345678")
+        assert f"The chief continues: {list(range(9))} " in job.log("chief-0")
+    finally:
+        job.stop()
+
+
 @pytest.mark.parametrize(
     "strategy", [pytest.param("async", marks=LIKE_SYNC), "sync", pytest.param("model-parallel", marks=LIKE_SYNC)]
 )

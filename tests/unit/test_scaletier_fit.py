@@ -263,13 +263,13 @@ def test_the_replicas_continue_before_an_evaluation_unless_it_goes_by_steps(argu
     callbacks, order, chief = Callbacks((), None, 5), MagicMock(), ChiefTasks.__new__(ChiefTasks)
     flags = callbacks.plan(flags_of(["--max-steps=20", *arguments]), None)
     callbacks.add = callbacks.end_epoch = order.end_epoch  # type: ignore[method-assign]
-    chief._callbacks, chief._flags, chief._evaluate = callbacks, flags, None
+    chief._callbacks, chief._flags, chief._evaluate, chief.ends_at = callbacks, flags, None, 5
     progress = SimpleNamespace(release=order.release)
     chief._training = SimpleNamespace(refresh=order.refresh, progress=progress)
     chief._network = SimpleNamespace(replicas=1)
-    order.refresh.return_value = 5
-    assert chief._evaluate_now() == 5
-    release = [] if pauses else [call.release()]
+    order.refresh.return_value = 6
+    assert chief._evaluate_now() == 6
+    release = [] if pauses else [call.release(10)]
     assert order.mock_calls == [call.refresh(), *release, call.end_epoch(5, None)]
 
 

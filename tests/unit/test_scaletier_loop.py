@@ -121,6 +121,15 @@ def test_replicas_wait_for_an_evaluation_which_the_chief_reaches_by_single_steps
     assert progress.reserve("master/0", 64, True) == 0
 
 
+def test_the_chief_is_left_a_step_of_the_last_epoch() -> None:
+    progress = StepBudget(0, 30, 2, every=20)
+    assert [progress.reserve("worker/0", 99), progress.reserve("worker/1", 99)] == [10, 5]
+    progress.release(40)
+    assert progress.reserve("worker/2", 99) == (30 - 15 - 1) // 2
+    assert progress.reserve("master/0", 99, True) == (30 - 15 - 7) // 2
+    assert progress.reserve("worker/3", 99) == (30 - 15 - 7 - 4) // 2
+
+
 def test_the_chief_takes_no_step_past_the_last() -> None:
     progress = StepBudget(0, 10, 1, every=10)
     assert progress.reserve("worker/0", 10) == 10
