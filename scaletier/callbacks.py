@@ -172,8 +172,14 @@ class Callbacks:
         return self._metrics
 
     @property
-    def stopped(self) -> bool:
+    def stopping(self) -> bool:
+        """True if a callback has ended training."""
         return bool(self._network.model.stop_training)
+
+    @property
+    def stopped(self) -> bool:
+        """True if a callback has ended training, and the epoch that has begun has a round, as each one of Keras has a batch."""
+        return self.stopping and (bool(self._rounds) or not self.pending)
 
     @property
     def pending(self) -> bool:
@@ -204,7 +210,7 @@ class Callbacks:
         self._list.on_epoch_end(self._epoch, logs)
         self._store()
         self._epoch += 1
-        self._begin_epoch(step < self._flags.max_steps and not self.stopped)
+        self._begin_epoch(step < self._flags.max_steps and not self.stopping)
 
     def _begin_epoch(self, begins: bool) -> None:
         self._rounds.clear()

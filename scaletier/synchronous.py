@@ -98,7 +98,7 @@ class Synchronous(Training):
         exchange = AllReduce(self.network, self.count, self.add)
         self.graph = make_round(self.network, exchange, self.iterator, self.devices, compiled=self.uses_xla)
         self.steps_per_epoch = self.flags.eval_steps or self.flags.max_steps
-        self.epoch = -1  # the first round may end an epoch, one that a job which resumes has not ended
+        self.epoch, self.first_round = step // self.steps_per_epoch, True
         return StepBudget(step, self.flags.max_steps, every=self.steps_per_epoch)
 
     def rounds(self) -> Iterator[Round]:
@@ -113,11 +113,15 @@ class Synchronous(Training):
         return run_round(self.network, self.graph, self.iterator, self.variables, steps, self.count)
 
     def after_round(self, taken: Round) -> bool:
-        """Broadcast at the end of an epoch what the chief's callbacks have set; return True if they have ended training."""
+        """Broadcast what the chief's callbacks have set as an epoch ended or began; return True if they have ended training.
+
+        One that ends training as an epoch begins does so after the first round. That may also be the end of an epoch that a
+        job which resumes has not ended.
+        """
         self.progress.release()
-        epoch, before = taken.global_step // self.steps_per_epoch, self.epoch
-        self.epoch = epoch
-        if not self.job.callbacks or epoch == before:
+        epoch, before, first_round = taken.global_step // self.steps_per_epoch, self.epoch, self.first_round
+        self.epoch, self.first_round = epoch, epoch != before
+        if not self.job.callbacks or not (first_round or self.first_round):
             return False
         return bool(self.end_epoch(tf.constant(float(super().after_round(taken)))))
 

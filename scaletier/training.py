@@ -223,7 +223,8 @@ class ChiefTasks:
                     self._end_if_preempted()
                     if not self._callbacks:
                         self.ends_at = (step // every + 1) * every
-                    self._training.progress.release(self.ends_at)
+                    ends = self._callbacks and self._callbacks.stopping
+                    self._training.progress.release(taken.global_step + 1 if ends else self.ends_at)
             elif taken.global_step < self._flags.max_steps and self._interval.due(now):
                 self._evaluate_now()
                 if adjusted := self._interval.record(now, time.monotonic()):

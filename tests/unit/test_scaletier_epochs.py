@@ -10,6 +10,7 @@ from unittest.mock import MagicMock
 
 import keras
 import pytest
+import tensorflow as tf
 
 from scaletier import training
 from scaletier.callbacks import Callbacks
@@ -17,6 +18,7 @@ from scaletier.evaluation import EvaluationResult
 from scaletier.flags import flags_of
 from scaletier.loop import ReplicaLoop, Round, StepBudget, train
 from scaletier.sync_period import SyncPeriod
+from scaletier.synchronous import Synchronous
 from scaletier.training import ChiefTasks
 
 
@@ -159,3 +161,28 @@ def test_a_job_that_resumes_ends_each_epoch_that_is_left(
     assert job.epochs == ended + epochs
     assert job.calls == [call for epoch in epochs for call in in_order(epoch, epoch + 1)]
     assert job.step == steps
+
+
+@pytest.mark.parametrize(
+    ("stop", "epochs", "steps"),
+    [("begin 0", 1, 1), ("end 0", 1, 20), ("begin 1", 2, 21), ("end 1", 2, 40), ("begin 4", 5, 81), ("end 4", 5, 100)],
+)
+def test_a_callback_that_ends_training_as_an_epoch_begins_has_a_step_of_it(
+    stop: str, epochs: int, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(monkeypatch, 100, 20, stop=stop).run()
+    assert job.calls == in_order(0, epochs)
+    assert job.step == steps
+
+
+def test_replicas_of_sync_end_after_the_first_round_of_an_epoch() -> None:
+    """All of them call the broadcast in the same rounds, as only the chief knows of its callbacks."""
+    replica, asked = Synchronous.__new__(Synchronous), list[int]()
+    replica.progress, replica.job, replica.chief = StepBudget(0, 100, every=20), MagicMock(), None
+    replica.epoch, replica.first_round, replica.steps_per_epoch = 0, True, 20
+    for step in range(4, 68, 4):
+        replica.end_epoch = lambda _, step=step: asked.append(step)
+        assert not replica.after_round(Round(4, step, 1.0))
+    assert asked == [4, 20, 24, 40, 44, 60, 64]
+    replica.end_epoch = lambda _: tf.constant(1.0)
+    assert [replica.after_round(Round(4, step, 1.0)) for step in (68, 80, 84, 88)] == [False, True, True, False]
