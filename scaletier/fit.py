@@ -180,10 +180,10 @@ def _dataset(given: Any, batch_size: int, seed: int | None) -> Any:
         return without_none(plain(given[at]))
 
     if isinstance(given, keras.utils.PyDataset):
-        order, size = np.random.default_rng(seed), given.num_batches
+        size = given.num_batches
 
-        def batches() -> Iterator[Any]:
-            places = itertools.count() if size is None else range(size) if seed is None else order.permutation(size).tolist()
+        def batches(order: Any = None) -> Iterator[Any]:
+            places = itertools.count() if size is None else range(size) if order is None else order.tolist()
             yield from _in_order(batch, places, given.workers, given.max_queue_size)
 
         def spec(one: Any, other: Any) -> Any:
@@ -192,7 +192,12 @@ def _dataset(given: Any, batch_size: int, seed: int | None) -> Any:
             return with_any_batch_size(both or tf.type_spec_from_value(one))
 
         specs = tf.nest.map_structure(spec, batch(0), batch(0 if size == 1 else 1))
-        dataset = tf.data.Dataset.from_generator(batches, output_signature=specs)
+        generate = functools.partial(tf.data.Dataset.from_generator, batches, output_signature=specs)
+        if size is None or seed is None:
+            dataset = generate()
+        else:  # the order is drawn as a pass starts, also if it is skipped
+            orders = tf.data.Dataset.range(size).shuffle(size, seed, reshuffle_each_iteration=True).batch(size)
+            dataset = orders.flat_map(lambda order: generate(args=(order,)))
         cardinality = tf.data.INFINITE_CARDINALITY if size is None else size
         options = tf.data.Options()
         options.autotune.enabled = False  # no prefetching: on_epoch_begin comes before the first batch is read

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import re
@@ -20,8 +21,8 @@ from waiting import limit
 import scaletier
 from scaletier.callbacks import Callbacks
 from scaletier.checkpoint import LocalCopy
-from scaletier.data import add_class_weights
-from scaletier.fit import _in_order
+from scaletier.data import BatchSource, add_class_weights
+from scaletier.fit import _dataset, _in_order
 from scaletier.flags import flags_of
 from scaletier.functional_model import FunctionalModel
 from scaletier.job import Job, JobError
@@ -271,6 +272,30 @@ def test_the_replicas_continue_before_an_evaluation_unless_it_goes_by_steps(argu
     assert chief._evaluate_now() == 6
     release = [] if pauses else [call.release(10)]
     assert order.mock_calls == [call.refresh(), *release, call.end_epoch(5, None)]
+
+
+class Numbers(keras.utils.PyDataset):  # type: ignore[misc]
+    """Seven batches, of their numbers."""
+
+    def __len__(self) -> int:
+        return 7
+
+    def __getitem__(self, at: int) -> Any:
+        return np.full([2, 1], at), np.zeros([2, 1])
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+def test_a_pydataset_resumes_in_the_order_of_each_pass(seed: int | None) -> None:
+    def read(step: int) -> list[int]:
+        source = BatchSource(functools.partial(_dataset, Numbers(), 8, seed))
+        return [int(inputs[0, 0]) for inputs, _ in source.training(step=step).take(28 - step)]
+
+    read_from_begin = read(0)
+    passes = [tuple(read_from_begin[at : at + 7]) for at in range(0, 28, 7)]
+    assert [sorted(each) for each in passes] == [list(range(7))] * 4
+    assert len({*passes}) == (4 if seed else 1)
+    for step in (3, 7, 16, 21):
+        assert read(step) == read_from_begin[step:]
 
 
 def test_threads_compute_items_ahead_in_their_order() -> None:
