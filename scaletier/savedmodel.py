@@ -53,7 +53,7 @@ def export(module: Any, job_dir: str) -> str:
         tf.saved_model.save(module, scratch, signatures=module.serve)
         tf.io.gfile.rename(scratch, f"{folder}/{timestamp}")
     except (AssertionError, ValueError, TypeError) as error:
-        raise JobError(f"the model cannot be exported, only its checkpoints are there: {one_line(error)}") from error
+        raise JobError(f"the model cannot be exported, but its checkpoints are there: {one_line(error)}") from error
     except tf.errors.OpError as error:
         raise checkpoint.write_error(folder, error) from error
     return f"{folder}/{timestamp}"

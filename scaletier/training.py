@@ -296,6 +296,10 @@ class ChiefTasks:
             exported = export(self._serving_module, self._flags.job_dir)
             give_memory_back()
             say(f"Exporting prediction graph to {exported}")
+        except JobError as error:
+            if not self._callbacks:
+                raise
+            say(f"There is no SavedModel: {error}")  # the program that calls `fit` continues with the model
         finally:  # the metrics are logged even if the export failed
             if measured := self._measure(step, last=True):
                 say(final_line(step, measured.loss, measured.metrics))

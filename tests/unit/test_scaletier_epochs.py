@@ -16,6 +16,7 @@ from scaletier import training
 from scaletier.callbacks import Callbacks
 from scaletier.evaluation import EvaluationResult
 from scaletier.flags import flags_of
+from scaletier.job import JobError
 from scaletier.loop import ReplicaLoop, Round, StepBudget, train
 from scaletier.sync_period import SyncPeriod
 from scaletier.synchronous import Synchronous
@@ -186,3 +187,19 @@ def test_replicas_of_sync_end_after_the_first_round_of_an_epoch() -> None:
     assert asked == [4, 20, 24, 40, 44, 60, 64]
     replica.end_epoch = lambda _: tf.constant(1.0)
     assert [replica.after_round(Round(4, step, 1.0)) for step in (68, 80, 84, 88)] == [False, True, True, False]
+
+
+def test_an_export_that_fails_ends_a_job_but_not_the_program_of_fit(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = Job(monkeypatch, 2, 2)
+    monkeypatch.setattr(training, "export", MagicMock(side_effect=JobError("it cannot be exported")))
+    assert job.run().epochs == [0]
+    assert capsys.readouterr().out.splitlines() == [
+        "Eval, step 2: loss: 1.000",
+        "There is no SavedModel: it cannot be exported",
+        "Final metrics after 2 steps, loss: 1.000",
+    ]
+    job.chief._callbacks = None
+    with pytest.raises(JobError, match=r"^it cannot be exported$"):
+        job.chief.finish(1.0)
