@@ -248,7 +248,7 @@ class FunctionalModel:
         values = ((one, before.get_current_value(one)) for one in self._metric_variables)
         # The metrics' variables before any batch.
         self._initial_metrics = [np.asarray(keras.ops.convert_to_numpy(one.value if v is None else v)) for one, v in values]
-        if eval_element is not None and eval_element != element:
+        if eval_element is not None:  # some layers compute differently in an evaluation
             self._check(Batch.of(eval_element), " of eval_data", False)
         private.forget_uninitialized()
 

@@ -41,6 +41,17 @@ def model() -> Any:
     return compiled
 
 
+IMAGES = np.zeros((8, 8, 8, 3), np.float32)
+
+
+def cropping() -> Any:
+    """Return a model whose random crops have another size if it does not train."""
+    crop = keras.layers.RandomCrop(6, 6)
+    made = keras.Sequential([keras.Input([8, 8, 3]), crop, keras.layers.Flatten(), keras.layers.Dense(1)])
+    made.compile("sgd", "mse")
+    return made
+
+
 class Batches(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Never called."""
@@ -137,6 +148,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"validation_data": (X[:, :2], Y)},
         "the model sequential does not take inputs of eval_data of float32 [?, 2]: ",
     ),
+    "a model that only training fits": (
+        {"model_fn": cropping, "train_data": (IMAGES, Y), "validation_data": (IMAGES, Y)},
+        "the model sequential does not take inputs of eval_data of float32 [?, 8, 8, 3]: ",
+    ),
 }
 
 
@@ -189,7 +204,7 @@ def test_invalid_training_is_refused_in_one_line(
     monkeypatch.setattr("signal.signal", lambda *_: None)
     settings, line = WRONG[name]
     with pytest.raises(SystemExit) as error:
-        scaletier.fit(model, **{"train_data": (X, Y), "arguments": [f"--job-dir={tmp_path}"], **settings})
+        scaletier.fit(**{"model_fn": model, "train_data": (X, Y), "arguments": [f"--job-dir={tmp_path}"], **settings})
     assert error.value.code == 2
     out, err = capfd.readouterr()
     assert "Train [" not in out
