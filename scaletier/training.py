@@ -83,8 +83,8 @@ class Training(abc.ABC):
 
     @property
     def uses_xla(self) -> bool:
-        """Tell if XLA compiles a step: on GPUs, as `fit` of Keras does, where that was tried."""
-        return self.network.compiles and len(self.devices) == 1 and "GPU" in self.devices[0]
+        """Tell if XLA compiles a step, as in `fit` of Keras: on a GPU by default, on processors if the model asks for it."""
+        return self.network.compiles and len(self.devices) == 1
 
     def require_memory(self) -> None:
         """Raise JobError if the model certainly needs more memory than this host has."""

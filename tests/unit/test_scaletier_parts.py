@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from scaletier.asynchronous import Asynchronous
 from scaletier.checkpoint import LocalCopy
 from scaletier.functional_model import Batch, FunctionalModel
 from scaletier.job import Job
@@ -148,3 +150,21 @@ def test_xla_does_not_compile_a_layer_that_forbids_it() -> None:
     model.compile("sgd", "mse", jit_compile=True)
     specs = tf.TensorSpec([None, 1], tf.int32), tf.TensorSpec([None, 1])
     assert not FunctionalModel(Job(model=model), specs, 0).compiles
+
+
+@pytest.mark.parametrize(
+    ("compiles", "devices", "workers", "uses_xla"),
+    [
+        (True, ["/device:CPU:0"], 0, True),
+        (True, ["/device:GPU:0"], 0, True),
+        (True, ["/device:GPU:0", "/device:GPU:1"], 0, False),
+        (True, ["/device:CPU:0"], 2, False),
+        (False, ["/device:CPU:0"], 0, False),
+    ],
+)
+def test_xla_compiles_a_step_on_one_device_of_any_kind(
+    compiles: bool, devices: list[str], workers: int, uses_xla: bool
+) -> None:
+    training = Asynchronous.__new__(Asynchronous)
+    training.network, training.devices, training.workers = SimpleNamespace(compiles=compiles), devices, workers
+    assert training.uses_xla is uses_xla
