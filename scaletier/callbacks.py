@@ -79,7 +79,10 @@ class Callbacks:
             line = f"epochs={self._epochs} is invalid: train_data does not say how many batches it has. Valid: steps, or"
             raise JobError(f"{line} steps_per_epoch beside it")
         steps = flags.max_steps or (self._epochs or 1) * (every or 1)
-        return replace(flags, max_steps=steps, eval_steps=min(steps, every or max(1, steps // _EPOCHS)))
+        every = min(steps, every or max(1, steps // _EPOCHS))
+        if length and every > length:
+            say(f"An epoch has {every} steps, and train_data {length} batches: it is repeated within an epoch")
+        return replace(flags, max_steps=steps, eval_steps=every)
 
     @functools.cached_property
     def state(self) -> Any:

@@ -274,6 +274,22 @@ def test_lengths_of_jobs_and_epochs(
     assert (planned.max_steps, planned.eval_steps) == (steps, every)
 
 
+@pytest.mark.parametrize(
+    ("steps", "of_epoch", "length", "lines"),
+    [
+        (100, 50, 40, ["An epoch has 50 steps, and train_data 40 batches: it is repeated within an epoch"]),
+        (30, 50, 40, []),
+        (100, 40, 40, []),
+        (100, 50, None, []),
+    ],
+)
+def test_data_that_is_repeated_within_an_epoch_is_reported(
+    steps: int, of_epoch: int, length: int | None, lines: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Callbacks((), None, of_epoch).plan(flags_of([f"--max-steps={steps}"]), length)
+    assert capsys.readouterr().out.splitlines() == lines
+
+
 @pytest.mark.parametrize(("arguments", "pauses"), [([], False), (["--eval-steps=5"], True)])
 def test_the_replicas_continue_before_an_evaluation_unless_it_goes_by_steps(arguments: list[str], pauses: bool) -> None:
     callbacks, order, chief = Callbacks((), None, 5), MagicMock(), ChiefTasks.__new__(ChiefTasks)
