@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from scaletier.flags import Flags
 from scaletier.job import JobError, kind_of
 from scaletier.tensorflow_setup import import_tensorflow, say
@@ -231,6 +229,8 @@ class Callbacks:
 
 def _plain(value: Any) -> Any:
     """Return what JSON has no form for as a number, a list of numbers or a text."""
+    import numpy as np
+
     try:
         return np.asarray(value, float).tolist()
     except (TypeError, ValueError):
