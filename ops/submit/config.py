@@ -411,24 +411,17 @@ def _unreachable_notes(notify: str, job_id: str, inventory: Inventory) -> Iterat
     yield f"notify {notification.shown(notify)} will not arrive, as local hosts have no way out of the cluster: {how}"
 
 
-def _missing_notes(notify: str, flag: str, folder: str, files: Collection[str]) -> Iterator[str]:
-    """Yield the note that a package lacks the script that its notification runs, which would only show after the training.
-
-    Raises:
-        UsageError: if it lacks the program itself, named by a path.
-    """
+def _missing_notes(notify: str, folder: str, files: Collection[str]) -> Iterator[str]:
+    """Yield the note that a package lacks the file that its notification runs, which would only show after the training."""
     if notification.is_url(notify):
         return
     words, scripts = shlex.split(notify), {*variables.scripts(shlex.split(notify))}
     words = [word for place, word in enumerate(words) if place not in scripts]
-    programs = [word for word in words[:1] if "/" in word]
-    for path in (programs or [word for word in words[1:] if word.endswith((".py", ".sh"))])[:1]:
-        if path.startswith("/") or "$" in path or posixpath.normpath(f"{folder}/{path}").lstrip("/") in files:
-            return
-        where = f"the folder {folder}" if folder else "the folder that has the package"
-        if programs:
-            raise UsageError(f"there is no file {path} in {where}: give {flag} the path of one")
-        yield f"notify will fail, as it runs in {where}, and no {path} is sent there"
+    paths = [word for word in words[:1] if "/" in word] or [word for word in words[1:] if word.endswith((".py", ".sh"))]
+    for path in paths[:1]:
+        if not path.startswith("/") and "$" not in path and posixpath.normpath(f"{folder}/{path}").lstrip("/") not in files:
+            where = f"the folder {folder}" if folder else "the folder that has the package"
+            yield f"notify will fail, as it runs in {where}, and no {path} is sent there"
 
 
 def _check_variables(
@@ -518,7 +511,7 @@ def build_job(
     scheduling = training_input.get("scheduling", {})
     _check_heartbeats(scheduling, inventory, f"{where}: trainingInput.scheduling")
     added_environment = environment.merge_environment(training_input.get("environment", {}), flags.env_file, flags.env, where)
-    notify, notify_flag = _notify(flags, config, declared), "notify" if flags.notify is None else "--notify"
+    notify = _notify(flags, config, declared)
     _check_variables([*command, *args], added_environment, notify, tuned)
     secrets = environment.read_secrets(flags.secret, flags.secret_file, os.environ)
     if both := added_environment.keys() & secrets.keys():
@@ -572,6 +565,6 @@ def build_job(
                 )
             ),
             *_unreachable_notes(notify, job_id, inventory),
-            *(() if files is None else _missing_notes(notify, notify_flag, folder, files)),
+            *(() if files is None else _missing_notes(notify, folder, files)),
         ),
     )

@@ -110,10 +110,8 @@ def test_submit_passes_its_arguments(
     monkeypatch.setattr(train, "check_hosts", lambda _, submission: submission)
     script = tmp_path / "mine.py"
     script.write_text("print(1)")
-    (tmp_path / "done.sh").touch()
     job = Client(cluster).submit(
         "job01",
-        package=str(tmp_path),
         script=str(script),
         args=["--rate", 0.5],  # type: ignore[list-item]
         labels={"owner": "ann", "run": "1"},
