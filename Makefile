@@ -8,7 +8,7 @@ SECONDS ?= 600
 COUNT ?= 100
 SEED ?= 1
 export PYTHON STACK
-# Of another checkout, perhaps.
+# They may name another checkout.
 unexport PYTHONPATH MYPYPATH
 # Parts of set-up that need nothing of one another are made side by side.
 TOGETHER = setup/together.sh $(MAKE) -j8

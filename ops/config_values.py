@@ -36,7 +36,7 @@ def read_yaml(content: bytes, path: str) -> Any:
         if (node := loader.get_single_node()) is None:
             return None
         for line, key in _repeated_keys(node):
-            raise UsageError(f"{path}:{line}: {key} is there twice: say it once")
+            raise UsageError(f"{path}:{line}: {key} is invalid: it is given twice. Valid: once")
         return loader.construct_document(node)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +57,8 @@ class Callbacks:
         made = self._callbacks
         if callable(made) and not isinstance(made, plain):
             made = made()
+        if isinstance(made, Iterable) and not isinstance(made, Sequence | Mapping):
+            made = list(made)
         self._callbacks = [one for one in keras.tree.flatten(made) if one is not None]
         for callback in self._callbacks:
             if not isinstance(callback, plain):

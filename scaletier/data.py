@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -157,7 +158,7 @@ def add_class_weights(dataset: Any, class_weight: Mapping[int, float]) -> Any:
     if not isinstance(dataset, tf.data.Dataset):
         return dataset  # which is refused later
     try:
-        pairs = sorted((int(number), float(weight)) for number, weight in class_weight.items())
+        pairs = sorted((operator.index(number), float(weight)) for number, weight in class_weight.items())
     except (AttributeError, TypeError, ValueError):
         line = f"class_weight={class_weight!r} is invalid. Valid: a number for each class, such as {{0: 0.5, 1: 3.0}}"
         raise JobError(line) from None

@@ -78,10 +78,8 @@ def fit(
     try:
         _check(fields)
         steps, epochs = _count("steps", steps), _count("epochs", epochs)
-        steps_per_epoch, batch_size = (
-            _count("steps_per_epoch", steps_per_epoch),
-            _count("batch_size", batch_size) or _BATCH_SIZE,
-        )
+        steps_per_epoch = _count("steps_per_epoch", steps_per_epoch)
+        batch_size = _count("batch_size", batch_size) or _BATCH_SIZE
         if steps and epochs:
             raise JobError("steps and epochs are invalid together. Valid: one of them")
         flags = flags_of(arguments, max_steps=steps or (0 if epochs else None))  # 0: `Callbacks.plan` sets it from the epochs
@@ -126,11 +124,14 @@ def _check(fields: Mapping[str, Any]) -> None:
 
 def _count(name: str, given: Any) -> int | None:
     """Return a number, which may be NumPy's, as Python's; JobError if it is none of at least 1."""
+    if given is None:
+        return None
     try:
-        if given is None or (number := operator.index(given)) >= 1:
-            return None if given is None else number
+        number = operator.index(given)
     except TypeError:
-        pass
+        number = 0
+    if number >= 1:
+        return number
     raise JobError(f"{name}={given!r} is invalid. Valid: a whole number of at least 1")
 
 

@@ -210,11 +210,9 @@ class FunctionalModel:
         compiled = private.compile_settings(self.model)
         self._in_graph = " in a graph, and run_eagerly=True has no effect" if compiled.get("run_eagerly") else ""
         if not self.model.built or not self.model.variables:
-            symbolic, line = (
-                tf.nest.map_structure(_symbolic, spec.inputs),
-                f"the model {self.model.name} does not take inputs of",
-            )
-            with _as_job_error(f"{line} {_shapes(spec.inputs)}{self._in_graph}"), self._scope:
+            symbolic = tf.nest.map_structure(_symbolic, spec.inputs)
+            line = f"the model {self.model.name} does not take inputs of {_shapes(spec.inputs)}{self._in_graph}"
+            with _as_job_error(line), self._scope:
                 self._call(symbolic, False)
         if not self.model.trainable_variables:
             raise JobError(f"the model {self.model.name} has no variable to train")

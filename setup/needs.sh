@@ -50,7 +50,7 @@ minutes() { [ "$1" -le 60 ] && echo "a minute" || echo "$((($1 + 59) / 60)) minu
 
 build=0
 [ -z "$packages" ] || will 40 1 "packages of the system: $packages"
-[ -z "$start" ] || will 0 0 "the hosts' storage pool: a file that grows to 40 GB at most; 16 GB must be free"
+[ -z "$start" ] || will 0 0 "the hosts' storage pool: a file that grows to 40 GB at most; 8 GB must be free"
 [ -x .venv/bin/python ] || will 10 5 "Python packages: 0.5 GB"
 if [ ! -x .cache/pulumi/pulumi ] && ! find_own; then
   build=80

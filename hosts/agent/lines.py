@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from jobs.firsterror import TRACEBACK, is_continuation, strip_rank
-from jobs.heuristics import read_line
+from jobs.progress import valid_report
 
 LONGEST_LINE = 64 * 1024
 BAR_SECONDS = 5.0
@@ -70,8 +70,11 @@ _LOST_PEER = re.compile(
     r"E\d{4} \d\d:\d\d:[\d.]+ +\d+ base_collective_executor\.cc:\d+\] BaseCollectiveExecutor::StartAbort "
     r"|ERROR:tensorflow:Worker /job:\S+ failed with "
 )
-# Progress without a number that `read_line` reads: an epoch of unknown many, a bar of Keras or tqdm.
-_PROGRESS = re.compile(r"(?i:\bepoch\W{1,2}\d)|━━|\[=+[>\]]|\d%\|")
+# A line that begins as progress does, or has a bar of Keras or tqdm.
+_PROGRESS = re.compile(
+    r"(?i:(?:\[\w+\]:? ?)?(?:(?:global[ _])?step|epoch)\W{1,3}\d|(?:train|eval)\b.* step \d|loss ?[=:] ?[\d.])"
+    r"|.*(?:━━|\[=+[>\]]|\d%\|)"
+)
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 
 
@@ -269,7 +272,7 @@ class Messages:
             return False
         if self._in_traceback or is_continuation(text):
             return True
-        return self._raised and pause < RAISED_SECONDS and not (read_line(text) or _PROGRESS.search(text))
+        return self._raised and pause < RAISED_SECONDS and not (_PROGRESS.match(text) or valid_report(text))
 
 
 def severity_of(text: str) -> str | None:

@@ -79,7 +79,7 @@ class Trainer:
         if self._stop_at is None:
             now = time.monotonic()
             self._stop_at = now + seconds
-            self._kill_warning = f"the program had not ended {seconds:g} s after SIGTERM, and was killed"
+            self._kill_warning = f"the program had not ended {seconds:g} s after SIGTERM, and was killed" if seconds else ""
             self._signal_rest_at = now + FIRST_PROCESS_SHARE * seconds if self._stop_signal == "main" else math.inf
             self._process.stop(seconds)
 

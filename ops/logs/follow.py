@@ -14,7 +14,6 @@ from itertools import chain
 from typing import Generic, Protocol, TypeVar
 
 from jobs.chunks import TOO_SLOW, LogFilter, Position
-from jobs.heuristics import read_line
 from jobs.lease import ChangeTimer
 from jobs.ledger import Ledger
 from jobs.queue_monitor import QueueMonitor
@@ -24,6 +23,7 @@ from ops.cluster.ledger import current_user, find_job
 from ops.cluster.remote import Fleet, Stream
 from ops.errors import HostError
 from ops.logs import waits
+from ops.logs.heuristics import read_line
 from ops.logs.lines import LogLine, follow_command, parse_pieces, slow_pattern_error
 
 WINDOW_SECONDS = 0.08

@@ -36,6 +36,7 @@ _PATH_OPTION = re.compile(r"(-r|--requirement|-c|--constraint|-f|--find-links)[ 
 _CONSTRAINT = ("-c", "--constraint")
 EDITABLE = ("-e ", "--editable")
 _EDITABLE_OPTION = re.compile(r"(?:-e|--editable)[ =]+(.+)")
+_COMMENT = re.compile(r"\s#")
 _LOGICAL_LINE = re.compile(r"(?:.*\\\n)*.*")
 _PATHS = (".", "/")
 _ARCHIVES = (".whl", ".tar.gz", ".zip")
@@ -144,7 +145,7 @@ def _numbered_lines(requirements: Path) -> Iterator[tuple[int, str]]:
         raise UsageError(f"{requirements} cannot be read: {error}; save it as UTF-8") from None
     text = "".join(f"{line}\n" for line in text.splitlines())
     for match in _LOGICAL_LINE.finditer(text):
-        line = match[0].replace("\\\n", " ").partition(" #")[0].strip()
+        line = _COMMENT.split(match[0].replace("\\\n", " "), 1)[0].strip()
         if line and not line.startswith("#"):
             yield text.count("\n", 0, match.start()) + 1, line
 
@@ -161,9 +162,9 @@ def _flat_lines(requirements: Path, inlined: set[Path]) -> Iterator[str]:
     inlined.add(requirements.resolve())
     for number, line in _numbered_lines(requirements):
         option = _INCLUDE_OPTION.fullmatch(line)
-        path = requirements.parent / option[1] if option else requirements
+        path = requirements.parent / option[1].strip("'\"") if option else requirements
         if option and not path.is_file() and not _is_remote(option[1]):
-            raise UsageError(f"{requirements}:{number}: {option[1]} is not there")
+            raise UsageError(f"{requirements}:{number}: {path.name} is missing in {path.parent}")
         if not option or _is_remote(option[1]) or line.startswith(_CONSTRAINT):
             yield absolute(_without_editable(line), requirements.parent)
         elif path.resolve() not in inlined:
@@ -196,13 +197,14 @@ def is_own_folder(line: str) -> bool:
 def absolute(line: str, folder: Path) -> str:
     """Return a line for use elsewhere, with the path of an option, relative to the file, made absolute."""
     option = _PATH_OPTION.fullmatch(line)
-    return f"{option[1]} {(folder / option[2]).absolute()}" if option and (folder / option[2]).exists() else line
+    path = folder / option[2].strip("'\"") if option else folder
+    return f"{option[1]} {path.absolute()}" if option and path.exists() else line
 
 
 def contents_of_files(folder: Path, lines: Iterable[str], read: set[Path] | None = None) -> Iterator[bytes]:
     """Yield the content of files that lines name, recursively, such as `-r more.txt` or `./mine.whl`.
 
-    A file of lines that is among `read` is passed over, as files may include one another.
+    The lines of a file among `read` are not followed again, as files may include one another.
     """
     read = set() if read is None else read
     for line in lines:

@@ -26,6 +26,7 @@ FILE = "scaletier.yaml"
 LIBRARY = "scaletier"
 _DATA_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _MINOR = re.compile(r"[0-9]+\.[0-9]+")
+_OWN_PYTHON = "the job's own Python"
 _KERAS = re.compile(r"keras[=~]=([0-9]+\.[0-9]+)")
 _TENSORFLOW = re.compile(r"tensorflow(?:[-_](?:cpu|gpu))?(?:\[[^]]*\])?[=~]=([0-9]+\.[0-9]+)")
 ExchangeKind = Literal["servers", "all-reduce"]
@@ -185,7 +186,7 @@ def merge_end_keys(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dic
 
 
 def check_frameworks(
-    declared: TrainerConfig, package: str, lines: Iterable[str], complete: bool, owner: str = "the job's own Python"
+    declared: TrainerConfig, package: str, lines: Iterable[str], complete: bool, owner: str = _OWN_PYTHON
 ) -> None:
     """Check the TensorFlow and Keras of a Python by lines such as `tensorflow-cpu==2.20.0`; `owner` is for messages.
 
@@ -194,10 +195,9 @@ def check_frameworks(
     lines = list(lines)
     keras = next((match[1] for line in lines if (match := _KERAS.match(line))), None)
     if declared.keras and keras and keras not in declared.keras:
-        raise UsageError(
-            f"package {package} supports Keras {', '.join(declared.keras)}, and {owner} has {keras}: "
-            f"require keras=={declared.keras[-1]}.*, or another of these"
-        )
+        how = f"require keras=={declared.keras[-1]}.*, or another of these"
+        how = how if owner == _OWN_PYTHON else f"give the job a Python of its own, --runtime FILE, and in that file {how}"
+        raise UsageError(f"package {package} supports Keras {', '.join(declared.keras)}, and {owner} has {keras}: {how}")
     if not declared.tensorflow:
         return
     version = next((match[1] for line in lines if (match := _TENSORFLOW.match(line))), None)

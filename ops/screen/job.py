@@ -12,7 +12,6 @@ from datetime import datetime
 from rich.text import Text
 
 from jobs.chunks import LogFilter
-from jobs.heuristics import Reading, UnitOfProgress, read_line
 from jobs.records import JobRecord, ReplicaRecord
 from jobs.states import ReplicaState
 from jobs.times import seconds_between
@@ -20,6 +19,7 @@ from ops import terminal
 from ops.client import Client
 from ops.cluster.cluster import ClusterClient
 from ops.logs.follow import Event, Note, Replicas, Waiting
+from ops.logs.heuristics import Reading, UnitOfProgress, read_line
 from ops.logs.lines import LogLine, clock
 from ops.screen.render import SEVERITIES, Picture, Screen, format_cell, layout_columns, print_picture, sanitize, state_text
 from ops.screen.series import CountRate, Series, progress, sparkline

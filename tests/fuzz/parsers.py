@@ -23,7 +23,7 @@ from infra.findings import Finding
 from infra.gcp.config import GcpConfig
 from infra.lxd.config import LxdConfig
 from infra.scale_tiers import SpecError, parse_replica
-from jobs import chunks, heuristics, notification
+from jobs import chunks, notification
 from jobs.progress import ProgressFinder
 from jobs.queue import Queue
 from jobs.records import CancelRequest, HostFile, JobRecord, Plan, ReplicaRecord
@@ -33,7 +33,7 @@ from ops import commands, terminal
 from ops.cluster import inventory
 from ops.config_values import read_yaml, validate
 from ops.errors import UsageError
-from ops.logs import lines
+from ops.logs import heuristics, lines
 from ops.logs.filters import parse_filter
 from ops.package import hostpython, trainer_config
 from ops.report import evaluation

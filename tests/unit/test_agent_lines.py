@@ -328,7 +328,8 @@ def test_a_long_exception_text_belongs_to_its_message() -> None:
         "Eval, step 990: loss: 0.400",
         "Epoch 2/9",
         "Epoch: 2",
-        "val_loss improved, loss=0.25",
+        "[rank0]: step 7",
+        "loss: 0.25, accuracy: 0.5",
         "\x1b[1m 1/10\x1b[0m \x1b[32m━━\x1b[0m\x1b[37m━━━━\x1b[0m",
         "10/10 [==============================] - 0s",
         "Train:  50%|█████     | 5/10",
@@ -336,7 +337,13 @@ def test_a_long_exception_text_belongs_to_its_message() -> None:
     ],
 )
 def test_progress_after_a_caught_exception_is_no_part_of_it(line: str) -> None:
-    raised = ["Traceback (most recent call last):", '  File "x", line 1', "ValueError: step 3: loss: nan", "at epoch two"]
+    raised = [
+        "Traceback (most recent call last):",
+        '  File "x", line 1',
+        "ValueError: 2 errors:",
+        "expected step 5, got loss: 3",
+        "loss: nan",
+    ]
     severities = [severity for _, severity in messages(*raised, line, "and then")]
     assert severities == ["ERROR"] * len(raised) + ["INFO"] * 2
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from infra.lxd import pool
+from infra.templates import ROOT
 
 GIB = 2**30
 
@@ -64,6 +65,11 @@ def test_a_disk_that_is_nearly_full_gets_no_pool(
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=8 * GIB - 2))
     assert call("make", capsys) == (1, "lxd: the disk is nearly full: 8.0 GiB free, a storage pool needs 8 GiB\n")
     assert not pools.exists("scaletier")
+
+
+def test_the_least_free_disk_is_documented() -> None:
+    for file in ("setup/needs.sh", "docs/get-started.md"):
+        assert f"{2 * pool._LEAST // GIB} GB must be free" in (ROOT / file).read_text(), file
 
 
 @pytest.mark.parametrize(

@@ -227,7 +227,7 @@ trainingInput: {scaleTier: CUSTOM, masterType: n1-highcpu-8, workerType: n1-high
         ("trainingInput: {labels: x}", "must be a mapping"),
         ("trainingInput: {packageUris: [x]}", "packageUris is not supported: fab train builds the package itself"),
         ("trainingInput: {jobDir: /tmp/x}", "jobDir '/tmp/x' is not in the bucket: take a path below /bucket/"),
-        ("trainingInput: {jobDir: 5}", "config.yaml: trainingInput.jobDir '5' is not in the bucket: take a path below /bucket/"),
+        ("trainingInput: {jobDir: 5}", "config.yaml: trainingInput.jobDir '5' is not in the bucket: take a path below"),
         ("trainingInput: {jobDir: /bucket/../etc}", "is not in the bucket"),
         ("trainingInput: {jobDir: /bucket/data/mnist}", "is where the bucket keeps other things: take a path such as"),
         ("trainingInput: []", "trainingInput is not a mapping"),
@@ -254,7 +254,7 @@ def test_an_error_names_the_full_path_of_the_key(standard: Inventory, tmp_path: 
     ],
 )  # fmt: skip
 def test_a_key_given_twice_is_refused(standard: Inventory, tmp_path: Path, text: str, place: str) -> None:
-    assert config_error(standard, tmp_path, text).endswith(f"config.yaml:{place} is there twice: say it once")
+    assert config_error(standard, tmp_path, text).endswith(f"config.yaml:{place} is invalid: it is given twice. Valid: once")
 
 
 def test_aliases_and_merged_keys_are_no_keys_given_twice() -> None:

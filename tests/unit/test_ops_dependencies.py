@@ -164,8 +164,15 @@ def test_lines_of_a_requirements_file_are_made_flat(tmp_path: Path) -> None:
 @pytest.mark.parametrize("option", ["-r ", "--requirement=", "-c "])
 def test_an_included_file_that_is_not_there_is_one_line(tmp_path: Path, option: str) -> None:
     write_files(tmp_path, {"requirements.txt": "-r sub/a.txt\n", "sub/a.txt": f"far \\\n  --hash=x\n{option}no.txt\n"})
-    with pytest.raises(UsageError, match=rf"^{tmp_path}/sub/a\.txt:3: no\.txt is not there$"):
+    with pytest.raises(UsageError, match=rf"^{tmp_path}/sub/a\.txt:3: no\.txt is missing in {tmp_path}/sub$"):
         dependencies.fetch(tmp_path / "requirements.txt")
+
+
+@pytest.mark.parametrize("line", ["-r 'my base.txt'", '-r "my base.txt"\t# why', "--requirement='my base.txt' # why"])
+def test_an_included_file_may_be_quoted(tmp_path: Path, line: str) -> None:
+    write_files(tmp_path, {"requirements.txt": f"{line}\n", "my base.txt": "far\n"})
+    assert hostpython.flat_lines(tmp_path / "requirements.txt") == ["far"]
+    assert hostpython.absolute("-c 'my base.txt'", tmp_path) == f"-c {tmp_path}/my base.txt"
 
 
 def test_an_included_url_is_left_to_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

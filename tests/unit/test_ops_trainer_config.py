@@ -414,6 +414,11 @@ def test_a_runtime_is_compared_with_the_declaration(
         ("tensorflow: ['1.15']", None, "supports TensorFlow 1.15, and the hosts' Python has 2."),
         ("tensorflow: ['2.20']", "2.19.1", "supports TensorFlow 2.20, and the hosts' Python has 2.19: take --runtime-version"),
         ("keras: ['2.15']", None, "supports Keras 2.15, and the hosts' Python has 3."),
+        (
+            "keras: ['2.15']",
+            None,
+            f"supports Keras 2.15, and the hosts' Python has {private.VERSIONS['2.21'][-1]}: give the job a Python of its own,",
+        ),
         ("tensorflow: ['2.20']", "2.20.0", None),
         ("", None, None),
     ],

@@ -176,7 +176,10 @@ def test_classes_may_be_one_hot(kind: type) -> None:
     np.testing.assert_array_equal(weights, [1, 3])
 
 
-@pytest.mark.parametrize("given", [None, [], one := keras.callbacks.Callback(), [one, None], (one,), [[one]], lambda: one])
+@pytest.mark.parametrize(
+    "given",
+    [None, [], one := keras.callbacks.Callback(), [one, None], (one,), [[one]], {one}, lambda: one, lambda: iter([one])],
+)
 def test_callbacks_are_given_in_any_form_of_keras(given: Any) -> None:
     called = Callbacks(given)
     called.check()

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from jobs.heuristics import LONGEST, Reading, UnitOfProgress, read_line
+from ops.logs.heuristics import LONGEST, Reading, UnitOfProgress, read_line
 from scaletier import loop
 
 

@@ -1,4 +1,4 @@
-"""Heuristics that read progress from a line of any trainer, for display and for the severity of lines only.
+"""Heuristics that read progress from a line of any trainer, for display only.
 
 No decision depends on them. The lines of `jobs.progress` are parsed exactly; besides them `step 348`, `step = 348`,
 `step 348/2000`, `Epoch 3/10`, and `loss` and `accuracy` with a number behind them, as Keras, Estimators and most scripts print
