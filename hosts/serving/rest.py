@@ -108,11 +108,7 @@ def _single_input(what: str, value: Any, tensors: Mapping[str, Tensor]) -> Array
 def _array(name: str, value: Any, tensor: Tensor) -> np.ndarray[Any, Any]:
     """Return a JSON value as an array of the input's dtype; RestError 400 if it is of another dtype or shape."""
     try:
-        array = (
-            np.array(_decoded(value, name), dtype=object)
-            if tensor.dtype is None
-            else _numbers(name, np.asarray(value), tensor.dtype)
-        )
+        array = _strings_of(value, name) if tensor.dtype is None else _numbers(name, np.asarray(value), tensor.dtype)
     except (ValueError, TypeError, OverflowError):
         raise RestError(400, f"input {name} must be {_expected(tensor)}, all rows of one length") from None
     if not _fits(array.shape, tensor.shape):
@@ -136,6 +132,14 @@ def _numbers(name: str, array: np.ndarray[Any, Any], dtype: str) -> np.ndarray[A
     if wanted.kind not in "biu" and not np.isfinite(numbers.astype(np.float64)).all():  # bfloat16 is of a kind of its own
         raise RestError(400, f"input {name} has a number that is too large for {dtype}")
     return numbers
+
+
+def _strings_of(value: Any, name: str) -> np.ndarray[Any, Any]:
+    """Return the strings as bytes; ValueError if lists differ in length, which NumPy would keep as elements."""
+    array = np.array(_decoded(value, name), dtype=object)
+    if not all(isinstance(item, bytes) for item in array.flat):
+        raise ValueError(name)
+    return array
 
 
 def _expected(tensor: Tensor) -> str:
