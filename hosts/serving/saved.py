@@ -101,7 +101,9 @@ class SavedModel:
         try:
             outputs = self._calls[signature](*(inputs[name] for name in sorted(inputs)))
             return {name: np.asarray(output) for name, output in outputs.items()}
-        except (tensorflow().errors.InvalidArgumentError, ValueError, TypeError) as error:
+        except _failures():
+            raise
+        except (tensorflow().errors.OpError, ValueError, TypeError) as error:
             reason = str(error).removeprefix(_NO_REASON).strip().partition("\n")[0]
             raise RestError(400, f"the model refuses the input: {reason}") from None
 
@@ -112,6 +114,13 @@ class SavedModel:
             serialized = [_example(example) for example in examples]
             return {next(iter(inputs)): np.array(serialized, dtype=object)}
         return parse_request({"instances": [dict(example) for example in examples]}, self.signatures[signature])[0]
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    """Return the types of errors that no input causes. All others mean that the model refuses the input."""
+    errors = tensorflow().errors
+    passing = (errors.UnavailableError, errors.DeadlineExceededError, errors.AbortedError, errors.CancelledError)
+    return (*passing, errors.ResourceExhaustedError)
 
 
 def _zeros(tensor: Tensor) -> np.ndarray[Any, Any]:

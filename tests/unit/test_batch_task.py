@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import hashlib
 import json
@@ -665,6 +666,37 @@ def test_a_refused_input_has_the_model_s_reason(tmp_path: Path) -> None:
     tf.saved_model.save(module, str(tmp_path), signatures=module.root)
     with pytest.raises(RestError, match=r"^the model refuses the input: assertion failed: \[x is negative"):
         SavedModel(tmp_path).run(DEFAULT, {"x": np.array([-1.0], np.float32)})
+
+
+@pytest.fixture
+def unpacking(tmp_path: Path) -> Path:
+    """Write a SavedModel whose operation reports damaged data as DataLossError."""
+    module, folder = tf.Module(), tmp_path / "unpacking"
+    types = [tf.TensorSpec([None], tf.string, "packed")]
+    module.unpack = tf.function(lambda packed: {"y": tf.io.decode_compressed(packed, "ZLIB")}, input_signature=types)
+    tf.saved_model.save(module, str(folder), signatures=module.unpack)
+    return folder
+
+
+def test_an_instance_that_the_model_refuses_costs_no_other_one_its_result(unpacking: Path, tmp_path: Path) -> None:
+    good = json.dumps({"b64": base64.b64encode(zlib.compress(b"a")).decode()})
+    (tmp_path / "a").write_text(f'{good}\n{{"b64": "AAAA"}}\n["b", "c"]\n{good}\n')
+    run(Request((str(tmp_path / "a"),), hash_files(unpacking)), unpacking, tmp_path / "out")
+    assert results(tmp_path / "out") == ["a", "a"]
+    assert errors(tmp_path / "out") == [("a", 2), ("a", 3)]
+    assert "the model refuses the input: inflate() failed with error -3" in (tmp_path / "out" / ERRORS).read_text()
+
+
+@pytest.mark.parametrize("name", ["Unavailable", "DeadlineExceeded", "Aborted", "Cancelled", "ResourceExhausted"])
+def test_a_failure_that_no_input_causes_is_not_the_input_s(model: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    saved, error = SavedModel(model), getattr(tf.errors, f"{name}Error")
+
+    def fail(*_: Any) -> None:
+        raise error(None, None, "not now")
+
+    monkeypatch.setitem(saved._calls, DEFAULT, fail)
+    with pytest.raises(error, match="not now"):
+        saved.run(DEFAULT, {"x": np.zeros(1, np.float32)})
 
 
 def test_a_model_without_a_signature(tmp_path: Path) -> None:
