@@ -21,6 +21,8 @@ _BASE64 = "b64"
 _BYTES = "_bytes"  # an output whose name ends so is binary
 # NumPy and TensorFlow have no arrays of more dimensions; an array of strings with more crashes TensorFlow.
 _DEEPEST = 32
+# A float64 holds each whole number below this exactly. One float in a list makes all numbers floats in NumPy.
+_MOST_EXACT = 2**53
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -127,6 +129,10 @@ def _numbers(name: str, array: np.ndarray[Any, Any], dtype: str) -> np.ndarray[A
         least, most = np.iinfo(wanted).min, np.iinfo(wanted).max
         if np.any(array != np.floor(array)) or not least <= array.min().item() <= array.max().item() <= most:
             raise RestError(400, f"input {name} must be whole numbers from {least} to {most}")
+        if array.dtype.kind == "f" and np.abs(array).max() >= _MOST_EXACT:
+            raise RestError(
+                400, f"input {name} has numbers that a float cannot hold exactly: write all without point or exponent"
+            )
     with np.errstate(over="ignore"):
         numbers = array.astype(wanted)
     if wanted.kind not in "biu" and not np.isfinite(numbers.astype(np.float64)).all():  # bfloat16 is of a kind of its own

@@ -189,6 +189,13 @@ def test_outputs_without_a_row_per_instance_are_errors() -> None:
     assert [error["error"] for error in errors] == ["the outputs of this signature have 5 rows for 1 instances"] * 2
 
 
+def test_a_float_changes_no_whole_number_of_its_batch() -> None:
+    model = DoublingModel()
+    model.signatures = {"serving_default": Signature({"x": Tensor("int64", (None,))}, {"y": Tensor("int64", (None,))})}
+    results, errors = predict_shard(model, [2**53 + 1, 1.0, 2**53 + 3])
+    assert (results, errors) == ([2**54 + 2, 2, 2**54 + 6], [])
+
+
 def test_an_unknown_signature_is_refused() -> None:
     with pytest.raises(RestError, match="there is no signature 'other'; there are serving_default"):
         ShardPredictor(DoublingModel().run, DoublingModel().signatures, "other")
