@@ -37,7 +37,7 @@ class LoadedVersion:
     batcher: Batcher | None = None
     deployment: str = ""
     tries: int = 0
-    """The number of failed loads. The last was `at`, by this server's clock; infinity: it is not retried."""
+    """The number of failed loads. The last was `at`, or this server found then that an earlier one had ended in it."""
     at: float = math.inf
 
 
@@ -182,16 +182,18 @@ class ModelManager:
     def _load_version(self, model: str, version: Version, tries: int) -> LoadedVersion:
         """Load a version and return the result; `tries` loads have failed before."""
         marker = self._cache / f".loading-{model}-{version.name}-{version.token}"
-        if marker.exists() and marker not in self._markers:
-            why = "the server ended while it loaded this: fab undeploy and fab deploy try it once more"
-            return LoadedVersion(version.name, LoadState.END, why, deployment=version.token)
+        if not tries and marker not in self._markers and marker.exists():
+            later = ", and tries it again later" if version.state is VersionState.READY else ""
+            why = f"the server ended while it loaded this{later}: fab undeploy and fab deploy try it at once"
+            ended = _tries_in(marker)
+            return LoadedVersion(version.name, LoadState.END, why, deployment=version.token, tries=ended, at=self._clock())
         try:
             with self._marking:
                 if self._closed:
                     return LoadedVersion(version.name, LoadState.LOADING, deployment=version.token)
                 self._markers.add(marker)
                 self._cache.mkdir(parents=True, exist_ok=True)
-                marker.touch()
+                marker.write_text(str(tries + 1))
             folder = self._fetch(model, version)
             saved = self._load(folder)
             batcher = Batcher(saved.run, saved.signatures, on_batch=lambda rows: self._on_batch(model, rows))
@@ -239,6 +241,12 @@ class ModelManager:
 def _loadable(model: Model) -> list[Version]:
     """Return the versions that this server must have."""
     return [version for version in model.versions if version.loadable]
+
+
+def _tries_in(marker: Path) -> int:
+    """Return which try to load a version the marker file is of; 1 if the server ended before that was written."""
+    content = marker.read_bytes()
+    return int(content) if content.isdigit() else 1
 
 
 def _log_warning(line: str) -> None:

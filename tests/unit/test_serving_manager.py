@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import shutil
 import threading
 from collections.abc import Callable
@@ -278,14 +279,18 @@ def test_a_version_that_crashed_the_server_is_not_loaded_again(world: ServedBuck
     world.manager.reconcile()
     assert world.ask() == 1
     assert "v2 of model m could not be loaded: the server ended while it loaded this" in world.refused("v2")[1]
+    world.manager._clock = lambda: math.inf
+    world.manager.reconcile()
+    assert world.refused("v2")[0] == 500, "a new version is not tried again"
     world.change(lambda model: model.mark_failed("v2", "v2", "died").redeploy("v2", "another"))
     world.manager.reconcile()
     assert world.ask("v2") == 2, "fab deploy retries it"
     assert [mark.name for mark in world.cache.glob(".loading-*")] == [".loading-m-v2-v2"]
 
 
-def test_a_ready_version_that_crashed_the_server_is_not_retried(world: ServedBucket) -> None:
-    world.manager._clock = lambda: 1e6
+def test_a_ready_version_that_crashed_the_server_is_retried_later_only(world: ServedBucket) -> None:
+    now = [1e6]
+    world.manager._clock = lambda: now[0]
     world.cache.mkdir(parents=True)
     (world.cache / ".loading-m-v1-v1").touch()
     world.deploy("v1", "1")
@@ -293,6 +298,37 @@ def test_a_ready_version_that_crashed_the_server_is_not_retried(world: ServedBuc
     (world.cache / ".loading-m-v1-v1").unlink()
     world.manager.reconcile()
     assert world.refused("v1")[0] == 500
+    (world.cache / ".loading-m-v1-v1").touch()
+    now[0] += 60
+    world.manager.reconcile()
+    assert world.ask() == 1
+    assert not list(world.cache.glob(".loading-*"))
+
+
+@pytest.mark.parametrize(
+    ("before", "pause", "after"), [(b"", 60.0, b"2"), (b"1", 60.0, b"2"), (b"2", 120.0, b"3"), (b"3", 240.0, b"4")]
+)
+def test_a_ready_version_that_ends_the_server_again_waits_longer(
+    world: ServedBucket, before: bytes, pause: float, after: bytes
+) -> None:
+    """The file counts the tries; it is empty if the host lost power before the count reached the disk."""
+    marker, now, loads = world.cache / ".loading-m-v1-v1", [5.0], list[tuple[float, bytes]]()
+
+    def end_server(_: Path) -> FakeModel:
+        loads.append((now[0], marker.read_bytes()))
+        raise SystemExit
+
+    world.cache.mkdir(parents=True)
+    marker.write_bytes(before)
+    world.manager._clock, world.manager._load = lambda: now[0], end_server
+    world.deploy("v1", "1")
+    now[0] += pause - 1
+    world.manager.reconcile()
+    assert marker.read_bytes() == before
+    now[0] += 1
+    with pytest.raises(SystemExit):
+        world.manager.reconcile()
+    assert loads == [(5.0 + pause, after)]
 
 
 def test_ready_versions_are_loaded_before_those_in_creation(world: ServedBucket, monkeypatch: pytest.MonkeyPatch) -> None:
