@@ -158,16 +158,20 @@ def _decoded(value: Any, name: str, depth: int = 0) -> Any:
         if depth == _DEEPEST:
             raise RestError(400, f"input {name} has lists nested {_DEEPEST} deep, and no tensor has that many dimensions")
         return [_decoded(item, name, depth + 1) for item in value]
+    content = string_to_bytes(value)
+    if not isinstance(content, bytes):
+        raise ValueError(value)
+    return content
+
+
+def string_to_bytes(value: Any) -> Any:
+    """Return a string, or a `{"b64": …}`, as bytes, and any other value unchanged; RestError 400 if it is no base64."""
     if isinstance(value, dict) and value.keys() == {_BASE64}:
         try:
             return base64.b64decode(value[_BASE64], validate=True)
         except (binascii.Error, TypeError, ValueError):
             raise RestError(400, "b64 is no base64") from None
-    if isinstance(value, str):
-        return value.encode()
-    if isinstance(value, bytes):
-        return value
-    raise ValueError(value)
+    return value.encode() if isinstance(value, str) else value
 
 
 def _fits(shape: Sequence[int], expected: Sequence[int | None] | None) -> bool:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from hosts.serving.download import MODEL_FILE, NO_SIGNATURE
-from hosts.serving.rest import Arrays, RestError, parse_request
+from hosts.serving.rest import Arrays, RestError, parse_request, string_to_bytes
 from hosts.serving.signatures import Signature, Tensor, read_signatures
 
 _TAG = "serve"
@@ -130,13 +130,13 @@ def _zeros(tensor: Tensor) -> np.ndarray[Any, Any]:
 
 
 def _example(features: Mapping[str, Any]) -> bytes:
-    """Return a tf.train.Example; numbers with a point are floats, whole ones int64, strings bytes."""
+    """Return a tf.train.Example; numbers with a point are floats, whole ones int64, strings and `{"b64": …}` bytes."""
     example = tensorflow().example.Example()
     for name, value in features.items():
-        values = value if isinstance(value, list) else [value]
+        values = [string_to_bytes(item) for item in (value if isinstance(value, list) else [value])]
         feature = example.features.feature[name]
-        if all(isinstance(item, str) for item in values):
-            feature.bytes_list.value.extend(item.encode() for item in values)
+        if all(isinstance(item, bytes) for item in values):
+            feature.bytes_list.value.extend(values)
         elif all(isinstance(item, int) and -(2**63) <= item < 2**63 for item in values):
             feature.int64_list.value.extend(values)
         elif all(isinstance(item, int | float) for item in values):

@@ -626,6 +626,11 @@ def test_text_inputs_and_outputs_of_a_model(tmp_path: Path) -> None:
     features = tf.train.Example.FromString(serialized).features.feature
     assert features["word"].bytes_list.value == [b"a"]
     assert (features["n"].int64_list.value, features["x"].float_list.value) == ([1, 2], [0.5])
+    (binary,) = saved.examples("shout", [{"image": {"b64": "/w=="}, "parts": ["a", {"b64": "AAE="}]}])["word"]
+    features = tf.train.Example.FromString(binary).features.feature
+    assert (features["image"].bytes_list.value, features["parts"].bytes_list.value) == ([b"\xff"], [b"a", b"\x00\x01"])
+    with pytest.raises(RestError, match="b64 is no base64"):
+        saved.examples("shout", [{"image": {"b64": "?"}}])
     with pytest.raises(RestError, match="feature n must be a number, a text, or a list of either"):
         saved.examples("shout", [{"n": None}])
     outputs = saved.run("shout", {"word": np.array([b"a", b"\xc3\xa9"], object)})
