@@ -10,6 +10,7 @@ import gzip
 import io
 import time
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -184,7 +185,8 @@ def _lines(file: InputFile, start: int) -> Iterator[Record]:
         if byte:
             byte += len(source.readline())
         for line in source:
-            yield byte, byte + len(line), line.removesuffix(b"\n").removesuffix(b"\r")
+            content = line.removesuffix(b"\n").removesuffix(b"\r")
+            yield byte, byte + len(line), content if byte else content.removeprefix(BOM_UTF8)
             byte += len(line)
         if byte < file.size and not file.packed:
             raise _ShorterError(f"it has changed: it has {byte} bytes and had {file.size}")

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,14 @@ def test_lines_and_records_plain_and_compressed(
     assert shards[0] == f"Shard 1 of {len(shards)}: 2 instances, 1 errors (… sec)"
     assert shards[-1] == f"Shard {len(shards)} of {len(shards)}: 0 instances, 0 errors (… sec)"
     assert total == "Predicted 24 instances, 1 errors (… sec)"
+
+
+def test_a_byte_order_mark_begins_a_file_only(make_request: MakeRequest, model: Path, tmp_path: Path) -> None:
+    marked = BOM_UTF8 + lines(1, 2)
+    request, out = make_request(a=marked, b=gzip.compress(marked), c=lines(3) + marked, d=BOM_UTF8 + b"\n"), tmp_path / "out"
+    run(request, model, out)
+    assert results(out) == [2.0 * x for x in (1, 2, 1, 2, 3, 2)]
+    assert errors(out) == [("c", 2)]
 
 
 def test_several_replicas_share_the_work(
