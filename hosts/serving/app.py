@@ -21,6 +21,7 @@ from hosts.serving import rest
 from hosts.serving.manager import LoadedVersion, ModelManager
 from hosts.serving.records import LoadState
 from hosts.serving.rest import RestError
+from hosts.serving.saved import error_reason
 from hosts.serving.signatures import Tensor
 
 MOST_BYTES = 16 << 20
@@ -179,7 +180,7 @@ def app(manager: ModelManager, metrics: ServerMetrics) -> Starlette:
             except RestError as error:
                 response = _refused(error)
             except Exception as error:  # noqa: BLE001  whatever a model does, its client gets an answer, and the others, too
-                response = _json({"error": f"{type(error).__name__}: {error}".partition("\n")[0]}, 500)
+                response = _json({"error": f"{type(error).__name__}: {error_reason(error)}"}, 500)
             # All unknown names share one label, whatever names clients invent.
             model = request.path_params["model"] if request.path_params["model"] in manager.models else _UNKNOWN
             metrics.requests.labels(model, method, str(response.status_code)).inc()

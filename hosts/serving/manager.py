@@ -16,7 +16,7 @@ from hosts.serving.catalog import Catalog
 from hosts.serving.download import fetch
 from hosts.serving.records import LoadState, Model, Version, VersionState, folder_of
 from hosts.serving.rest import RestError
-from hosts.serving.saved import SavedModel
+from hosts.serving.saved import SavedModel, error_reason
 from jobs.bucket import Bucket, BucketError, Conflict
 
 _RETRY_SECONDS = 1
@@ -201,7 +201,7 @@ class ModelManager:
             _log_warning(f"version {version.name} of model {model}: the bucket does not answer: {error}")
             return LoadedVersion(version.name, LoadState.LOADING, deployment=version.token)  # next time
         except Exception as error:  # noqa: BLE001  whatever a model does, the server continues
-            why = f"{type(error).__name__}: {error}".partition("\n")[0]
+            why = f"{type(error).__name__}: {error_reason(error)}"
             _log_warning(f"version {version.name} of model {model} cannot be loaded: {why}")
             return LoadedVersion(version.name, LoadState.END, why, deployment=version.token, tries=tries + 1, at=self._clock())
         finally:

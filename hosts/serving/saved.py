@@ -104,8 +104,7 @@ class SavedModel:
         except _failures():
             raise
         except (tensorflow().errors.OpError, ValueError, TypeError) as error:
-            reason = str(error).removeprefix(_NO_REASON).strip().partition("\n")[0]
-            raise RestError(400, f"the model refuses the input: {reason}") from None
+            raise RestError(400, f"the model refuses the input: {error_reason(error)}") from None
 
     def examples(self, signature: str, examples: Sequence[Mapping[str, Any]]) -> Arrays:
         """Return a signature's inputs for examples: as serialized tf.train.Example if it takes one text, else by name."""
@@ -114,6 +113,11 @@ class SavedModel:
             serialized = [_example(example) for example in examples]
             return {next(iter(inputs)): np.array(serialized, dtype=object)}
         return parse_request({"instances": [dict(example) for example in examples]}, self.signatures[signature])[0]
+
+
+def error_reason(error: Exception) -> str:
+    """Return the reason of a model's error in one line."""
+    return str(error).removeprefix(_NO_REASON).strip().partition("\n")[0]
 
 
 def _failures() -> tuple[type[Exception], ...]:

@@ -39,6 +39,8 @@ class Digits:
     def run(self, signature: str, inputs: Arrays) -> Arrays:
         if (inputs["key"] == 13).any():
             raise RuntimeError("it is Friday\nand more")
+        if (inputs["key"] == 14).any():
+            raise RuntimeError("Graph execution error:\n\nOOM when allocating tensor\nand more")
         return {"scores": inputs["image"]}
 
     def examples(self, signature: str, examples: Iterable[Any]) -> Arrays:
@@ -183,6 +185,7 @@ def test_the_status_of_a_broken_version(manager: ModelManager, catalog: Catalog)
         ("POST", "/v1/models/mnist:predict", {"signature_name": "x", **ROWS}, 400, "there is no signature 'x'"),
         ("POST", "/v1/models/mnist:classify", {"signature_name": "x", "examples": [{}]}, 400, "there is no signature 'x'"),
         ("POST", "/v1/models/mnist:predict", {"instances": [{"key": 13, "image": [1, 2]}]}, 500, "RuntimeError: it is Friday"),
+        ("POST", "/v1/models/mnist:predict", {"instances": [{"key": 14, "image": [1, 2]}]}, 500, "RuntimeError: OOM when"),
         ("GET", "/v1/models/mnist:predict", b"", 405, "Method Not Allowed"),
         ("POST", "/v1/models/mnist:explain", b"", 404, "Not Found: POST /v1/models/MODEL:predict"),
         ("GET", "/", b"", 404, "Not Found"),

@@ -219,6 +219,15 @@ def test_a_broken_version_never_replaces_a_loaded_one(world: ServedBucket) -> No
     assert world.ask() == 1, "the loaded version still answers"
 
 
+def test_a_failed_load_has_the_model_s_reason(world: ServedBucket) -> None:
+    def load(_: Path) -> FakeModel:
+        raise RuntimeError("Graph execution error:\n\nTable already initialized.\nand more")
+
+    world.manager._load = load
+    world.deploy("v1", "1")
+    assert world.manager.models["m"].versions["v1"].why == "RuntimeError: Table already initialized."
+
+
 @pytest.mark.parametrize("damage", ["another", None])
 def test_a_damaged_version_is_not_loaded(world: ServedBucket, damage: str | None) -> None:
     world.add_files("v1", "1")
