@@ -128,8 +128,8 @@ def app(manager: ModelManager, metrics: ServerMetrics) -> Starlette:
         assert loaded.model is not None
         signatures = {
             name: {
-                "inputs": {key: _info(key, tensor) for key, tensor in signature.inputs.items()},
-                "outputs": {key: _info(key, tensor) for key, tensor in signature.outputs.items()},
+                "inputs": {key: _info(tensor) for key, tensor in signature.inputs.items()},
+                "outputs": {key: _info(tensor) for key, tensor in signature.outputs.items()},
                 "method_name": "tensorflow/serving/predict",
                 "defaults": {},
             }
@@ -230,11 +230,11 @@ def _status(loaded: LoadedVersion) -> dict[str, Any]:
     return {"version": loaded.name, "state": loaded.state, "status": status, "deployment": loaded.deployment}
 
 
-def _info(name: str, tensor: Tensor) -> dict[str, Any]:
+def _info(tensor: Tensor) -> dict[str, Any]:
     """Return a TensorInfo in the JSON form of protocol buffers."""
     dtype = "DT_STRING" if tensor.dtype is None else _DTYPES.get(tensor.dtype, f"DT_{tensor.dtype.upper()}")
     dims = [{"size": "-1" if size is None else str(size), "name": ""} for size in tensor.shape or ()]
-    return {"dtype": dtype, "tensor_shape": {"dim": dims, "unknown_rank": tensor.shape is None}, "name": name}
+    return {"dtype": dtype, "tensor_shape": {"dim": dims, "unknown_rank": tensor.shape is None}, "name": tensor.name}
 
 
 _DTYPES = {"float32": "DT_FLOAT", "float64": "DT_DOUBLE", "float16": "DT_HALF"}

@@ -33,8 +33,12 @@ class Digits:
     """A model of two inputs, as the shipped trainer exports it."""
 
     def __init__(self, _: Path) -> None:
-        inputs = {"key": Tensor("int64", (None,)), "image": Tensor("float32", (None, 2))}
-        self.signatures = {"serving_default": Signature(inputs, {"scores": Tensor("float32", (None, 2))})}
+        inputs = {
+            "key": Tensor("int64", (None,), "serving_default_key:0"),
+            "image": Tensor("float32", (None, 2), "serving_default_image:0"),
+        }
+        outputs = {"scores": Tensor("float32", (None, 2), "StatefulPartitionedCall:0")}
+        self.signatures = {"serving_default": Signature(inputs, outputs)}
 
     def run(self, signature: str, inputs: Arrays) -> Arrays:
         if (inputs["key"] == 13).any():
@@ -147,10 +151,10 @@ def test_status_and_metadata_requests(server: Starlette) -> None:
     shape = {"dim": [{"size": "-1", "name": ""}, {"size": "2", "name": ""}], "unknown_rank": False}
     signature = {
         "inputs": {
-            "key": {"dtype": "DT_INT64", "tensor_shape": {**shape, "dim": shape["dim"][:1]}, "name": "key"},
-            "image": {"dtype": "DT_FLOAT", "tensor_shape": shape, "name": "image"},
+            "key": {"dtype": "DT_INT64", "tensor_shape": {**shape, "dim": shape["dim"][:1]}, "name": "serving_default_key:0"},
+            "image": {"dtype": "DT_FLOAT", "tensor_shape": shape, "name": "serving_default_image:0"},
         },
-        "outputs": {"scores": {"dtype": "DT_FLOAT", "tensor_shape": shape, "name": "scores"}},
+        "outputs": {"scores": {"dtype": "DT_FLOAT", "tensor_shape": shape, "name": "StatefulPartitionedCall:0"}},
         "method_name": "tensorflow/serving/predict",
         "defaults": {},
     }
@@ -162,8 +166,8 @@ def test_status_and_metadata_requests(server: Starlette) -> None:
         },
     )
     text = {"dtype": "DT_STRING", "tensor_shape": {"dim": [], "unknown_rank": True}, "name": "text"}
-    assert module._info("text", Tensor(None, None)) == text
-    assert module._info("x", Tensor("float64", ()))["tensor_shape"] == {"dim": [], "unknown_rank": False}
+    assert module._info(Tensor(None, None, "text")) == text
+    assert module._info(Tensor("float64", ()))["tensor_shape"] == {"dim": [], "unknown_rank": False}
 
 
 def test_the_status_of_a_broken_version(manager: ModelManager, catalog: Catalog) -> None:
