@@ -255,4 +255,5 @@ def _refused(error: RestError) -> Response:
 
 async def _other(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return _json({"error": f"{error.detail}: POST /v1/models/MODEL:predict, GET /v1/models/MODEL"}, error.status_code)
+    requests = "POST /v1/models/MODEL:predict or MODEL:classify, GET /v1/models/MODEL or MODEL/metadata"
+    return _json({"error": f"{error.detail}: {requests}"}, error.status_code)

@@ -192,6 +192,13 @@ def test_the_status_of_a_broken_version(manager: ModelManager, catalog: Catalog)
         ("POST", "/v1/models/mnist:predict", {"instances": [{"key": 14, "image": [1, 2]}]}, 500, "RuntimeError: OOM when"),
         ("GET", "/v1/models/mnist:predict", b"", 405, "Method Not Allowed"),
         ("POST", "/v1/models/mnist:explain", b"", 404, "Not Found: POST /v1/models/MODEL:predict"),
+        (
+            "POST",
+            "/v1/models/mnist:regress",
+            b"",
+            404,
+            "Not Found: POST /v1/models/MODEL:predict or MODEL:classify, GET /v1/models/MODEL or MODEL/metadata",
+        ),
         ("GET", "/", b"", 404, "Not Found"),
     ],
 )
