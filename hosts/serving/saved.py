@@ -124,7 +124,7 @@ def _failures() -> tuple[type[Exception], ...]:
     """Return the types of errors that no input causes. All others mean that the model refuses the input."""
     errors = tensorflow().errors
     passing = (errors.UnavailableError, errors.DeadlineExceededError, errors.AbortedError, errors.CancelledError)
-    return (*passing, errors.ResourceExhaustedError)
+    return (*passing, errors.ResourceExhaustedError, errors.InternalError)  # a GPU's own errors are the last
 
 
 def _zeros(tensor: Tensor) -> np.ndarray[Any, Any]:

@@ -701,7 +701,7 @@ def test_an_instance_that_the_model_refuses_costs_no_other_one_its_result(unpack
     assert "the model refuses the input: inflate() failed with error -3" in (tmp_path / "out" / ERRORS).read_text()
 
 
-@pytest.mark.parametrize("name", ["Unavailable", "DeadlineExceeded", "Aborted", "Cancelled", "ResourceExhausted"])
+@pytest.mark.parametrize("name", ["Unavailable", "DeadlineExceeded", "Aborted", "Cancelled", "ResourceExhausted", "Internal"])
 def test_a_failure_that_no_input_causes_is_not_the_input_s(model: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     saved, error = SavedModel(model), getattr(tf.errors, f"{name}Error")
 
