@@ -19,8 +19,10 @@ from jobs.study import Measurement, Study, Trial, TrialState
 # Keys of a report that are not metrics.
 _NOT_METRICS = frozenset({"timestamp", "trial", "global_step", "checkpoint_path"})
 _LAST_STEP = 2**53
-# Names of summaries that an evaluation wrote.
-_EVALUATED = re.compile(r"eval|valid|test", re.IGNORECASE)
+# The words of a name, also in camel case, and those of summaries by training and by evaluation.
+_WORD = re.compile(r"[A-Z]*[a-z]+|[A-Z]+")
+_TRAINED = re.compile(r"train(ing)?")
+_EVALUATED = re.compile(r"(val|valid|validation|eval|evaluation|test|testing|dev)(s|set)?")
 
 FEWEST_HISTORIES = 5
 """A trial is stopped early only if at least this many finished trials can be compared with it."""
@@ -64,10 +66,10 @@ class TrialMetrics:
         self._summaries.AddRunsFromDirectory(self._folder).Reload()
         series = {path: points for path, points in self._scalars() if f"/{path}".endswith(f"/{self._tag}")}
         if evaluations_only:
-            series = {path: points for path, points in series.items() if _EVALUATED.search(path)}
+            series = {path: points for path, points in series.items() if _is_evaluation(path)}
         if not series:
             return []
-        return series[min(series, key=lambda path: (not _EVALUATED.search(path), path))]
+        return series[min(series, key=lambda path: (not _is_evaluation(path), path))]
 
     def from_file(self) -> list[Measurement]:
         """Return the metric in metrics.json, which a trainer writes at its end, such as `{"steps": 5006, "loss": 0.228}`."""
@@ -114,6 +116,17 @@ class TrialMetrics:
             self.other_metrics |= scalars.keys() - {self._tag}
             for tag, points in scalars.items():
                 yield prefix + tag, [_measurement(step, value) for step, value in points]
+
+
+def _is_evaluation(path: str) -> bool:
+    """Return whether an evaluation wrote a series, by the last part of its path that names training or evaluation."""
+    for name in reversed(path.split("/")):
+        words = _WORD.findall(name)
+        if any(_TRAINED.fullmatch(word.lower()) for word in words):
+            return False
+        if any(_EVALUATED.fullmatch(word.lower()) for word in words):
+            return True
+    return False
 
 
 def _measurement(step: Any, value: Any) -> Measurement:

@@ -104,6 +104,30 @@ def test_evaluation_summaries_precede_training_summaries(metrics: TrialMetrics, 
     assert metrics.evaluated()[-1].trainingStep == 3, "the reports since then"
 
 
+@pytest.mark.parametrize(
+    "evaluation",
+    [
+        "val",
+        "valid",
+        "eval_1",
+        "evaluation",
+        "Validation",
+        "run-dev",
+        "tests",
+        "modelEval",
+        "testset",
+        "train/val",
+        "z_eval/trial",
+    ],
+)
+@pytest.mark.parametrize(
+    "training", ["train", "contest_train", "latest", "eval_train", "TrainEval", "device", "validity", "eval/training"]
+)
+def test_whole_words_name_an_evaluation(metrics: TrialMetrics, tmp_path: Path, evaluation: str, training: str) -> None:
+    Summaries(f"{tmp_path}/output").scalars(1, {f"{training}/accuracy": 0.75, f"{evaluation}/accuracy": 0.5})
+    assert metrics.evaluated() == metrics.final_measurements() == [Measurement(1, 0.5)]
+
+
 def test_a_trial_is_not_stopped_by_training_metrics_alone(
     metrics: TrialMetrics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
