@@ -22,7 +22,7 @@ REPLICAS = "1,2,5"
 _MOST_REPLICAS = 16
 # Parts of the names of Keras's losses and metrics of which less is better.
 _SMALLER = re.compile(
-    r"loss|error|entropy|perplexity|divergence|hinge|poisson|log_?cosh|(^|[^a-z])r?m[as][ep](le)?([^a-z]|$)", re.IGNORECASE
+    r"loss|error|entropy|perplexity|divergence|hinge|poisson|log_?cosh|(^|[^a-z])(mae|mape|r?msl?e)([^a-z]|$)", re.IGNORECASE
 )
 
 
