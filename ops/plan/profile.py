@@ -159,10 +159,11 @@ def step_seconds(train_marks: Sequence[TrainPoint]) -> float | None:
 
 
 def mean_rate(train_marks: Sequence[TrainPoint]) -> float | None:
-    """Return the steps/s from the first to the last line, with all pauses between; None for too few."""
-    if len(train_marks) < 2 or train_marks[-1].seconds <= train_marks[0].seconds:
+    """Return the steps/s from the first to the last line, with all pauses between; None if they did not rise."""
+    if len(train_marks) < 2:
         return None
-    return (train_marks[-1].step - train_marks[0].step) / (train_marks[-1].seconds - train_marks[0].seconds)
+    steps, seconds = train_marks[-1].step - train_marks[0].step, train_marks[-1].seconds - train_marks[0].seconds
+    return steps / seconds if steps > 0 and seconds > 0 else None
 
 
 def profile_job(argv: Sequence[str], env: Mapping[str, str], folder: Path, seconds: float) -> list[str]:

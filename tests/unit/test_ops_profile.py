@@ -42,7 +42,8 @@ def test_step_seconds_is_a_median_and_mean_rate_includes_pauses() -> None:
     assert profile.mean_rate(points) == pytest.approx(15)
     slow = [TrainPoint(0, 0.0), TrainPoint(1, 4.0), TrainPoint(2, 8.0)]
     assert (profile.step_seconds(slow), profile.mean_rate(slow)) == (4.0, 0.25)
-    assert profile.step_seconds([TrainPoint(1, 1.0), TrainPoint(1, 2.0)]) is None, "it came no further"
+    stuck = [TrainPoint(1, 1.0), TrainPoint(1, 2.0)]
+    assert profile.step_seconds(stuck) is profile.mean_rate(stuck) is None, "it came no further"
     for too_few in ([], [TrainPoint(1, 1.0)], [TrainPoint(1, 1.0), TrainPoint(1, 1.0)]):
         assert profile.step_seconds(too_few) is None
         assert profile.mean_rate(too_few) is None
