@@ -30,7 +30,11 @@ def predict(
     cluster: ClusterClient, model: str | None, version: str | None, instances: str | None, signature: str | None, as_json: bool
 ) -> int:
     """Print the model's prediction for each instance of a file, a JSON value on each line."""
-    inputs = read_instances(instances)
+    inputs, own_signature = read_instances(instances)
+    if signature is None:
+        signature = own_signature
+    elif own_signature not in (None, signature):
+        raise UsageError(f"--signature {signature} differs from signature_name {own_signature!r} in {instances}: give only one")
     record = served_model(catalog_of(cluster), model)
     name = record.name
     if version is not None and existing_version(record, version).state is VersionState.UNDEPLOYED:
@@ -59,8 +63,12 @@ def request_bodies(instances: Sequence[Any], more: Mapping[str, Any]) -> Iterato
         rows = rows[count:]
 
 
-def read_instances(path: str | None) -> list[Any]:
-    """Read a JSON value from each line of a file, `-` for stdin; UsageError names the first invalid line."""
+def read_instances(path: str | None) -> tuple[list[Any], Any]:
+    """Read a JSON value from each line of a file, `-` for stdin, or a request and its signature's name, else None.
+
+    Raises:
+        UsageError: naming the first invalid line.
+    """
     if path is None:
         raise UsageError("--json-instances is missing: a file with a JSON value on each line")
     try:
@@ -70,22 +78,22 @@ def read_instances(path: str | None) -> list[Any]:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
         raise UsageError(f"{path} cannot be read ({why}): give a file with a JSON value on each line") from None
     name = "stdin" if path == _STDIN else path
-    values = document if (document := _parse_document(text)) is not None else list(_lines(text, name))
+    values, signature = _parse_document(text) or (list(_lines(text, name)), None)
     if not values:
         raise UsageError(f"{name} has no instance: give a JSON value on each line")
-    return values
+    return values, signature
 
 
-def _parse_document(text: str) -> list[Any] | None:
-    """Return the instances of a file with one JSON list of objects or REST request, or None for another."""
+def _parse_document(text: str) -> tuple[list[Any], Any] | None:
+    """Return instances and signature of a file with one JSON list of objects or REST request, or None for another."""
     try:
         value = json.loads(text, parse_constant=_reject_constant)
         json.dumps(value, allow_nan=False)
     except ValueError:
         return None
     if isinstance(value, dict) and isinstance(value.get("instances"), list):
-        return list(value["instances"])
-    return value if isinstance(value, list) and value and all(isinstance(item, dict) for item in value) else None
+        return value["instances"], value.get("signature_name")
+    return (value, None) if isinstance(value, list) and value and all(isinstance(item, dict) for item in value) else None
 
 
 def _lines(text: str, name: str) -> Iterator[Any]:

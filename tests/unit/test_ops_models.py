@@ -609,6 +609,19 @@ def test_predict_prints_a_table_or_json(make_cluster: MakeCluster, instances: st
     assert fake.requests[-1][1:] == ("/v1/models/mnist/versions/v1:predict", body)
 
 
+def test_predict_sends_the_signature_of_a_request(make_cluster: MakeCluster, instances: str) -> None:
+    cluster, _ = make_cluster()
+    deploy(cluster)
+    body = {"instances": [1], "signature_name": "other"}
+    Path(instances).write_text(json.dumps(body))
+    for signature in (None, "other"):
+        cluster, fake = make_cluster((200, {"predictions": [2]}))
+        assert predicting.predict(cluster, None, None, instances, signature, False) == 0
+        assert fake.requests[-1][2] == body
+    with pytest.raises(UsageError, match=r"^--signature mine differs from signature_name 'other' in .*: give only one$"):
+        predicting.predict(cluster, None, None, instances, "mine", False)
+
+
 def test_predict_refuses_an_undeployed_version_without_a_request(make_cluster: MakeCluster, instances: str) -> None:
     cluster, _ = make_cluster()
     deploy(cluster)
@@ -703,17 +716,17 @@ def test_invalid_instances_are_refused(tmp_path: Path, content: bytes | None, me
 )
 def test_instances_may_be_lines_a_list_or_a_request(tmp_path: Path, text: str) -> None:
     (tmp_path / "request.json").write_text(text)
-    assert predicting.read_instances(str(tmp_path / "request.json")) == [{"x": 1}, {"x": 2}]
+    assert predicting.read_instances(str(tmp_path / "request.json")) == ([{"x": 1}, {"x": 2}], None)
     (tmp_path / "list.json").write_text("[1, 2]\n")
-    assert predicting.read_instances(str(tmp_path / "list.json")) == [[1, 2]], "a list may be one instance"
+    assert predicting.read_instances(str(tmp_path / "list.json")) == ([[1, 2]], None), "a list may be one instance"
     for one in ("[]", '{"x": 1}', '{"instances": 7}', "[{}, 1]"):
         (tmp_path / "one.json").write_text(one)
-        assert predicting.read_instances(str(tmp_path / "one.json")) == [json.loads(one)]
+        assert predicting.read_instances(str(tmp_path / "one.json")) == ([json.loads(one)], None)
 
 
 def test_instances_are_read_from_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"1\n2\n")))
-    assert predicting.read_instances("-") == [1, 2]
+    assert predicting.read_instances("-") == ([1, 2], None)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"1\n{\n")))
     with pytest.raises(UsageError, match=r"^stdin, line 2 is no JSON: "):
         predicting.read_instances("-")
