@@ -97,7 +97,7 @@ def _parse_document(text: str) -> tuple[list[Any], Any] | None:
 
 
 def _lines(text: str, name: str) -> Iterator[Any]:
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
                 value = json.loads(line, parse_constant=_reject_constant)

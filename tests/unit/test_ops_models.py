@@ -724,6 +724,12 @@ def test_instances_may_be_lines_a_list_or_a_request(tmp_path: Path, text: str) -
         assert predicting.read_instances(str(tmp_path / "one.json")) == ([json.loads(one)], None)
 
 
+def test_only_newlines_end_an_instance(tmp_path: Path) -> None:
+    text = "a\u2028b\u0085c"
+    (tmp_path / "lines.json").write_bytes(f'"{text}"\r\n\r\n"{text}"\r\n'.encode())
+    assert predicting.read_instances(str(tmp_path / "lines.json")) == ([text, text], None)
+
+
 def test_instances_are_read_from_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"1\n2\n")))
     assert predicting.read_instances("-") == ([1, 2], None)
