@@ -24,7 +24,7 @@ def hosts(cluster: ClusterClient, as_json: bool) -> int:
     status = {name: ran.output.strip() for name, ran in outcome.results.items()}
     jobs = _assignments(cluster) if status else {}
     if as_json:
-        listed = [_host_json(host, status, *jobs.get(host.name, (None, None))) for host in inventory.hosts]
+        listed = [_host_json(host, status, *jobs.get(host.name, (None, None, None))) for host in inventory.hosts]
         stack = {"stack": inventory.stack, "scaleTier": inventory.scale_tier, "bucket": inventory.bucket}
         terminal.print_json({**stack, "hosts": listed})
         return DONE if status else FAILED
@@ -35,26 +35,30 @@ def hosts(cluster: ClusterClient, as_json: bool) -> int:
         gpu = f"{host.accelerator.get('count', 1)} x {host.accelerator.get('type')}" if host.accelerator else None
         ssh, memory = "answers" if host.name in status else "no answer", terminal.size(host.memory_bytes)
         machine = (host.name, host.address, host.machine_type, host.cpus, memory, gpu)
-        rows.append((*machine, ssh, status.get(host.name), *jobs.get(host.name, (None, None))))
+        job, replica, waiting = jobs.get(host.name, (None, None, None))
+        rows.append((*machine, ssh, status.get(host.name), f"reserved for {waiting}" if waiting else job, replica))
     terminal.table(heads, rows)
     for error in outcome.failures.values():
         terminal.note(str(error))
     return DONE if status else FAILED
 
 
-def _host_json(host: Host, status: Mapping[str, str], job: str | None, replica: str | None) -> dict[str, Any]:
+def _host_json(
+    host: Host, status: Mapping[str, str], job: str | None, replica: str | None, reserved_for: str | None
+) -> dict[str, Any]:
     """Return a host with its status and job, and the keys of inventory.json except those for ssh."""
     plain = {key: value for key, value in to_plain(host).items() if key not in ("sshHost", "hostKey")}
-    return {**plain, "answers": host.name in status, "unit": status.get(host.name), "job": job, "replica": replica}
+    assignment = {"job": job, "replica": replica, "reservedFor": reserved_for}
+    return {**plain, "answers": host.name in status, "unit": status.get(host.name), **assignment}
 
 
-def _assignments(cluster: ClusterClient) -> dict[str, tuple[str, str]]:
-    """Map each host to its job and replica, or to the job it is reserved for; empty if the queue is unknown."""
+def _assignments(cluster: ClusterClient) -> dict[str, tuple[str | None, str | None, str | None]]:
+    """Map each host to its job, its replica and the job it is reserved for; empty if the queue is unknown."""
     try:
         queue = cluster.ledger.queue()
     except (BucketError, RecordError, OpsError) as error:
         terminal.note(f"which job has which host cannot be seen: {error}")
         return {}
-    reserved = {host: (f"reserved for {job_id}", "") for host, job_id in queue.reserved_hosts().items()}
+    reserved = {host: (None, None, job_id) for host, job_id in queue.reserved_hosts().items()}
     entries = (entry for entry in queue.entries if entry.held)
-    return reserved | {host: (entry.jobId, replica) for entry in entries for replica, host in entry.placement.items()}
+    return reserved | {host: (entry.jobId, replica, None) for entry in entries for replica, host in entry.placement.items()}

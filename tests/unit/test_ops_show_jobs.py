@@ -375,6 +375,10 @@ def test_hosts_and_their_answers_are_listed(served: Inventory, tmp_path: Path, c
     silent, answering = ({key: host.get(key) for key in WITH_STATUS} for host in output["hosts"][:4:3])
     assert silent == {"name": "ps-0", "sshHost": None, "answers": False, "unit": None, "job": None, "replica": None}
     assert list(answering.values()) == ["worker-1", None, True, "inactive", "one", "master-0"]
+    assert [(host["job"], host["replica"], host["reservedFor"]) for host in output["hosts"][3:5]] == [
+        ("one", "master-0", None),
+        (None, None, "wide"),
+    ]
     (tmp_path / paths.QUEUE).write_bytes(b'{"schema": 99}')
     assert hosts(cluster, as_json=False) == 0
     out, err = capsys.readouterr()
