@@ -174,6 +174,13 @@ def test_stdout_has_only_the_json(
     assert "a line of the log" in err
 
 
+def test_a_value_that_one_run_lacks_is_null(capsys: pytest.CaptureFixture[str]) -> None:
+    reproduce._show("a", "b", [compare.ComparedValue("auc", ["0.5", None])], True, True)
+    output = json.loads(capsys.readouterr().out)
+    assert output["compared"] == [{"what": "auc", "original": "0.5", "again": None, "same": False}]
+    assert output["differs"] == ["auc"]
+
+
 def test_equal_runs_and_runs_without_metrics_have_a_verdict(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [compare.ComparedValue("loss", ["0.2", "0.2"]), compare.ComparedValue(compare.SECONDS, ["1.0", "2.0"])]
     reproduce._show("a", "b", rows, True, False)
