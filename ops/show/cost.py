@@ -11,12 +11,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from infra.inventory import Host, Inventory, sum_if_known
+from jobs.bucket import BucketError
 from jobs.records import JobRecord
 from jobs.times import now, seconds_between
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.ledger import format_elapsed
-from ops.errors import DONE
+from ops.errors import DONE, OpsError
 
 _NOT_COUNTED = "not counted: hosts that are gone, the network, traffic, the bucket; a host that was stopped counts as if it ran"
 
@@ -56,10 +57,14 @@ def cost(cluster: ClusterClient, as_json: bool) -> int:
         of_role.setdefault(str(host.role), []).append(host)
     roles = {role: cost_of(hosts, moment) for role, hosts in of_role.items()}
     stack = cost_of(inventory.hosts, moment)
-    records = cluster.ledger.jobs()[0] if priced else None
+    records = None
+    try:
+        records = cluster.ledger.jobs()[0] if priced else None
+    except (BucketError, OpsError) as error:
+        terminal.note(f"the cost of jobs cannot be seen: {error}")
     if as_json:
         terminal.print_json(_json(inventory, stack, roles, records))
-    elif records is None:
+    elif not priced:
         terminal.note(
             f"stack {inventory.stack} has no prices: local hosts have none, nor has what infra/prices.yaml does not list"
         )
@@ -80,7 +85,7 @@ def _json(
     }
 
 
-def _show(roles: dict[str, CostShare], records: list[JobRecord]) -> None:
+def _show(roles: dict[str, CostShare], records: list[JobRecord] | None) -> None:
     rows: list[tuple[object, ...]] = []
     for role, part in roles.items():
         up = "" if part.hoursUp is None else f"{part.hoursUp:.2f}"

@@ -10,6 +10,7 @@ import pytest
 from opsdata import inventory_json, put_job
 
 from infra.inventory import Inventory
+from jobs.bucket import BucketError
 from jobs.folder_bucket import FolderBucket
 from jobs.lease import ChangeTimer
 from jobs.ledger import Ledger
@@ -93,6 +94,22 @@ def test_the_json_output(priced: Inventory, ledger: Ledger, capsys: pytest.Captu
     assert [output[key] for key in keys] == ["test", 5, 1.25, 2.3, 2.875]
     assert output["roles"][2] == {"role": "worker", "hosts": 2, "hourlyCost": 0.5, "hoursUp": 2.0, "accruedCost": 1.0}
     assert [(job["jobId"], job["cost"]) for job in output["jobs"]] == [("job02", None), ("job01", 1.25)]
+
+
+def test_a_failing_bucket_leaves_the_cost_of_hosts(
+    priced: Inventory, ledger: Ledger, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise BucketError("no answer")
+
+    monkeypatch.setattr(Ledger, "jobs", fail)
+    assert cost.cost(ClusterClient(priced), as_json=True) == 0
+    captured = capsys.readouterr()
+    output = json.loads(captured.out)
+    assert (output["accruedCost"], output["jobs"]) == (2.875, None)
+    assert captured.err == "the cost of jobs cannot be seen: no answer\n"
+    assert cost.cost(ClusterClient(priced), as_json=False) == 0
+    assert capsys.readouterr().out.splitlines()[-1].split() == ["all", "5", "1.2500", "2.30", "2.8750"]
 
 
 def test_hosts_without_a_creation_time_have_no_accrued_cost(priced: Inventory, capsys: pytest.CaptureFixture[str]) -> None:
