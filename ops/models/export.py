@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import uuid
 from collections.abc import Mapping
@@ -60,13 +61,14 @@ def export(cluster: ClusterClient, job_id: str | None, dest: str | None, as_json
 
 
 def newest_model(output: JobOutput) -> str | None:
-    """Return the folder of an output's newest complete SavedModel, by its name in seconds since 1970."""
+    """Return the folder of an output's newest complete SavedModel, by its name in seconds, else by the numbers in its path."""
     folders = {path.rpartition("/")[0] for path in output.files if path.rpartition("/")[2] == MODEL_FILE}
     complete = [folder for folder in folders if not folder.rpartition("/")[2].startswith("temp-")]
 
-    def age(folder: str) -> tuple[int, str]:
+    def age(folder: str) -> tuple[int, list[str | int]]:
         name = folder.rpartition("/")[2]
-        return (int(name) if name.isdecimal() else 0, folder)
+        parts = re.split(r"(\d+)", folder)
+        return (int(name) if name.isdecimal() else 0, [int(part) if part.isdecimal() else part for part in parts])
 
     return max(complete, key=age, default=None)
 

@@ -185,6 +185,8 @@ def test_the_newest_model_is_that_of_the_largest_number(cluster: ClusterClient) 
     for files, newest in (
         (["1/saved_model.pb", "z/saved_model.pb", "2/other.pb"], "1"),
         (["b/9/saved_model.pb", "a/10/saved_model.pb"], "a/10"),
+        (["epoch_9/saved_model.pb", "epoch_10/saved_model.pb", "epoch_/saved_model.pb"], "epoch_10"),
+        (["step_20/model/saved_model.pb", "step_100/model/saved_model.pb"], "step_100/model"),
         (["a/temp-9/saved_model.pb"], None),
         ([], None),
     ):
