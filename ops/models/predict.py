@@ -147,12 +147,9 @@ def show(predictions: list[Any]) -> None:
         terminal.table(("PREDICTIONS",), [(_cell(row),) for row in predictions])
         return
     names = sorted({name for row in predictions for name in row}, key=lambda name: (name != "key", name))
-    # A signature may return the same values under two names, for two kinds of clients: the table shows them once.
-    columns = [
-        name
-        for index, name in enumerate(names)
-        if not any(all(row.get(name) == row.get(other) for row in predictions) for other in names[:index] if other != "key")
-    ]
+    # A signature may return its probabilities as scores, too, for classify requests: the table shows them once.
+    twice = all("scores" in row and row["scores"] == row.get("probabilities") for row in predictions)
+    columns = [name for name in names if name != "scores" or not twice]
     terminal.table(
         [re.sub(r"[^A-Z0-9]", "_", name.upper()) for name in columns],
         [[_cell(row.get(n)) for n in columns] for row in predictions],

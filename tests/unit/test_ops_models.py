@@ -743,5 +743,7 @@ def test_predictions_of_any_shape_are_shown(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().out == "PREDICTIONS\n[1, 2]\ncat\n"
     predicting.show([{"classes": 3, "key": 3, "scores": [0.5], "probabilities": [0.5]}])
     assert capsys.readouterr().out == "KEY  CLASSES  PROBABILITIES\n  3        3  [0.5]\n", "a class equal to its key"
+    predicting.show([{"age": 5, "classes": 5, "scores": [0.5]}])
+    assert capsys.readouterr().out == "AGE  CLASSES  SCORES\n  5        5  [0.5]\n", "outputs that happen to be equal"
     predicting.show([{"a b": 1}, {"c": "x"}])
     assert [line.split() for line in capsys.readouterr().out.splitlines()] == [["A_B", "C"], ["1", "null"], ["null", "x"]]
