@@ -105,8 +105,8 @@ def error(text: str) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print the result for programs."""
-    write(sys.stdout, json.dumps(value, indent=1))
+    """Print the result for programs; NaN and infinities, which JSON lacks, become strings."""
+    write(sys.stdout, json.dumps(json.loads(json.dumps(value), parse_constant=str), indent=1))
 
 
 def confirm(what: str) -> None:

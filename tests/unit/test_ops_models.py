@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import re
 import tarfile
 from collections.abc import Callable, Iterable
@@ -607,6 +608,18 @@ def test_predict_prints_a_table_or_json(make_cluster: MakeCluster, instances: st
     assert json.loads(capsys.readouterr().out) == answer
     body = {"instances": [{"x": 1}, {"x": 2}], "signature_name": "other"}
     assert fake.requests[-1][1:] == ("/v1/models/mnist/versions/v1:predict", body)
+
+
+def test_predictions_that_are_not_finite_are_strings_of_json(
+    make_cluster: MakeCluster, instances: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster, _ = make_cluster()
+    deploy(cluster)
+    cluster, _ = make_cluster((200, {"predictions": [{"x": [math.nan, 1.5]}, math.inf, -math.inf]}))
+    capsys.readouterr()
+    assert predicting.predict(cluster, None, None, instances, None, True) == 0
+    output = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert output == {"predictions": [{"x": ["NaN", 1.5]}, "Infinity", "-Infinity"]}
 
 
 def test_predict_sends_the_signature_of_a_request(make_cluster: MakeCluster, instances: str) -> None:
