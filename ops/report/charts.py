@@ -6,6 +6,7 @@ The colours are names of CSS variables, which the page defines for light, dark a
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -101,8 +102,8 @@ def step_chart(name: str, series: Sequence[ChartSeries]) -> Spec:
     logs = "loss" in name and min(values) > 0 and max(values) / min(values) > _LOG_RATIO
     if not logs:
         return _lines(series, "step", {"title": None, "scale": {"zero": False}})
-    powers = range(math.floor(math.log10(min(values))), math.ceil(math.log10(max(values))) + 1)
-    axis = {"values": [10.0**power for power in powers]}
+    lowest, highest = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+    axis = {"values": [10.0**power for power in range(lowest, min(highest, sys.float_info.max_10_exp) + 1)]}
     return _lines(series, "step", {"title": None, "scale": {"type": "log"}, "axis": axis})
 
 

@@ -291,6 +291,7 @@ def test_a_loss_with_a_wide_range_has_a_log_scale() -> None:
     assert y_encoding("loss", 2.0, 0.02)["scale"] == {"type": "log"}
     assert y_encoding("loss", 2.0, 0.02)["axis"]["values"] == [0.01, 0.1, 1.0, 10.0]
     assert y_encoding("loss", 2.0, 0.05)["scale"] == {"zero": False}
+    assert y_encoding("loss", 9e307, 1.5e308, 1e306)["axis"]["values"] == [1e306, 1e307, 1e308]
     assert y_encoding("loss", 2.0, 0.0)["scale"] == {"zero": False}
     assert y_encoding("accuracy", 1.0, 0.001)["scale"] == {"zero": False}
 
