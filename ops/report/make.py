@@ -159,7 +159,8 @@ def _trial_row(tuned: TuningResult, trial: Trial, end: str) -> TrialRow:
 def _scale_kind(parameter: Parameter) -> str:
     if parameter.type is ParameterType.CATEGORICAL:
         return "words"
-    return "log" if parameter.scaleType is ScaleType.UNIT_LOG_SCALE else "linear"
+    has_logarithms = min(parameter.discreteValues, default=1) > 0
+    return "log" if parameter.scaleType is ScaleType.UNIT_LOG_SCALE and has_logarithms else "linear"
 
 
 def _curve_name(what: str, name: str, names: Sequence[str]) -> str:

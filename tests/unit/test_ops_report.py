@@ -220,9 +220,13 @@ def test_a_tuning_job_is_reported_by_its_trials() -> None:
             {"parameterName": "rate", "type": "DOUBLE", "minValue": 0.1, "maxValue": 1, "scaleType": "UNIT_LOG_SCALE"},
             {"parameterName": "kind", "type": "CATEGORICAL", "categoricalValues": ["a", "b"]},
             {"parameterName": "size", "type": "DISCRETE", "discreteValues": [1, 2]},
+            *(
+                {"parameterName": name, "type": "DISCRETE", "discreteValues": [low, 10], "scaleType": "UNIT_LOG_SCALE"}
+                for name, low in (("from1", 1), ("from0", 0))
+            ),
         ],
     }
-    values = {"rate": "0.5", "kind": "a", "size": "2"}
+    values = {"rate": "0.5", "kind": "a", "size": "2", "from1": "1", "from0": "0"}
     points = [Measurement(1, 0.9), Measurement(2, 0.4)]
     common = {"startTime": DAY.format(1), "hyperparameters": values}
     trials = [
@@ -241,7 +245,13 @@ def test_a_tuning_job_is_reported_by_its_trials() -> None:
         "loss",
         "MINIMIZE",
         4,
-        [TunedParameter("rate", "log"), TunedParameter("kind", "words"), TunedParameter("size", "linear")],
+        [
+            TunedParameter("rate", "log"),
+            TunedParameter("kind", "words"),
+            TunedParameter("size", "linear"),
+            TunedParameter("from1", "log"),
+            TunedParameter("from0", "linear"),
+        ],
         [
             TrialRow(2, "SUCCEEDED", 0.4, values, "worker-0", 1, 8.0),
             TrialRow(1, "SUCCEEDED", 0.9, values, "master-0", 0, 10.0),
