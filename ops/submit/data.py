@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import posixpath
-from pathlib import Path
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePosixPath
 
 from jobs.paths import DATA
 from ops import terminal
@@ -65,15 +66,35 @@ def _put(cluster: ClusterClient, source: Path, name: str | None, as_json: bool) 
     target = _data_path(name or absolute(source).name)
     existing = cluster.bucket.walk(target)
     if files.keys() == {""} and existing and "" not in existing:  # a file into a folder
-        target, existing = f"{target}/{source.name}", {"": existing[source.name]} if source.name in existing else {}
-    elif "" in existing and "" not in files:
-        raise UsageError(f"{_host_path(cluster, target)} is a file, and {source} a folder: give it another NAME")
+        target = f"{target}/{source.name}"
+        existing = cluster.bucket.walk(target)
+    _check_kinds(cluster, source, target, files, existing)
     uploaded = upload_missing(cluster.bucket, target, files, existing, str(source))
     if not as_json:
         same = f", {len(files) - len(uploaded)} already there with this size" if len(uploaded) < len(files) else ""
         ignored = f", {len(tree.ignored_paths)} ignored" if tree.ignored_paths else ""
         terminal.out(f"{terminal.plural(len(files), 'file')}{same}{ignored}: {_host_path(cluster, target)}")
     return {"folder": _host_path(cluster, target), "uploaded": uploaded}
+
+
+def _check_kinds(
+    cluster: ClusterClient, source: Path, target: str, files: Mapping[str, Path], existing: Mapping[str, int]
+) -> None:
+    """Check that no file would replace a folder, and no folder a file; UsageError names the first."""
+    for folder in sorted(_folders([target])):
+        if folder.startswith(f"{DATA}/") and posixpath.basename(folder) in cluster.bucket.sizes(posixpath.dirname(folder)):
+            raise UsageError(f"{_host_path(cluster, folder)} is a file: give a NAME that is not below it")
+    new, present = ([posixpath.normpath(f"{target}/{name}") for name in names] for names in (files, existing))
+    for there, here, paths in (("file", "folder", _folders(new) & {*present}), ("folder", "file", _folders(present) & {*new})):
+        if path := min(paths, default=None):
+            local = source / posixpath.relpath(path, target)
+            raise UsageError(f"{_host_path(cluster, path)} is a {there}, and {local} a {here}: give it another NAME")
+
+
+def _folders(paths: Iterable[str]) -> set[str]:
+    """Return all folders above some paths."""
+    folders = {PurePosixPath(path).parent for path in paths}
+    return {str(parent) for folder in folders for parent in (folder, *folder.parents)}
 
 
 def _remove(cluster: ClusterClient, name: str, sure: bool) -> dict[str, object]:

@@ -101,6 +101,20 @@ def test_a_file_goes_into_a_folder_and_a_folder_not_over_a_file(
         assert data(cluster, "put", str(source), "pictures", sure=True, as_json=False) == 0
         assert capsys.readouterr().out == printed.format(bucket)
     assert sorted(path.name for path in (bucket / "data" / "pictures").iterdir()) == ["a", "b"]
+    (more := tmp_path / "more" / "b").mkdir(parents=True)
+    (more / "c").write_bytes(b"3")
+    (one := tmp_path / "deep").write_bytes(b"3")
+    (both := tmp_path / "both").mkdir()
+    (both / "deep").write_bytes(b"3")
+    assert data(cluster, "put", str(more), "pictures/deep", sure=True, as_json=False) == 0
+    for source, name, problem in (
+        (more.parent, "pictures", f"pictures/b is a file, and {more} a folder: give it another NAME"),
+        (one, "pictures", f"pictures/deep is a folder, and {one} a file: give it another NAME"),
+        (both, "pictures", f"pictures/deep is a folder, and {both}/deep a file: give it another NAME"),
+        (one, "pictures/b/d/e", "pictures/b is a file: give a NAME that is not below it"),
+    ):
+        with pytest.raises(UsageError, match=rf"^{bucket}/data/{problem}$"):
+            data(cluster, "put", str(source), name, sure=True, as_json=False)
     with pytest.raises(UsageError, match=rf"^{bucket}/data/pictures/b is a file, and {mine} a folder: give it another NAME$"):
         data(cluster, "put", str(mine), "pictures/b", sure=True, as_json=False)
     assert (bucket / "data" / "pictures" / "b").read_bytes() == b"3"
