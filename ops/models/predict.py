@@ -89,7 +89,7 @@ def _parse_document(text: str) -> tuple[list[Any], Any] | None:
     try:
         value = json.loads(text, parse_constant=_reject_constant)
         json.dumps(value, allow_nan=False)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if isinstance(value, dict) and isinstance(value.get("instances"), list):
         return value["instances"], value.get("signature_name")
@@ -102,9 +102,11 @@ def _lines(text: str, name: str) -> Iterator[Any]:
             try:
                 value = json.loads(line, parse_constant=_reject_constant)
                 json.dumps(value, allow_nan=False)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 why = str(error).removesuffix(": line 1 column 1 (char 0)")
                 problem = "has a number that is too large" if "Out of range" in why else f"is no JSON: {why}"
+                if isinstance(error, RecursionError):
+                    problem = "is nested too deeply"
                 raise UsageError(f"{name}, line {number} {problem}; each line is a JSON value of its own") from None
             yield value
 

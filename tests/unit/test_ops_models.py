@@ -709,6 +709,8 @@ def test_a_servers_error_is_one_error(
         (b"{", "line 1 is no JSON"),
         (b'[{"x": 1e999}]', "line 1 has a number that is too large; each line is a JSON value of its own"),
         (b"[1, 1e999]", "line 1 has a number that is too large; each line is a JSON value of its own"),
+        (b"[" * 9999, "line 1 is nested too deeply; each line is a JSON value of its own"),
+        (b"1\n" + b"[" * 9999, "line 2 is nested too deeply; each line is a JSON value of its own"),
         (b"\xff", "cannot be read (it is no text)"),
         (None, "cannot be read (No such file or directory)"),
     ],
