@@ -22,7 +22,9 @@ _LAST_STEP = 2**53
 # The words of a name, also in camel case, and those of summaries by training and by evaluation.
 _WORD = re.compile(r"[A-Z]*[a-z]+|[A-Z]+")
 _TRAINED = re.compile(r"train(ing)?")
-_EVALUATED = re.compile(r"(val|valid|validation|eval|evaluation|test|testing|dev)(s|set)?")
+_VALIDATED = re.compile(r"(val|valid|validation|eval|evaluation|dev)(s|set)?")
+_TESTED = re.compile(r"test(s|set|ing)?")
+_OTHER = 2
 
 FEWEST_HISTORIES = 5
 """A trial is stopped early only if at least this many finished trials can be compared with it."""
@@ -66,10 +68,10 @@ class TrialMetrics:
         self._summaries.AddRunsFromDirectory(self._folder).Reload()
         series = {path: points for path, points in self._scalars() if f"/{path}".endswith(f"/{self._tag}")}
         if evaluations_only:
-            series = {path: points for path, points in series.items() if _is_evaluation(path)}
+            series = {path: points for path, points in series.items() if _rank(path) < _OTHER}
         if not series:
             return []
-        return series[min(series, key=lambda path: (not _is_evaluation(path), path))]
+        return series[min(series, key=lambda path: (_rank(path), path))]
 
     def from_file(self) -> list[Measurement]:
         """Return the metric in metrics.json, which a trainer writes at its end, such as `{"steps": 5006, "loss": 0.228}`."""
@@ -92,7 +94,7 @@ class TrialMetrics:
         """Return all measurements at the trial's end.
 
         They come from the reports; if there are none, from the summaries and then metrics.json. If several summaries have the
-        metric's name, one of an evaluation is preferred.
+        metric's name, one of a validation is preferred, and then one of a test.
         """
         if measurements := self.reported():
             return measurements
@@ -118,15 +120,20 @@ class TrialMetrics:
                 yield prefix + tag, [_measurement(step, value) for step, value in points]
 
 
-def _is_evaluation(path: str) -> bool:
-    """Return whether an evaluation wrote a series, by the last part of its path that names training or evaluation."""
+def _rank(path: str) -> int:
+    """Return 0 for a series of a validation, 1 of a test and 2 of anything else.
+
+    The last part of its path that names training or evaluation counts.
+    """
     for name in reversed(path.split("/")):
-        words = _WORD.findall(name)
-        if any(_TRAINED.fullmatch(word.lower()) for word in words):
-            return False
-        if any(_EVALUATED.fullmatch(word.lower()) for word in words):
-            return True
-    return False
+        words = [word.lower() for word in _WORD.findall(name)]
+        if any(_TRAINED.fullmatch(word) for word in words):
+            return _OTHER
+        if any(_VALIDATED.fullmatch(word) for word in words):
+            return 0
+        if any(_TESTED.fullmatch(word) for word in words):
+            return 1
+    return _OTHER
 
 
 def _measurement(step: Any, value: Any) -> Measurement:

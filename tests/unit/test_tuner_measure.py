@@ -128,6 +128,11 @@ def test_whole_words_name_an_evaluation(metrics: TrialMetrics, tmp_path: Path, e
     assert metrics.evaluated() == metrics.final_measurements() == [Measurement(1, 0.5)]
 
 
+def test_a_validation_is_preferred_to_a_test(metrics: TrialMetrics, tmp_path: Path) -> None:
+    Summaries(f"{tmp_path}/output").scalars(1, {"test/accuracy": 0.75, "val/accuracy": 0.5, "a/accuracy": 0.25})
+    assert metrics.evaluated() == metrics.final_measurements() == [Measurement(1, 0.5)]
+
+
 def test_a_trial_is_not_stopped_by_training_metrics_alone(
     metrics: TrialMetrics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
