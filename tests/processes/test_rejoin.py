@@ -54,6 +54,20 @@ def moved(job: Job, step: int) -> float:
     return float(-reader.get_tensor("dense:kernel/.ATTRIBUTES/VARIABLE_VALUE")[0, 0] / RATE)
 
 
+def run_until_done(job: Job) -> int:
+    """Start the chief, and again while it has lost a host, as the agent does; return how often it has.
+
+    A worker that outlives its server may learn from its next call alone that the connection is reset.
+    """
+    losses = 0
+    while True:
+        job.start("chief", 0)
+        if (code := job.wait("chief-0")) == 0:
+            return losses
+        assert code == -signal.SIGTERM, job.log("chief-0")
+        losses += 1
+
+
 @pytest.mark.full("test_scaletier_loop.py proves which steps count; nothing cheaper has servers that lose a replica")
 def test_each_step_counts_once_whichever_replica_stops_or_ends(tmp_path: Path) -> None:
     flags = f"--sync-period={PERIOD}", "--log-interval=0.1"
@@ -80,10 +94,9 @@ def test_each_step_counts_once_whichever_replica_stops_or_ends(tmp_path: Path) -
         assert saved - 2 * PERIOD <= round(moved(job, saved)) <= saved + PERIOD
         job.flags = (*flags, *NEVER, f"--max-steps={saved + 200}")
         job.start("ps", 0)
-        job.start("chief", 0)
-        assert job.wait("chief-0") == 0, job.log("chief-0")
+        losses = run_until_done(job)
         last = int(job.await_line("chief-0", r"^Final metrics after (\d+) steps")[1])
-        assert last - saved == pytest.approx(moved(job, last) - moved(job, saved), abs=PERIOD)
+        assert last - saved == pytest.approx(moved(job, last) - moved(job, saved), abs=PERIOD * (1 + losses))
     finally:
         job.stop()
 
