@@ -159,11 +159,11 @@ class FolderBucket:
         sizes, links, left_out = self._look_through(folder)
         names, linked = sorted(sizes), dict[str, int]()
         for path, target in sorted(links.items()):
-            within = slice(bisect_left(names, f"{target}/"), bisect_left(names, f"{target}{chr(ord('/') + 1)}"))
-            if len(linked) + len(names[within]) > _MOST_LINKED:
+            within = names[bisect_left(names, f"{target}/") : bisect_left(names, f"{target}0")]  # 0 comes after /
+            if len(linked) + len(within) > _MOST_LINKED:
                 left_out.append(path)
             else:
-                linked |= {path + name.removeprefix(target): sizes[name] for name in names[within]}
+                linked |= {path + name.removeprefix(target): sizes[name] for name in within}
         return {**sizes, **linked}, sorted(left_out)
 
     def _look_through(self, folder: str) -> tuple[dict[str, int], dict[str, str], list[str]]:
@@ -176,7 +176,7 @@ class FolderBucket:
         with file_errors(self._root):
             self._check_there()
             sizes[""] = _size(top)
-            bucket, whole = os.path.realpath(self._root), os.path.realpath(top)
+            bucket, whole = (Path(os.path.realpath(path)) for path in (self._root, top))
             folders = [(str(top), "")]
             while folders:
                 here, below = folders.pop()
@@ -186,20 +186,15 @@ class FolderBucket:
                     continue
                 for entry in entries:
                     path = below + entry.name
-                    if not entry.is_symlink():
-                        if entry.is_dir():
-                            folders.append((entry.path, f"{path}/"))
-                            continue
-                    elif not _is_below(target := os.path.realpath(entry.path), bucket):
+                    target = Path(os.path.realpath(entry.path)) if entry.is_symlink() else None
+                    if target is None and entry.is_dir():
+                        folders.append((entry.path, f"{path}/"))
+                    elif target is None or (target.is_relative_to(bucket) and not _is_folder(target)):
+                        sizes[path] = _size(Path(entry.path))
+                    elif target.is_relative_to(whole) and not Path(os.path.realpath(here)).is_relative_to(target):
+                        links[path] = target.relative_to(whole).as_posix()
+                    else:
                         others.append(path)
-                        continue
-                    elif os.path.isdir(target):  # noqa: PTH112  pathlib's raises errors
-                        if _is_below(target, whole) and not _is_below(os.path.realpath(here), target):
-                            links[path] = os.path.relpath(target, whole)
-                        else:
-                            others.append(path)
-                        continue
-                    sizes[path] = _size(Path(entry.path))
             others += [path for path, size in sizes.items() if path and size is None and os.path.lexists(top / path)]
         return {path: size for path, size in sizes.items() if size is not None}, links, others
 
@@ -297,8 +292,9 @@ def _counted(content: Iterable[bytes], progress: Progress) -> Iterator[bytes]:
         progress(len(piece))
 
 
-def _is_below(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(f"{folder.rstrip('/')}/")
+def _is_folder(path: Path) -> bool:
+    """Return True for a folder, and False where that cannot be seen, for which pathlib may raise an error."""
+    return os.path.isdir(path)  # noqa: PTH112
 
 
 def _size(path: Path) -> int | None:

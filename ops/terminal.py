@@ -65,7 +65,7 @@ def sanitize(text: str, colours: bool = False) -> str:
     return "\n".join(line + _PLAIN if "\033" in line and not line.endswith(_PLAIN) else line for line in safe_text.split("\n"))
 
 
-def one_line(text: str) -> str:
+def escape_breaks(text: str) -> str:
     """Return text, such as the name of a file, with its ends of lines and tabs shown, a newline as ␊."""
     return text if text.isprintable() else re.sub(r"[\n\t]", lambda match: _visible(match[0]), text)
 
@@ -121,7 +121,7 @@ def confirm(what: str) -> None:
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print columns as wide as their widest cell, nothing cut off; numbers to the right."""
-    cells = [["-" if cell is None or cell == "" else one_line(str(cell)) for cell in row] for row in rows]
+    cells = [["-" if cell is None or cell == "" else escape_breaks(str(cell)) for cell in row] for row in rows]
     widths = [max(len(head), *(len(row[i]) for row in cells)) if cells else len(head) for i, head in enumerate(heads)]
     right = [all(row[i] == "-" or row[i].replace(".", "", 1).isdecimal() for row in cells) for i in range(len(heads))]
 
@@ -239,7 +239,7 @@ class Step:
 def list_some(items: Sequence[str], count: int | None = None, most: int = 5, separator: str = ", ") -> str:
     """List the first `most` items, and ` and N more` of `count`, by default of all items."""
     more = (len(items) if count is None else count) - len(items[:most])
-    return separator.join(map(one_line, items[:most])) + (f" and {more} more" if more > 0 else "")
+    return separator.join(map(escape_breaks, items[:most])) + (f" and {more} more" if more > 0 else "")
 
 
 def plural(count: int, what: str) -> str:

@@ -54,12 +54,12 @@ class Callbacks:
         import keras
 
         plain, checkpoint = keras.callbacks.Callback, keras.callbacks.ModelCheckpoint
-        made = self._callbacks
-        if callable(made) and not isinstance(made, plain):
-            made = made()
-        if isinstance(made, Iterable) and not isinstance(made, Sequence | Mapping):
-            made = list(made)
-        self._callbacks = [one for one in keras.tree.flatten(made) if one is not None]
+        callbacks = self._callbacks
+        if callable(callbacks) and not isinstance(callbacks, plain):
+            callbacks = callbacks()
+        if isinstance(callbacks, Iterable) and not isinstance(callbacks, Sequence | Mapping):
+            callbacks = list(callbacks)
+        self._callbacks = [one for one in keras.tree.flatten(callbacks) if one is not None]
         for callback in self._callbacks:
             if not isinstance(callback, plain):
                 raise JobError(f"the callback is invalid: it is {kind_of(callback)}. Valid: a keras.callbacks.Callback")
@@ -230,7 +230,7 @@ class Callbacks:
 
 
 def _plain(value: Any) -> Any:
-    """Return what JSON has no form for as a number, a list of numbers or a text."""
+    """Convert a value that JSON has no form for to a number, a list of numbers or a text."""
     import numpy as np
 
     try:

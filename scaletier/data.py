@@ -173,9 +173,10 @@ def add_class_weights(dataset: Any, class_weight: Mapping[int, float]) -> Any:
     def weigh(inputs: Any, targets: Any) -> tuple[Any, Any, Any]:
         numbers = tf.cast(targets, tf.float64)
         if (targets.shape.rank or 1) > 1:
-            largest = functools.partial(tf.argmax, numbers, -1)
             numbers = tf.cond(
-                tf.shape(numbers)[-1] > 1, lambda: tf.cast(largest(), numbers.dtype), lambda: tf.gather(numbers, 0, axis=-1)
+                tf.shape(numbers)[-1] > 1,
+                lambda: tf.cast(tf.argmax(numbers, -1), tf.float64),
+                lambda: tf.gather(numbers, 0, axis=-1),
             )
         labels = tf.cast(tf.round(numbers), tf.int64)
         classes, weights = tf.constant([one for one, _ in pairs], tf.int64), tf.constant([one for _, one in pairs], tf.float32)

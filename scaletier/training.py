@@ -83,7 +83,7 @@ class Training(abc.ABC):
 
     @property
     def uses_xla(self) -> bool:
-        """Tell if XLA compiles a step, as in `fit` of Keras: on a GPU by default, on processors if the model asks for it."""
+        """True if XLA compiles a step, as in `fit` of Keras: on a GPU by default, on processors if the model asks for it."""
         return self.network.compiles and len(self.devices) == 1
 
     def require_memory(self) -> None:

@@ -37,7 +37,6 @@ _CONSTRAINT = ("-c", "--constraint")
 EDITABLE = ("-e ", "--editable")
 _EDITABLE_OPTION = re.compile(r"(?:-e|--editable)[ =]+(.+)")
 _COMMENT = re.compile(r"\s#")
-_LOGICAL_LINE = re.compile(r"(?:.*\\\n)*.*")
 _PATHS = (".", "/")
 _ARCHIVES = (".whl", ".tar.gz", ".zip")
 _EXTRAS = re.compile(r"\[[^\]]*\]$")
@@ -143,11 +142,15 @@ def _numbered_lines(requirements: Path) -> Iterator[tuple[int, str]]:
         raise UsageError(f"{requirements} cannot be read: {error}") from None
     except UnicodeDecodeError as error:
         raise UsageError(f"{requirements} cannot be read: {error}; save it as UTF-8") from None
-    text = "".join(f"{line}\n" for line in text.splitlines())
-    for match in _LOGICAL_LINE.finditer(text):
-        line = _COMMENT.split(match[0].replace("\\\n", " "), 1)[0].strip()
+    first, parts = 1, list[str]()
+    for number, part in enumerate([*text.splitlines(), ""], 1):
+        parts.append(part.removesuffix("\\"))
+        if part.endswith("\\"):
+            continue
+        line = _COMMENT.split(" ".join(parts), 1)[0].strip()
         if line and not line.startswith("#"):
-            yield text.count("\n", 0, match.start()) + 1, line
+            yield first, line
+        first, parts = number + 1, []
 
 
 def flat_lines(requirements: Path) -> list[str]:

@@ -26,7 +26,6 @@ FILE = "scaletier.yaml"
 LIBRARY = "scaletier"
 _DATA_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _MINOR = re.compile(r"[0-9]+\.[0-9]+")
-_OWN_PYTHON = "the job's own Python"
 _KERAS = re.compile(r"keras[=~]=([0-9]+\.[0-9]+)")
 _TENSORFLOW = re.compile(r"tensorflow(?:[-_](?:cpu|gpu))?(?:\[[^]]*\])?[=~]=([0-9]+\.[0-9]+)")
 ExchangeKind = Literal["servers", "all-reduce"]
@@ -186,17 +185,20 @@ def merge_end_keys(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dic
 
 
 def check_frameworks(
-    declared: TrainerConfig, package: str, lines: Iterable[str], complete: bool, owner: str = _OWN_PYTHON
+    declared: TrainerConfig, package: str, lines: Iterable[str], complete: bool, on_hosts: bool = False
 ) -> None:
-    """Check the TensorFlow and Keras of a Python by lines such as `tensorflow-cpu==2.20.0`; `owner` is for messages.
+    """Check the TensorFlow and Keras of a Python by lines such as `tensorflow-cpu==2.20.0`.
 
-    `complete` is True if these are all its packages, so that none of TensorFlow is an error.
+    `on_hosts` is True for the hosts' own Python, False for the job's. `complete` is True if these are all its
+    packages, so that none of TensorFlow is an error.
     """
     lines = list(lines)
+    owner = "the hosts' Python" if on_hosts else "the job's own Python"
     keras = next((match[1] for line in lines if (match := _KERAS.match(line))), None)
     if declared.keras and keras and keras not in declared.keras:
         how = f"require keras=={declared.keras[-1]}.*, or another of these"
-        how = how if owner == _OWN_PYTHON else f"give the job a Python of its own, --runtime FILE, and in that file {how}"
+        if on_hosts:
+            how = f"give the job a Python of its own, --runtime FILE, and in that file {how}"
         raise UsageError(f"package {package} supports Keras {', '.join(declared.keras)}, and {owner} has {keras}: {how}")
     if not declared.tensorflow:
         return

@@ -48,7 +48,7 @@ def show(submission: Submission, as_json: bool) -> int:
     terminal.table(("FILE", "SIZE"), [(path, terminal.size(size)) for path, size in files.items()])
     for what, names in (("ignored", built.ignored), ("dependencies", wheels)):
         if names:
-            terminal.out(f"{what}: {', '.join(map(terminal.one_line, names))}")
+            terminal.out(f"{what}: {', '.join(map(terminal.escape_breaks, names))}")
     _show_sent(sent, len(hosts))
     terminal.out()
     terminal.table(("REPLICA", "HOST"), list(hosts.items()))

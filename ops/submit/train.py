@@ -110,14 +110,17 @@ def prepare_program(inventory: Inventory, flags: JobFlags, job_program: program.
             )
             source = replace(source, requirements=None)
     else:
-        check_frameworks(job.declared, source.name, _host_versions(inventory), complete=False, owner="the hosts' Python")
+        check_frameworks(job.declared, source.name, _host_versions(inventory), complete=False, on_hosts=True)
     built = package.build(source, job.module, job_program.script, installed, inventory.python)
     data = job.declared.data_for(job.args)
     return Submission(inventory, job, built, data.local_files(ROOT) if data else {})
 
 
 def _host_versions(inventory: Inventory) -> list[str]:
-    """Return the versions of packages on the hosts that are known here, as lines of a requirements.txt."""
+    """Return the versions of packages on the hosts that are known here, as lines of a requirements.txt.
+
+    `hostpython.host_packages` has them too, with packaging, whose import each job would wait for.
+    """
     if inventory.tensorflow:
         return [f"tensorflow=={inventory.tensorflow}"]
     return (CHECKOUT / "constraints.txt").read_text().splitlines()
