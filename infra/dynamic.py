@@ -45,7 +45,7 @@ class ModuleProvider(ResourceProvider):
     - `read(id, props)`: returns the resource's properties, or None if it no longer exists. Default: the state's properties.
     - `update(id, old, new)`: changes the resource in place. Default: calls `create`.
     - `delete(id, props)`: deletes the resource. Default: does nothing.
-    - `REPLACE`: the inputs whose change needs a new resource. Any other change is an update in place. Default: none.
+    - `REPLACE_ON_CHANGES`: the inputs whose change needs a new resource. Any other change is an update in place. Default: none.
     - `DELETE_FIRST`: False to create a replacement before the old resource is deleted. Default: True.
 
     `create` must succeed if an interrupted run left parts, and `delete` if the resource is incomplete or gone. Outputs contain
@@ -77,7 +77,7 @@ class ModuleProvider(ResourceProvider):
 
     def diff(self, id_: str, old: Props, new: Props) -> DiffResult:
         changed = changes(plain(old), plain(new))
-        replaces = sorted(changed & self._member("REPLACE", frozenset()))
+        replaces = sorted(changed & self._member("REPLACE_ON_CHANGES", frozenset()))
         return DiffResult(bool(changed), replaces, delete_before_replace=self._member("DELETE_FIRST", True))
 
     def delete(self, id_: str, props: Props) -> None:

@@ -9,7 +9,7 @@ from infra.connection import contents_match, files, remove, write
 from infra.dynamic import ModuleResource, Props
 from infra.templates import ROOT
 
-REPLACE = frozenset({"folder"})
+REPLACE_ON_CHANGES = frozenset({"folder"})
 
 
 class OperatorFiles(ModuleResource, module="operator", name="OperatorFiles"):

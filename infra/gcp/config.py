@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, field_validator
 
 from infra.config import ClusterConfig, matches, private_range
 from infra.gcp.machines import gpu_name
-from infra.gcp.names import MAX_REPLICAS
+from infra.gcp.names import MAX_HOSTS
 from infra.scale_tiers import ClusterSpec, Role, SpecError
 
 _LEAST_IDLE = 300
@@ -88,7 +88,7 @@ class GcpConfig(ClusterConfig):
 
     json_keys: ClassVar[frozenset[str]] = ClusterConfig.json_keys | {"serviceAccount"}
     role_keys: ClassVar[tuple[str, ...]] = (*ClusterConfig.role_keys, "service_account")
-    max_hosts: ClassVar[Mapping[Role, int]] = MAX_REPLICAS
+    max_hosts: ClassVar[Mapping[Role, int]] = MAX_HOSTS
 
     @property
     def egress_closed(self) -> bool:
@@ -149,6 +149,7 @@ class GcpConfig(ClusterConfig):
         if self.subnetwork and (self.flow_logs or "network" in self.model_fields_set):
             key = "flowLogs" if self.flow_logs else "network"
             raise SpecError(
-                f"scaletier:{key} is of the stack's own subnet, and scaletier:subnetwork is not: remove one of them"
+                f"scaletier:{key} applies only to the stack's own subnet and cannot be combined with scaletier:subnetwork: "
+                "remove one of them"
             )
         return spec

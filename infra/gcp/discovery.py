@@ -16,7 +16,7 @@ from typing import Any
 import requests
 
 from infra.gcp.api import COMPUTE, ApiError, GcpError, ReadConfig, UnreachableError, endpoint, get_all, get_json, session
-from infra.gcp.machines import MACHINES, MachineType, machine, paired
+from infra.gcp.machines import MACHINES, MachineType, machine, resolve_accelerator
 from infra.gcp.names import GoogleNames
 from infra.gcp.zones import GPU_ZONES, Place, check_gpu
 from infra.scale_tiers import Accelerator, ClusterSpec, SpecError
@@ -42,7 +42,7 @@ class Catalogue:
                     valid = ", ".join(self.gpu_zones)
                     raise SpecError(f"acceleratorType {role_spec.accelerator.type!r} is unknown; valid are {valid}")
                 kind = machine(role_spec.machine_type, self.machines)
-                accelerator = paired(kind, role_spec.accelerator, self.machines)
+                accelerator = resolve_accelerator(kind, role_spec.accelerator, self.machines)
             except SpecError as error:
                 raise SpecError(f"{role}: {error}") from None
             if accelerator:

@@ -14,7 +14,7 @@ from pulumi import Output
 from infra.dynamic import ModuleResource, Props, configuration
 from infra.gcp.api import guest_attributes, session
 
-REPLACE = frozenset({"project", "zone"})
+REPLACE_ON_CHANGES = frozenset({"project", "zone"})
 _KIND = "ssh-ed25519"
 _KEY = re.compile(r"^[A-Za-z0-9+/]+=*$")
 _POLL = 2.0

@@ -1,11 +1,11 @@
 """One service account per role, the stack's own or a configured one, with least rights.
 
-It may use the stack's bucket, and start the stack's hosts on which jobs run; the stack gives it no other right. The account of
-serving hosts may only read the bucket. A custom role has `compute.instances.start` alone, which is all that the
-API's `instances.start` needs: no right to disks, network or accounts, as nothing of an instance changes. It is granted on each
-instance, not on the project: no other one can be started, and the operator needs no right to the project's policy. One binding
-per instance names the accounts of all roles, so 31 hosts have 31, not 93. Source: Compute Engine's reference,
-"instances.start"; IAM documentation, "Custom roles".
+The account of a role that runs jobs may use the stack's bucket, and start the stack's hosts on which jobs run. The account of
+serving hosts may only read the bucket. The stack gives them no other right. A custom role has `compute.instances.start` alone,
+which is all that the API's `instances.start` needs: no right to disks, network or accounts, as nothing of an instance changes.
+It is granted on each instance, not on the project: no other one can be started, and the operator needs no right to the
+project's policy. One binding per instance names the accounts of all roles that run jobs, so 31 hosts have 31, not 93. Source:
+Compute Engine's reference, "instances.start"; IAM documentation, "Custom roles".
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class ServiceIdentity(ComponentResource):
             )
 
     def grant(self, bucket: Output[str]) -> dict[Role, list[BucketIAMMember]]:
-        """Allow every role to use a bucket; return the bindings by role."""
+        """Allow roles that run jobs to use a bucket, and serving hosts to read it; return the bindings by role."""
         return {
             role: [
                 BucketIAMMember(

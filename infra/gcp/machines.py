@@ -1,7 +1,7 @@
 """Machine types, and their GPUs: pure tables and look-ups.
 
-`catalogue` has the answer of Google's API for a zone. Source: Compute Engine documentation, "General-purpose machine family",
-"Accelerator-optimized machine family" and "GPU machine types" (which counts go with how many vCPUs of N1).
+`discovery.Catalogue` has the answer of Google's API for a zone. Source: Compute Engine documentation, "General-purpose machine
+family", "Accelerator-optimized machine family" and "GPU machine types" (which counts go with how many vCPUs of N1).
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def machine(name: str, machines: Mapping[str, MachineType] = MACHINES) -> Machin
     raise SpecError(f"machine type {name!r} is unknown; valid are {valid}")
 
 
-def paired(
+def resolve_accelerator(
     kind: MachineType, accelerator: Accelerator | None, machines: Mapping[str, MachineType] = MACHINES
 ) -> Accelerator | None:
     """Return the GPUs of a machine type: those requested, validated, or those that the type includes.

@@ -12,7 +12,7 @@ from infra.scale_tiers import Replica, Role
 
 # Where each role's block begins in the stack's /20 (4,096 addresses); Google keeps the first two and the last two of a subnet.
 _BLOCK: Mapping[Role, int] = {Role.MASTER: 2, Role.EVALUATOR: 16, Role.PS: 1024, Role.WORKER: 2048, Role.SERVING: 4048}
-MAX_REPLICAS: Mapping[Role, int] = {Role.MASTER: 1, Role.EVALUATOR: 1000, Role.PS: 1000, Role.WORKER: 2000, Role.SERVING: 40}
+MAX_HOSTS: Mapping[Role, int] = {Role.MASTER: 1, Role.EVALUATOR: 1000, Role.PS: 1000, Role.WORKER: 2000, Role.SERVING: 40}
 
 
 @dataclass(frozen=True)

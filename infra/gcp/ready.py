@@ -10,7 +10,7 @@ import requests
 from infra.dynamic import ModuleResource, Props, configuration
 from infra.gcp.api import GcpError, get_json, guest_attributes, instance_url, session
 
-REPLACE = frozenset({"project", "zone"})
+REPLACE_ON_CHANGES = frozenset({"project", "zone"})
 _NOTHING = "nothing said yet"
 _OTHER = "has not run its new start-up script yet"
 _READY, _FAILED = "ready", "failed: "

@@ -16,7 +16,7 @@ from infra.gcp.api import GcpError, UnreachableError, credentials
 from infra.runtime import build
 from infra.runtime.recipe import Recipe
 
-REPLACE = frozenset({"bucket", "python", "requirements", "constraints"})
+REPLACE_ON_CHANGES = frozenset({"bucket", "python", "requirements", "constraints"})
 # Hosts get the name of the new one before the old one is deleted: a host that boots meanwhile finds its runtime.
 DELETE_FIRST = False
 _PART = 32 << 20  # bytes; a broken connection repeats one part

@@ -1,4 +1,4 @@
-"""The stack's bucket of packages, records, logs, checkpoints: never public, and not destroyed with content."""
+"""The stack's bucket of packages, records, logs, checkpoints: never public, and destroyed with content only by `force`."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from infra.lxd.api import LxdError, client, errors, missing, number
 from infra.lxd.host import purge
 from infra.lxd.layout import LxdNames
 
-REPLACE = frozenset({"project", "pool", "name"})
+REPLACE_ON_CHANGES = frozenset({"project", "pool", "name"})
 ON_DESTROY, REMOVE, RETAIN = "user.scaletier.on-destroy", "remove", "retain"
 """The label on a volume: what a destroy does with it. A volume without the label may contain data and is never deleted."""
 DESTROY_ADVICE = (

@@ -1,4 +1,4 @@
-"""Guard a bucket with content: a resource whose deletion, the first while hosts can still list the bucket, fails."""
+"""A resource that is deleted first, while hosts can still list the bucket; its deletion fails if the bucket has data."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from infra.lxd.api import LxdError, client, errors, hosts_of, missing
 from infra.lxd.bucket import DESTROY_ADVICE, REMOVE, RETAIN, pool_of, set_on_destroy
 from infra.lxd.layout import BUCKET
 
-REPLACE = frozenset({"project", "pool", "name"})
+REPLACE_ON_CHANGES = frozenset({"project", "pool", "name"})
 _BOOKKEEPING = frozenset({"cluster"})
 _SHOWN = 3
 
 
-class BucketGuard(ModuleResource, module="lxd", name="Seal"):
+class BucketGuard(ModuleResource, module="lxd", name="Seal"):  # the old name, kept for existing stacks
     """Inputs: project, pool and name of the bucket; retain (retainBucket) and force (forceDestroy).
 
     Created last and so deleted first. If the deletion fails, nothing else is destroyed.

@@ -22,7 +22,7 @@ _UNIT = {"MiB": 2**20, "GiB": 2**30}
 DISK = 4 * 2**30
 """Bytes that a host may write by default; the image, 0.5 GB, counts."""
 # A role's block of addresses in the stack's /24 has room for so many; the master's is smaller (infra/lxd/layout.py).
-MAX_REPLICAS_PER_ROLE = 60
+MAX_HOSTS_PER_ROLE = 60
 
 
 def _size(least: int, valid: str) -> BeforeValidator:
@@ -61,7 +61,7 @@ class LxdConfig(ClusterConfig):
     storage_pool: str = "scaletier"
 
     json_keys: ClassVar[frozenset[str]] = ClusterConfig.json_keys | {"cpus", "memory", "disk"}
-    max_hosts: ClassVar[Mapping[Role, int]] = dict.fromkeys(Role, MAX_REPLICAS_PER_ROLE)
+    max_hosts: ClassVar[Mapping[Role, int]] = dict.fromkeys(Role, MAX_HOSTS_PER_ROLE)
 
     @field_validator("master_type", "worker_type", "parameter_server_type", "evaluator_type", "serving_type")
     @classmethod

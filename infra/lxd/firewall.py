@@ -14,7 +14,7 @@ from infra.ports import FIREWALL, Allow, allowed
 from infra.scale_tiers import ClusterSpec, Role
 from infra.templates import render
 
-REPLACE = frozenset({"table"})
+REPLACE_ON_CHANGES = frozenset({"table"})
 
 
 class Firewall(ModuleResource, module="lxd", name="Firewall"):

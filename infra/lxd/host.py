@@ -16,7 +16,7 @@ from infra.lxd.api import client, errors, hosts_of, number
 from infra.lxd.layout import BUCKET, RUNTIMES
 from jobs.paths import VENV
 
-REPLACE = frozenset(
+REPLACE_ON_CHANGES = frozenset(
     {
         "project",
         "name",

@@ -12,11 +12,10 @@ from infra.lxd.layout import LxdNames, names
 from infra.state import StackState
 
 
-class Identity(ModuleResource, module="lxd", name="Identity"):
-    """The stack's name and the removal of leftovers.
+class ProjectName(ModuleResource, module="lxd", name="Identity"):
+    """The name of the stack's LXD project; its deletion removes what a killed run left behind.
 
-    Input: project, the name of the stack's LXD project. It is created first and deleted last: leftovers of a killed run are
-    deleted with it.
+    Input: project, the name. It is created first and deleted last.
     """
 
     module_name = __name__

@@ -13,7 +13,7 @@ from infra.dynamic import ModuleResource, Props
 from infra.lxd.api import LxdError, client, errors, missing
 from infra.lxd.layout import candidate_network
 
-REPLACE = frozenset({"name"})
+REPLACE_ON_CHANGES = frozenset({"name"})
 _ATTEMPTS = 64
 _DELETE_ATTEMPTS = 4
 

@@ -15,7 +15,7 @@ from infra.lxd.api import client, errors, missing
 from infra.lxd.host import purge
 from infra.lxd.layout import PREFIX, LxdNames
 
-REPLACE = frozenset({"name"})
+REPLACE_ON_CHANGES = frozenset({"name"})
 _CONFIG = {"features.images": "false", "features.profiles": "true", "features.storage.volumes": "true"}
 _STACK, _CHECKOUT, _RETAINED = "user.scaletier.stack", "user.scaletier.checkout", "user.scaletier.kept"
 _BACKEND = "user.scaletier.backend"

@@ -16,7 +16,7 @@ from infra.lxd import host
 from infra.lxd.api import LxdError, client, errors
 from infra.ports import SSH_PORT
 
-REPLACE = frozenset({"project"})
+REPLACE_ON_CHANGES = frozenset({"project"})
 _HOST_KEY = "/etc/ssh/ssh_host_ed25519_key.pub"
 # Hosts share the processors of this machine: 31 of them take minutes to boot, one after the other.
 _SILENT_SECONDS = 180.0

@@ -20,7 +20,7 @@ from infra.lxd.bucket_guard import BucketGuard, running
 from infra.lxd.config import LxdConfig
 from infra.lxd.firewall import Firewall, host_rules, rules
 from infra.lxd.host import HostContainer
-from infra.lxd.identity import Identity
+from infra.lxd.identity import ProjectName
 from infra.lxd.image import RUNTIMES_HERE
 from infra.lxd.layout import BUCKET, RUNTIMES, address, port, sizes
 from infra.lxd.network import BridgeNetwork
@@ -66,7 +66,7 @@ def host_props(
 
 
 class LxdTarget(Target):
-    """Identity, project, bridge, bucket, firewall, and one host for each replica."""
+    """Project name, project, bridge, bucket, firewall, and one host for each replica."""
 
     config_type = LxdConfig
 
@@ -81,16 +81,18 @@ class LxdTarget(Target):
         existing = self.state.of("lxd:Host")
         key = next((str(outputs["publicKey"]) for outputs in self.state.of("operator:OperatorKey").values()), "")
         expected = {replica.name: props for replica, props in host_props(self.spec, self.config, self.preflight, key).items()}
-        return [name for name in expected if name in existing and changes(existing[name], expected[name]) & host.REPLACE]
+        return [
+            name for name in expected if name in existing and changes(existing[name], expected[name]) & host.REPLACE_ON_CHANGES
+        ]
 
     def build(self, authorized_key: Output[str]) -> ClusterResources:
         names, network = self.preflight.names, self.preflight.network
         cluster = ComponentResource("scaletier:lxd:Cluster", "cluster")
-        # The stack's drawn name: created first and so deleted last, which also deletes what an interrupted run left behind.
-        identity = Identity("identity", {"project": names.project}, ResourceOptions(parent=cluster))
-        after_identity = ResourceOptions(parent=cluster, depends_on=[identity])
+        # Created first and so deleted last, which also deletes what an interrupted run left behind.
+        project_name = ProjectName("identity", {"project": names.project}, ResourceOptions(parent=cluster))
+        after_name = ResourceOptions(parent=cluster, depends_on=[project_name])
         labels = {"stack": self.stack, "checkout": str(ROOT), "backend": backend.url(ROOT)}
-        project = Project("project", {"name": names.project, **labels}, after_identity)
+        project = Project("project", {"name": names.project, **labels}, after_name)
         after_project = ResourceOptions(parent=cluster, depends_on=[project])
         bridge = BridgeNetwork("network", {"name": names.bridge, "range": str(network)}, after_project)
         # So the bucket is deleted before the bridge, and with it leftover hosts, which would still use the bridge.

@@ -1,4 +1,4 @@
-"""Define a runtime: packages for a Python version, named by a hash of their list, read from the files of lists."""
+"""Define a runtime: a list of packages for one Python version, read from files; its name is a hash of that list."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from reachability import (
 from stackmocks import PROJECT, Program
 
 from infra.config import ClusterConfig
-from infra.lxd.config import MAX_REPLICAS_PER_ROLE
+from infra.lxd.config import MAX_HOSTS_PER_ROLE
 from infra.lxd.firewall import host_rules, rules
 from infra.lxd.layout import address, block, port
 from infra.ports import FIREWALL, SERVING_PORT, SSH_PORT, TENSORFLOW_PORT, allowed
@@ -145,7 +145,7 @@ def test_address_blocks_of_roles_do_not_overlap() -> None:
     assert all(last < first for (_, last), (first, _) in pairwise(blocks))
     for role in Role:
         first, last = block(NETWORK, role)
-        count = 1 if role is Role.MASTER else MAX_REPLICAS_PER_ROLE
+        count = 1 if role is Role.MASTER else MAX_HOSTS_PER_ROLE
         assert all(first <= address(NETWORK, Replica(role, index)) <= last for index in range(count))
 
 

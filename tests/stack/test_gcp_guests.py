@@ -106,8 +106,8 @@ def test_the_next_zone_is_named(program: Program, monkeypatch: pytest.MonkeyPatc
     ("words", "config"),
     [
         ("scaletier:firewall false goes with a subnetwork only", {"firewall": "false"}),
-        ("scaletier:network is of the stack's own subnet", {"subnetwork": "mine", "network": "10.64.0.0/20"}),
-        ("scaletier:flowLogs is of the stack's own subnet", {"subnetwork": "mine", "flowLogs": "true"}),
+        ("scaletier:network applies only to the stack's own subnet", {"subnetwork": "mine", "network": "10.64.0.0/20"}),
+        ("scaletier:flowLogs applies only to the stack's own subnet", {"subnetwork": "mine", "flowLogs": "true"}),
         ("write NAME, or projects/PROJECT/regions/REGION/subnetworks/NAME", {"subnetwork": "https://x/y"}),
         (
             "serviceAccount.worker 'me@example.com' is invalid: it is no service account of a project's own",

@@ -14,8 +14,8 @@ from stackmocks import PROJECT
 from infra.cost import Cost, HostSpec, hourly
 from infra.gcp import target
 from infra.gcp.config import GcpConfig
-from infra.gcp.machines import MACHINES, MachineType, gpu_name, machine, paired
-from infra.gcp.names import MAX_REPLICAS, GoogleNames, address, names
+from infra.gcp.machines import MACHINES, MachineType, gpu_name, machine, resolve_accelerator
+from infra.gcp.names import MAX_HOSTS, GoogleNames, address, names
 from infra.gcp.zones import GPU_ZONES, Place, check_gpu, place, places, zones_with
 from infra.scale_tiers import Accelerator, Replica, Role, SpecError, TargetError
 
@@ -77,10 +77,10 @@ def test_machine_types_have_their_processors_memory_and_gpus() -> None:
 def test_gpus_are_paired_with_machine_types(name: str, gpu: Accelerator | None, result: Accelerator | str | None) -> None:
     if isinstance(result, str):
         with pytest.raises(SpecError) as caught:
-            paired(machine(name), gpu)
+            resolve_accelerator(machine(name), gpu)
         assert str(caught.value) == result
     else:
-        assert paired(machine(name), gpu) == result
+        assert resolve_accelerator(machine(name), gpu) == result
 
 
 def test_the_most_processors_of_each_number_of_gpus() -> None:
@@ -93,13 +93,13 @@ def test_the_most_processors_of_each_number_of_gpus() -> None:
     for gpu, cpus_by_count in limits.items():
         for count, cpus in cpus_by_count.items():
             accelerator = Accelerator(gpu, count)
-            assert paired(MachineType("n1-x", cpus, 1), accelerator) == accelerator
+            assert resolve_accelerator(MachineType("n1-x", cpus, 1), accelerator) == accelerator
             with pytest.raises(SpecError, match=f"goes with {cpus} vCPUs at most, n1-x has {cpus + 1}"):
-                paired(MachineType("n1-x", cpus + 1, 1), accelerator)
+                resolve_accelerator(MachineType("n1-x", cpus + 1, 1), accelerator)
         with pytest.raises(SpecError, match=f"valid counts are {', '.join(map(str, cpus_by_count))}$"):
-            paired(MachineType("n1-x", 1, 1), Accelerator(gpu, 3))
+            resolve_accelerator(MachineType("n1-x", 1, 1), Accelerator(gpu, 3))
     with pytest.raises(SpecError, match=r"goes with 96 vCPUs at most, n1-x has 97$"):
-        paired(MachineType("n1-x", 97, 1), Accelerator("nvidia-tesla-t4", 4))
+        resolve_accelerator(MachineType("n1-x", 97, 1), Accelerator("nvidia-tesla-t4", 4))
 
 
 def test_a_gpu_is_refused_outside_its_zones() -> None:
@@ -143,7 +143,7 @@ def test_names_are_legal_and_those_of_one_stack() -> None:
 
 def test_each_role_has_room_for_its_hosts() -> None:
     network = ipaddress.IPv4Network("10.64.0.0/20")
-    ends = {role: (0, most - 1) for role, most in MAX_REPLICAS.items()}
+    ends = {role: (0, most - 1) for role, most in MAX_HOSTS.items()}
     blocks = {role: tuple(address(network, Replica(role, index)) for index in each) for role, each in ends.items()}
     assert blocks == {
         Role.PS: ("10.64.4.0", "10.64.7.231"),

@@ -19,7 +19,7 @@ from infra.dynamic import plain
 from infra.guard import Change
 from infra.lxd import target as lxd_target
 from infra.lxd.firewall import host_rules
-from infra.lxd.host import REPLACE, definition
+from infra.lxd.host import REPLACE_ON_CHANGES, definition
 from infra.scale_tiers import Role
 
 
@@ -188,8 +188,8 @@ def test_every_host_has_its_firewall_and_disk_size(program: Program) -> None:
         assert (
             f'"{instance["devices"]["eth0"]["host_name"]}" . {item.inputs["address"]}' in stack.one("Firewall").inputs["rules"]
         )
-    assert {"firewall", "port"} <= REPLACE
-    assert "disk" not in REPLACE
+    assert {"firewall", "port"} <= REPLACE_ON_CHANGES
+    assert "disk" not in REPLACE_ON_CHANGES
 
 
 @pytest.mark.parametrize("target", ["lxd", "gcp"])

@@ -39,7 +39,7 @@ def test_a_module_overrides_only_some_functions(module: Any) -> None:
 
 def test_a_module_may_define_all_functions(module: Any) -> None:
     provider, deleted = ModuleProvider("only_creates"), list[str]()
-    module.REPLACE, module.DELETE_FIRST = frozenset({"a"}), False
+    module.REPLACE_ON_CHANGES, module.DELETE_FIRST = frozenset({"a"}), False
     module.read, module.update = lambda name, props: None, lambda name, old, new: {**old, "b": new["a"]}
     module.delete = lambda name, props: deleted.append(name)
     assert provider.read("it", {}).id == "", "a missing resource has no id"
