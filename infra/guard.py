@@ -65,7 +65,7 @@ def affected_jobs(queue: Queue, change: Change, read: Read) -> list[AffectedJob]
         if entry.held and (lost_hosts := [host for host in entry.hosts if host in change.hosts]):
             continues = _can_continue(read(plan(entry.jobId)), [entry.replica_on(host) for host in lost_hosts])
             jobs.append(AffectedJob(entry.jobId, f"job {entry.jobId} has {', '.join(lost_hosts)}", continues))
-        elif not entry.held and len(place(entry.candidates_by_replica, change.removed)) < len(entry.candidates_by_replica):
+        elif not entry.held and len(place(entry.candidate_hosts, change.removed)) < len(entry.replica_names):
             jobs.append(AffectedJob(entry.jobId, f"job {entry.jobId} waits for more hosts than remain"))
     return jobs
 

@@ -1,4 +1,4 @@
-"""A replica's log as chunks: files of whole lines, each written once, equal on host and in bucket.
+"""A replica's log as chunks: files of whole lines, equal on host and in bucket; only the newest one grows.
 
 A chunk's name gives its place in the log: the start of the log (its `incarnation`, in seconds of the epoch), and the bytes and
 lines before this chunk. A place stays valid if the middle of the log is cut out: the names on both sides give the missing
@@ -23,12 +23,13 @@ from typing import NamedTuple, Protocol
 
 LIMIT = 1_000_000_000
 """Bytes of a replica's log that are kept by default."""
-LARGEST = 2**20
+CHUNK_BYTES = 2**20
+"""A chunk ends once it has this many bytes."""
 NO_LOG = 66  # sysexits' EX_NOINPUT
 TOO_SLOW = 65
 PATTERN_SECONDS = 1.0
 SEVERITIES = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
-_HEAD_SHARE = 8
+_HEAD_DIVISOR = 8
 _NAME = re.compile(r"(\d{10,})-(\d{15,})-(\d{12,})\.jsonl")
 _BEGINS = re.compile(rb'\{"time": "([^"]*)", "severity": "(\w*)", ')
 _BLOCK = 2**18
@@ -124,15 +125,15 @@ def chunks_of(sizes: Mapping[str, int]) -> list[Chunk]:
     )
 
 
-def cut(chunks: list[Chunk], limit: int) -> list[Chunk]:
-    """Return the chunks to remove so that `limit` bytes stay: the oldest behind its first eighth, and never the last."""
+def chunks_to_remove(chunks: list[Chunk], limit: int) -> list[Chunk]:
+    """Return the chunks to remove so that `limit` bytes stay: the oldest after the first `limit`/8 bytes, never the last."""
     over = sum(chunk.size for chunk in chunks) - limit
     removed, before = [], 0
     for chunk in chunks[:-1]:
         if over <= 0:
             break
         before += chunk.size
-        if before > limit // _HEAD_SHARE:
+        if before > limit // _HEAD_DIVISOR:
             removed.append(chunk)
             over -= chunk.size
     return removed
@@ -231,7 +232,7 @@ def first(source: ChunkSource, log_filter: LogFilter) -> Position:
 
 
 def newest(source: ChunkSource, log_filter: LogFilter) -> tuple[list[LogEntry], Position]:
-    """Return the last lines that pass the filter, and the position behind the log, of which as little as possible is read."""
+    """Return the last lines that pass the filter, and the log's end position; read as little as possible."""
     every = chunks_of(source.sizes())
     entries: list[LogEntry] = []
     if not every:

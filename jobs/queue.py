@@ -16,29 +16,34 @@ from jobs.serialization import Record
 class HostAssignment:
     """A record with the candidate and the assigned hosts of each replica.
 
-    `candidates` are by preference, `hosts` are the assigned ones in the same order. Records of an older version have no
-    candidates: each host is that of the replica of its name.
+    `candidates` has the candidate hosts of each replica by preference, the chief first. `hosts` has the assigned ones in the
+    order of the replicas. Records of an older version have no candidates: each host is that of the replica of its name.
     """
 
     candidates: dict[str, list[str]]
     hosts: list[str]
 
     @property
-    def candidates_by_replica(self) -> dict[str, list[str]]:
-        """The candidate hosts of each replica, the chief first."""
+    def candidate_hosts(self) -> dict[str, list[str]]:
+        """The candidate hosts by replica, the chief first."""
         return self.candidates or {host: [host] for host in self.hosts}
+
+    @property
+    def replica_names(self) -> list[str]:
+        """The replicas, the chief first; empty if the record does not have them."""
+        return list(self.candidate_hosts)
 
     @property
     def placement(self) -> dict[str, str]:
         """The assigned host of each replica; empty before the assignment."""
-        return dict(zip(self.candidates_by_replica, self.hosts, strict=False))
+        return dict(zip(self.replica_names, self.hosts, strict=False))
 
 
 def place(candidates: Mapping[str, Sequence[str]], taken: Collection[str]) -> dict[str, str]:
     """Assign each replica its best free host; a replica without a free candidate gets none.
 
-    Replicas choose in turn. The result is complete if possible, as long as hosts shared by two replicas are the only
-    candidates of the later one: a master falls back on the workers' hosts, a worker has no others.
+    Replicas choose in turn. This finds a complete assignment if there is one, as long as a replica that shares candidates with
+    an earlier one has no others: a master falls back on the workers' hosts, a worker has no others.
     """
     placed: dict[str, str] = {}
     for replica, hosts in candidates.items():
@@ -69,11 +74,11 @@ class QueueEntry(HostAssignment):
 
     def usable_hosts(self) -> set[str]:
         """Return the hosts that it holds, or else its candidates."""
-        return set(self.hosts) if self.held else {host for hosts in self.candidates_by_replica.values() for host in hosts}
+        return set(self.hosts) if self.held else {host for hosts in self.candidate_hosts.values() for host in hosts}
 
     def required_hosts(self) -> set[str]:
         """Return the hosts that it holds, or without which it cannot run."""
-        return set(self.hosts) if self.held else {hosts[0] for hosts in self.candidates_by_replica.values() if len(hosts) == 1}
+        return set(self.hosts) if self.held else {hosts[0] for hosts in self.candidate_hosts.values() if len(hosts) == 1}
 
     def replica_on(self, host: str) -> str:
         """Return the replica on this host, or empty if the job has none there."""
@@ -97,7 +102,7 @@ class Queue(Record):
         return next((entry for entry in self.entries if entry.held and host in entry.hosts), None)
 
     def entries_for(self, host: str) -> list[QueueEntry]:
-        """Return the entry that holds this host, and those that wait for it or a similar one."""
+        """Return the entry that holds this host, and the waiting ones that have it among their candidates."""
         return [entry for entry in self.entries if host in entry.usable_hosts()]
 
     def ahead_of(self, job_id: str) -> list[QueueEntry]:
@@ -122,12 +127,10 @@ class Queue(Record):
         return replace(self, entries=others).promoted()
 
     def promoted(self) -> Queue:
-        """Return the queue with free hosts assigned by priority, then time; none overtakes one that waits for the same host."""
+        """Return the queue with free hosts assigned by priority, then time; no job overtakes an earlier one in that order."""
         placed = self._placed()
         assigned = {
-            e.jobId: list(placed[e.jobId].values())
-            for e in self._waiting()
-            if len(placed[e.jobId]) == len(e.candidates_by_replica)
+            e.jobId: list(placed[e.jobId].values()) for e in self._waiting() if len(placed[e.jobId]) == len(e.replica_names)
         }
         if not assigned:
             return self
@@ -143,7 +146,7 @@ class Queue(Record):
         busy = {host for entry in self.entries if entry.held for host in entry.hosts}
         placements = {}
         for entry in self._waiting():
-            placements[entry.jobId] = place(entry.candidates_by_replica, busy)
+            placements[entry.jobId] = place(entry.candidate_hosts, busy)
             busy.update(placements[entry.jobId].values())
         return placements
 

@@ -55,7 +55,7 @@ class QueueMonitor:
             )
 
     def _is_leaderless(self, entry: QueueEntry, stored: Stored[JobRecord] | RecordError | None) -> bool:
-        """Return True if a job has its hosts and no leader for two lease times. The first of them that starts leads the job."""
+        """Return True if a job has its hosts and no leader for two lease times. The first host that starts leads the job."""
         if not entry.held or not isinstance(stored, Stored):
             return False
         job = stored.record
@@ -83,7 +83,7 @@ class QueueMonitor:
                 return True
             return False
         if entry.held and (why := self._abandoned_reason(entry, job)):
-            self._end(replace(stored, record=replace(job, lostReplicas=list(entry.candidates_by_replica))), why)
+            self._end(replace(stored, record=replace(job, lostReplicas=entry.replica_names)), why)
             return True
         if job.state is JobState.QUEUED and job.lease.free:
             if self._ledger.cancel_requested(job.jobId):

@@ -1,7 +1,7 @@
 """`python -m hosts.agent`: the main process of a host's unit scaletier.service.
 
-Exit code 0: no job needs this host, or the unit was stopped. 2: the host's configuration is missing. 75: fab has installed
-another version of this program, and systemd starts that.
+Exit code 0: no job needs this host, or the unit was stopped. 2: the host's configuration is missing or invalid. 75: fab has
+installed another version of this program, or a job arrived while this process ended; systemd starts it again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from jobs.ledger import Ledger
 from jobs.serialization import RecordError
 from jobs.times import now
 
-STORE_SECONDS = 20.0
+BUCKET_SECONDS = 20.0
 AGAIN = 75
 # The time in which a stopped unit reports to the bucket.
 _FINAL_REPORT_SECONDS = 5.0
@@ -48,13 +48,13 @@ def main() -> int:
     version = _version()
     try:
         host, state = config.load(os.environ)
-        store = open_bucket(host.bucket)
+        bucket = open_bucket(host.bucket)
     except (RecordError, BucketError) as error:
         sys.stderr.write(f"<3>replica: {error}\n")
         return 2
-    ledger = Ledger(TimeLimited(store, STORE_SECONDS))
+    ledger = Ledger(TimeLimited(bucket, BUCKET_SECONDS))
     launcher_client = launcher(host.bucket, os.environ)
-    job_files = JobFiles(host, state, ledger, store, os.environ, launcher_client, wake=lambda: loop.report_now())
+    job_files = JobFiles(host, state, ledger, bucket, os.environ, launcher_client, wake=lambda: loop.report_now())
     client = StartClient(host.power) if host.power else None
     agent = Agent(
         host.name,
@@ -80,9 +80,9 @@ def main() -> int:
 
 
 def spawn(launcher_client: Launcher | None, assignment: Assignment) -> Trainer:
-    """Start the trainer, or the program that runs it as trials.
+    """Start the trainer, or the tuner, which runs it as trials.
 
-    That program is this package's, not the job's, so it runs as the replica does.
+    The tuner is our own code, not the job's, so it runs as the agent's user, outside the trainer's sandbox.
     """
     job, argv, cwd, env = assignment.plan.jobId, assignment.argv, assignment.directory, assignment.environment
     if assignment.plan.study:
@@ -167,7 +167,7 @@ class Loop:
         self._hurry()
 
     def _hurry(self) -> None:
-        """Start a thread that sets the event: in a handler the interrupted code may hold its lock."""
+        """Let the main loop set the event: in a signal handler the interrupted code may hold the event's lock."""
         self._hurried = True
 
     def _gives_up(self) -> bool:

@@ -131,8 +131,8 @@ class JobFiles:
         )
 
     def facts(self) -> dict[str, Any] | None:
-        """Return the facts for the manifest once; None if there are no new ones."""
-        return self._job.manifest.new_facts() if self._job and self._job.manifest else None
+        """Write the facts into the manifest once they are known; return them when that has succeeded, else None."""
+        return self._job.manifest.write_facts() if self._job and self._job.manifest else None
 
     def diagnose(self, job: JobRecord, record: ReplicaRecord, end_seen: str) -> None:
         """Begin to write the diagnosis of a job that FAILED, once; `end_seen` is when this host learnt of its end."""

@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from hosts.agent.job_rules import View, decide, stopped, to_start
+from jobs import progress
 from jobs.host_power import HostStarter
 from jobs.lease import ChangeTimer, Clock
 from jobs.ledger import Ledger, Stored
-from jobs.progress import of_job
 from jobs.records import Event, JobRecord, Plan, ReplicaRecord, with_events
 from jobs.states import JobState, ReplicaState
 
 _RANKS = 5
-"""Replicas of a higher rank in the plan wait as long as this one before they take the lease."""
+"""From this rank in the plan on, all replicas wait equally long before they take the lease."""
 
 
 class Leader:
@@ -59,7 +59,7 @@ class Leader:
         if lease.submitter:
             return False
         if lease.is_assigned_to(self._name):
-            return True  # the lease names this replica, or an earlier incarnation of it, which has ended
+            return True  # an earlier incarnation of this replica, which has ended
         expiry = 0.0 if lease.free else self._plan.leaseSeconds
         return silent >= expiry + self._rank * self._plan.leaseSeconds / 2 / _RANKS
 
@@ -91,8 +91,8 @@ class Leader:
         if new is None and not hosts_changed and self._clock() < self._renew_at:
             return job
         new = new or record
-        progress = of_job({n: r.progress for n, r in replicas.items()}, self._plan.chief, new.steps, not new.final)
-        new = replace(new, progress=progress or new.progress)
+        reports = {n: r.progress for n, r in replicas.items()}
+        new = replace(new, progress=progress.of_job(reports, self._plan.chief, new.steps, not new.final) or new.progress)
         stored = self._ledger.change_job(job, replace(new, lease=new.lease.renewed()))
         self._renewed()
         self._watch.reset("runs")

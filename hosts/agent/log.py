@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hosts.agent.lines import OutputLine
 from jobs.bucket import Bucket, Conflict
-from jobs.chunks import LARGEST, LIMIT, Chunk, ChunkFolder, chunks_of, cut
+from jobs.chunks import CHUNK_BYTES, LIMIT, Chunk, ChunkFolder, chunks_of, chunks_to_remove
 
 _PRIORITY = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
 _PIECE = 1 << 18
@@ -38,7 +38,7 @@ class Log:
         self.job_id, self.limit = job_id, limit
         self.path = directory / job_id
         self.path.mkdir(parents=True, exist_ok=True)
-        self._replica, self._largest = replica, min(LARGEST, max(limit // _IN_A_LOG, 1))
+        self._replica, self._chunk_bytes = replica, min(CHUNK_BYTES, max(limit // _IN_A_LOG, 1))
         self._lock = threading.Lock()
         self._chunks = chunks_of(ChunkFolder(self.path).sizes())
         self._file: int | None = None
@@ -142,7 +142,7 @@ class Log:
             raise
         self._lines += len(lines)
         self._open_chunk = chunk._replace(size=chunk.size + len(content))
-        if self._open_chunk.size >= self._largest:
+        if self._open_chunk.size >= self._chunk_bytes:
             self._roll()
 
     def _roll(self) -> None:
@@ -153,7 +153,7 @@ class Log:
         self._file = None
         self._chunks.append(chunk)
         self._open_chunk, self._lines = Chunk(chunk.incarnation, chunk.end, chunk.line + self._lines, 0), 0
-        for removed in cut(self._chunks, self.limit):
+        for removed in chunks_to_remove(self._chunks, self.limit):
             self._chunks.remove(removed)
             (self.path / removed.name).unlink(missing_ok=True)
 
@@ -224,7 +224,7 @@ class LogArchive:
                     continue  # cut out just now
                 self._store.upload(f"{self._folder}/{chunk.name}", path)
                 self._archived.append(chunk)
-        for chunk in cut(self._archived, self._log.limit):
+        for chunk in chunks_to_remove(self._archived, self._log.limit):
             self._store.delete(f"{self._folder}/{chunk.name}")
             self._archived.remove(chunk)
 

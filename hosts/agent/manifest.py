@@ -26,8 +26,8 @@ class ManifestCompletion:
         with suppress(OSError):  # without this Python the trainer does not start either, which is reported there
             self._process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
-    def new_facts(self) -> dict[str, Any] | None:
-        """Return the facts once they are in the manifest, only the first time; None before."""
+    def write_facts(self) -> dict[str, Any] | None:
+        """Write the facts into the manifest once they are known; return them when that has succeeded, else None."""
         if self._process and self._process.poll() is not None:
             answer, _ = self._process.communicate()
             self._facts = self._read(answer, self._process.returncode)

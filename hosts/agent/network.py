@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-MOST = 8
+MAX_LINES = 8
 _ESTABLISHED, _SYN_SENT, _LISTEN = "01", "02", "0A"
 _MAPPED = "0000000000000000FFFF0000"
 # Ports of the host's own services are of no interest.
@@ -36,7 +36,7 @@ def connections(peers: Mapping[str, str], net: Path = _NET) -> list[str]:
         elif state == _ESTABLISHED and name and min(port, peer_port) >= _FIRST_PORT:
             connected.add(name)
     lines = [*sorted(connecting), *(f"listening on {port}" for port in sorted(listening))]
-    return [*lines[: MOST - 1], *([f"connected to {', '.join(sorted(connected)[:MOST])}"] if connected else [])]
+    return [*lines[: MAX_LINES - 1], *([f"connected to {', '.join(sorted(connected)[:MAX_LINES])}"] if connected else [])]
 
 
 def _sockets(net: Path) -> Iterator[tuple[str, int, str, int]]:

@@ -20,7 +20,8 @@ class ShardPredictor:
     def __init__(self, run: Callable[[str, Arrays], Arrays], signatures: Mapping[str, Signature], name: str) -> None:
         self._run, self._name = run, name
         self._signature = get_signature(signatures, name)
-        self._rows = BATCH if self._signature.by_rows else 1
+        # A batch needs a signature of which each input row gives one output row.
+        self._batch_size = BATCH if self._signature.by_rows else 1
 
     @property
     def takes_key(self) -> bool:
@@ -35,7 +36,7 @@ class ShardPredictor:
             records: the shard's records: TFRecords, or lines of JSON if `as_lines` is set.
             as_lines: skip empty lines, and parse the others as JSON.
             key: the number of the shard's first record in the whole input.
-            errors: gets a line number in the shard, from 1, and a reason for each record without a result.
+            errors: gets `line`, the number of the record in the shard from 1, and a reason for each record without a result.
         """
         waiting: list[tuple[int, Any]] = []
         for number, record in enumerate(records):
@@ -45,7 +46,7 @@ class ShardPredictor:
                 waiting.append((number, of_line(record) if as_lines else of_record(record, self._signature, key + number)))
             except RestError as error:
                 waiting.append((number, error))
-            if len(waiting) == self._rows:
+            if len(waiting) == self._batch_size:
                 yield from self._predict_batch(waiting, errors)
                 waiting = []
         yield from self._predict_batch(waiting, errors)

@@ -23,7 +23,7 @@ from hosts.serving.saved import SavedModel, tensorflow
 from jobs.bucket import BucketError, TimeLimited
 from jobs.folder_bucket import open_bucket
 
-_STORE_SECONDS = 20.0
+_BUCKET_SECONDS = 20.0
 _BACKLOG = 1024
 _IDLE_SECONDS = 30.0
 # Without a model to serve the process has just started, and a deployment probably follows.
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--poll-seconds", type=float, default=1.0)
     options = parser.parse_args(arguments)
     try:
-        store = open_bucket(options.bucket)
+        bucket = open_bucket(options.bucket)
     except BucketError as error:
         sys.stderr.write(f"<3>serving: {error}\n")
         return 2
@@ -51,8 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     metrics = ServerMetrics()
     manager = ModelManager(
-        Catalog(TimeLimited(store, _STORE_SECONDS)),
-        store,
+        Catalog(TimeLimited(bucket, _BUCKET_SECONDS)),
+        bucket,
         options.cache,
         _load,
         lambda model, rows: metrics.rows.labels(model).observe(rows),

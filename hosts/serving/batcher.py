@@ -21,11 +21,11 @@ OnBatch = Callable[[int], None]
 class _Request:
     signature: str
     inputs: Arrays
-    rows: int
+    rows: int  # 0 if it cannot be batched
     future: Future[Arrays] = field(default_factory=Future)
 
     @property
-    def shape(self) -> tuple[object, ...]:
+    def batch_key(self) -> tuple[object, ...]:
         """The properties that two requests must share to be batched."""
         return (self.signature, *((name, a.dtype, a.shape[1:]) for name, a in sorted(self.inputs.items())))
 
@@ -95,7 +95,7 @@ class Batcher:
                 break
             if other is None:
                 return batch, None, True
-            if not other.rows or other.shape != first.shape or rows + other.rows > self._most_rows:
+            if not other.rows or other.batch_key != first.batch_key or rows + other.rows > self._most_rows:
                 return batch, other, False
             batch.append(other)
             rows += other.rows

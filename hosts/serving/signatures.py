@@ -56,7 +56,7 @@ class Signature:
 
     @property
     def by_rows(self) -> bool:
-        """True if all shapes have a first dimension of unknown size: each row gives a row, so requests can be batched."""
+        """True if all shapes have a first dimension of unknown size: each input row gives one output row."""
         tensors = [*self.inputs.values(), *self.outputs.values()]
         return bool(self.inputs) and all(tensor.shape and tensor.shape[0] is None for tensor in tensors)
 

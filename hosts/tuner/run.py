@@ -35,7 +35,7 @@ from jobs.study import Measurement, Study, Trial, TrialState, best, flags, thin
 from jobs.times import now
 
 FAILED, TERMINATED = 1, 128 + signal.SIGTERM
-_STORE_SECONDS = 20.0
+_BUCKET_SECONDS = 20.0
 _SUMMARIES_SECONDS = 5.0
 _LOG_SECONDS, _LOG_LINES, _LOG_CHARACTERS = 0.3, 20, 300
 
@@ -54,7 +54,7 @@ def main(job_id: str, name: str, request: str) -> int:
     """
     try:
         host, state = config.load(os.environ)
-        ledger = Ledger(TimeLimited(open_bucket(host.bucket), _STORE_SECONDS))
+        ledger = Ledger(TimeLimited(open_bucket(host.bucket), _BUCKET_SECONDS))
         plan = _plan(ledger, job_id, host.pollSeconds)
         from hosts.tuner.suggest import suggest
     except ImportError as error:

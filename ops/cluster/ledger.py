@@ -75,7 +75,7 @@ def first_error(record: JobRecord, replicas: Iterable[ReplicaRecord]) -> tuple[s
 
 def replica_names(record: JobRecord) -> list[str]:
     """Return the names of a job's replicas, the chief first."""
-    return list(record.candidates_by_replica) or [str(item.get("name")) for item in record.replicas]
+    return record.replica_names or [str(item.get("name")) for item in record.replicas]
 
 
 def replicas_of(ledger: Ledger, record: JobRecord) -> list[ReplicaRecord]:

@@ -25,7 +25,7 @@ def waiting_at_end(
     Args:
         reading: logs with more to come.
     """
-    chief = replicas.get(next(iter(job.candidates_by_replica), ""))
+    chief = replicas.get(job.replica_names[0]) if job.replica_names else None
     if not (job.final or job.state is JobState.CANCELLING or (job.state is JobState.RUNNING and chief and chief.done)):
         return ""
     records = [replicas[name] for name in names if name in replicas]

@@ -115,7 +115,7 @@ def describe_to_stdout(cluster: ClusterClient, record: JobRecord, replicas: list
     facts = {
         "job": record.jobId,
         "state": terminal.state(record.state) + (f" behind {', '.join(entry.jobId for entry in ahead)}" if ahead else ""),
-        "waits for": f"{terminal.plural(len(record.candidates_by_replica), 'host')}, {reserved} free and reserved for it"
+        "waits for": f"{terminal.plural(len(record.replica_names), 'host')}, {reserved} free and reserved for it"
         if ahead
         else None,
         "priority": record.priority or None,

@@ -132,13 +132,13 @@ def check_hosts(cluster: ClusterClient, submission: Submission) -> Submission:
     If one of these does not answer, or the job will have to wait, all its candidates are checked. The result excludes those
     that are away, if others would do in their place.
     """
-    candidates_by_replica = submission.candidates
-    candidates = [name for name in cluster.inventory.names if any(name in hosts for hosts in candidates_by_replica.values())]
+    candidate_hosts = submission.candidates
+    candidates = [name for name in cluster.inventory.names if any(name in hosts for hosts in candidate_hosts.values())]
     lookup = Background(lambda: _expected_hosts(cluster.ledger, submission))  # concurrently with the checks of hosts
     expected = cache(lambda: set(lookup.join(_CHECK_SECONDS)))
     checked: set[str] = set()
     unreachable: dict[str, Exception] = {}
-    targets = set(place(candidates_by_replica, ()).values())
+    targets = set(place(candidate_hosts, ()).values())
     while new := [name for name in candidates if name in targets - checked]:
         failures = _connect(cluster.fleet, new)
         stopped = startable_hosts(cluster.inventory, failures)
@@ -149,7 +149,7 @@ def check_hosts(cluster: ClusterClient, submission: Submission) -> Submission:
                 name: woken.get(name, error) for name, error in failures.items() if name in woken or name not in stopped
             }
         unreachable |= failures
-        if len(place(candidates_by_replica, unreachable)) < len(candidates_by_replica):
+        if len(place(candidate_hosts, unreachable)) < len(candidate_hosts):
             raise SeveralHostsError(
                 unreachable, START_ADVICE if stopped and not submission.job.start_hosts else ADVICE, UsageError.code
             )

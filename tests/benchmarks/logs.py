@@ -18,7 +18,7 @@ from benchmarks.measure import high_water, running
 from benchmarks.registry import Figure, benchmark, in_turn
 from benchmarks.stack import ROOT, BenchStack, say
 from infra.scale_tiers import ScaleTier
-from jobs.chunks import LARGEST, Chunk, ChunkFolder, LogFilter, newest
+from jobs.chunks import CHUNK_BYTES, Chunk, ChunkFolder, LogFilter, newest
 from jobs.records import Plan
 from ops.logs import follow
 from ops.logs.lines import LogLine
@@ -186,13 +186,13 @@ def logs_bytes(_: BenchStack) -> Figure:
     line = LogLine(
         "2026-01-31T12:00:00.000Z", "INFO", "master-0", "Train [master/0], step 348: loss: 0.729 (1.037 sec)"
     ).to_json()
-    content = f"{line}\n".encode() * (LARGEST // (len(line) + 1))
+    content = f"{line}\n".encode() * (CHUNK_BYTES // (len(line) + 1))
     with tempfile.TemporaryDirectory(prefix="st") as name:
         folder, whole = Path(name) / "job01", Path(name) / "whole"
         folder.mkdir()
-        for at in range(0, _HUGE, LARGEST):
-            _truncate(folder / Chunk(1, at, at // len(line), 0).name, LARGEST)
-        last = Chunk(1, -(-_HUGE // LARGEST) * LARGEST, _HUGE // len(line), 0)
+        for at in range(0, _HUGE, CHUNK_BYTES):
+            _truncate(folder / Chunk(1, at, at // len(line), 0).name, CHUNK_BYTES)
+        last = Chunk(1, -(-_HUGE // CHUNK_BYTES) * CHUNK_BYTES, _HUGE // len(line), 0)
         (folder / last.name).write_bytes(content)
         _truncate(whole, _HUGE)
         with whole.open("ab") as file:

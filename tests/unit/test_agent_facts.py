@@ -85,10 +85,10 @@ def plan(*data: Path) -> Plan:
 def test_the_chief_completes_the_manifest_once_it_exists(tmp_path: Path, data: Path) -> None:
     store = FolderBucket(tmp_path)
     manifest = ManifestCompletion(plan(data), sys.executable, Ledger(store))
-    wait_for(lambda: manifest.new_facts() is not None or bool(manifest._facts), "what the chief's host knows")
-    assert manifest.new_facts() is None
+    wait_for(lambda: manifest.write_facts() is not None or bool(manifest._facts), "what the chief's host knows")
+    assert manifest.write_facts() is None
     store.create(paths.manifest("job01"), b'{"module": "m", "versions": {"scaletier": "9"}}')
-    new_facts = wait_for(manifest.new_facts, "the manifest")
+    new_facts = wait_for(manifest.write_facts, "the manifest")
     item = store.read(paths.manifest("job01"))
     written = json.loads(item.content)
     assert item.content == (json.dumps(written, indent=1) + "\n").encode()
@@ -97,7 +97,7 @@ def test_the_chief_completes_the_manifest_once_it_exists(tmp_path: Path, data: P
     assert written["versions"] == {"scaletier": "9", **new_facts["versions"]}
     assert new_facts["versions"]["python"].startswith("3.")
     assert "tensorflow" in new_facts["versions"]
-    assert manifest.new_facts() is None
+    assert manifest.write_facts() is None
     manifest.close()
 
 
@@ -105,7 +105,7 @@ def test_the_chief_completes_the_manifest_once_it_exists(tmp_path: Path, data: P
 def test_a_garbled_manifest_is_unchanged(tmp_path: Path, data: Path, garbled: bytes) -> None:
     store = FolderBucket(tmp_path)
     store.create(paths.manifest("job01"), garbled)
-    new_facts = wait_for(ManifestCompletion(plan(data), sys.executable, Ledger(store)).new_facts, "the manifest")
+    new_facts = wait_for(ManifestCompletion(plan(data), sys.executable, Ledger(store)).write_facts, "the manifest")
     assert new_facts["data"]["files"] == 3
     item = store.read(paths.manifest("job01"))
     assert item.content == garbled
@@ -119,17 +119,17 @@ def test_a_job_s_own_python_does_not_run_the_job_s_code(tmp_path: Path) -> None:
     (site / "tensorflow-2.99.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: tensorflow\nVersion: 2.99\n")
     (store := FolderBucket(tmp_path)).create("jobs/job01/manifest.json", b"{}")
     manifest = ManifestCompletion(Plan("job01", ["master-0"], "task", [], {}), str(tmp_path / "venv/bin/python"), Ledger(store))
-    assert wait_for(manifest.new_facts, "the manifest")["versions"]["tensorflow"] == "2.99"
+    assert wait_for(manifest.write_facts, "the manifest")["versions"]["tensorflow"] == "2.99"
     assert not (tmp_path / "ran").exists()
 
 
 def test_a_missing_or_failing_python_is_no_error(tmp_path: Path) -> None:
     ledger = Ledger(FolderBucket(tmp_path))
     manifest = ManifestCompletion(plan(), "/nonexistent/python", ledger)
-    assert manifest.new_facts() is None
+    assert manifest.write_facts() is None
     manifest.close()
     ledger.store.create(paths.manifest("job01"), b"{}")
-    new_facts = wait_for(ManifestCompletion(plan(tmp_path), "false", ledger).new_facts, "the manifest")
+    new_facts = wait_for(ManifestCompletion(plan(tmp_path), "false", ledger).write_facts, "the manifest")
     assert new_facts == {"data": {"paths": [str(tmp_path)], "notHashed": "hashing ended with 1"}}
 
 
@@ -147,12 +147,12 @@ def test_the_last_line_of_a_python_that_succeeded_has_the_facts(tmp_path: Path, 
     python.chmod(0o755)
     ledger = Ledger(FolderBucket(tmp_path / "bucket"))
     manifest = ManifestCompletion(plan(), str(python), ledger)
-    wait_for(lambda: manifest.new_facts() is not None or bool(manifest._facts), "what the chief's host knows")
-    assert manifest.new_facts() is None, "the bucket fails"
+    wait_for(lambda: manifest.write_facts() is not None or bool(manifest._facts), "what the chief's host knows")
+    assert manifest.write_facts() is None, "the bucket fails"
     (tmp_path / "bucket").mkdir()
     ledger.store.create(paths.manifest("job01"), b"{}")
-    assert manifest.new_facts() == new_facts
-    assert manifest.new_facts() is None
+    assert manifest.write_facts() == new_facts
+    assert manifest.write_facts() is None
 
 
 def test_the_program_prints_the_facts_of_its_python_at_a_low_priority(

@@ -149,7 +149,7 @@ class WriteOnceBucket(FolderBucket):
 
 def test_no_chunk_is_written_twice_and_none_is_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_module, "ARCHIVE_SECONDS", 0.01)
-    monkeypatch.setattr("hosts.agent.log.LARGEST", 1000)
+    monkeypatch.setattr("hosts.agent.log.CHUNK_BYTES", 1000)
     monkeypatch.setattr("hosts.agent.log._PIECE", 300)
     expected = []
     for incarnation in range(3):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from hosts.agent.network import MOST, connections, interface_of, interface_variables
+from hosts.agent.network import MAX_LINES, connections, interface_of, interface_variables
 
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
 
@@ -42,7 +42,7 @@ def test_sockets_are_listed_with_the_names_of_replicas(tmp_path: Path) -> None:
     (tmp_path / "tcp").write_text(
         HEAD + "".join(line(f"{wildcard}:{port:04X}", f"{wildcard}:0000", "0A") for port in range(2000, 2100))
     )
-    assert len(connections(peers, tmp_path)) == MOST
+    assert len(connections(peers, tmp_path)) == MAX_LINES
 
 
 def test_a_real_listening_socket_is_in_the_kernel_s_list() -> None:

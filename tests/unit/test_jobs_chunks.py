@@ -28,7 +28,7 @@ from jobs.chunks import (
     Position,
     SlowError,
     chunks_of,
-    cut,
+    chunks_to_remove,
     first,
     newest,
 )
@@ -139,7 +139,7 @@ sizes = st.lists(st.integers(1, 1000), max_size=30)
 @given(sizes, st.integers(1, 8000))
 def test_a_cut_keeps_the_beginning_and_the_newest_lines(chunk_lengths: list[int], limit: int) -> None:
     log = [Chunk(INCARNATION, 1000 * n, n, size) for n, size in enumerate(chunk_lengths)]
-    removed = cut(log, limit)
+    removed = chunks_to_remove(log, limit)
     kept = [chunk for chunk in log if chunk not in removed]
     assert removed == log[log.index(removed[0]) : log.index(removed[-1]) + 1] if removed else True, (
         "the removed chunks are consecutive"
@@ -169,7 +169,7 @@ def test_a_cut_keeps_the_beginning_and_the_newest_lines(chunk_lengths: list[int]
 )
 def test_the_chunks_that_are_cut(lengths: list[int], limit: int, removed: list[int]) -> None:
     log = [Chunk(INCARNATION, 100 * n, n, size) for n, size in enumerate(lengths)]
-    assert [chunk.line for chunk in cut(log, limit)] == removed
+    assert [chunk.line for chunk in chunks_to_remove(log, limit)] == removed
 
 
 def test_a_cut_is_reported_in_its_place() -> None:

@@ -400,7 +400,7 @@ def test_a_job_with_an_invalid_time_can_be_ended(time: str) -> None:
 
 def test_an_older_record_has_hosts_without_candidates() -> None:
     old = JobRecord.from_json('{"jobId": "job01", "hosts": ["master-0", "ps-0"]}')
-    assert old.candidates_by_replica == {"master-0": ["master-0"], "ps-0": ["ps-0"]}
+    assert old.candidate_hosts == {"master-0": ["master-0"], "ps-0": ["ps-0"]}
     assert old.placement == {"master-0": "master-0", "ps-0": "ps-0"}
     assert JobRecord("job02", candidates={"master-0": ["w"]}).placement == {}
 

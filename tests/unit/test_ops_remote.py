@@ -250,7 +250,7 @@ def test_a_broken_connection_neither_loses_nor_repeats_lines(
     """Write equal lines with equal times while connections are cut; in the end all of them are shown once."""
     monkeypatch.setattr(lines, "LOG_DIR", str(tmp_path))
     monkeypatch.setattr("ops.logs.follow._RETRY_SECONDS", 0.05)
-    monkeypatch.setattr("hosts.agent.log.LARGEST", 20_000)
+    monkeypatch.setattr("hosts.agent.log.CHUNK_BYTES", 20_000)
     ledger = Ledger(FolderBucket(tmp_path / "bucket"))
     record = JobRecord("job01", hosts=list(cluster.replicas)).to(JobState.PREPARING).to(JobState.RUNNING)
     put_job(ledger, record)
