@@ -25,8 +25,8 @@ Clock = Callable[[], float]
 class Lease:
     """The holder of a job, its epoch and its number of renewals; an empty `holder` is no holder.
 
-    A holder is `worker-0/4f1c` (an incarnation of a replica), `worker-0` (any incarnation), or the name of a submitter or of
-    the process that ends the job in its place. `epoch` grows with every change of holder: writes of an older epoch are void.
+    A holder is `worker-0/4f1c` (an incarnation of a replica), or the name of a submitter or of the process that ends the job in
+    its place. `epoch` grows with every change of holder: writes of an older epoch are void.
     """
 
     old_names: ClassVar[Mapping[str, str]] = {"heartbeatSeq": "beat"}
@@ -48,8 +48,8 @@ class Lease:
         return replace(self, heartbeatSeq=self.heartbeatSeq + 1)
 
     def is_assigned_to(self, replica: str) -> bool:
-        """Return True if it was handed to a replica, or an earlier incarnation of that replica holds it."""
-        return self.holder.partition("/")[0] == replica and not self.submitter
+        """Return True if an incarnation of this replica holds it."""
+        return self.holder.startswith(f"{replica}/") and not self.submitter
 
 
 class ChangeTimer:

@@ -107,7 +107,7 @@ def test_a_replica_takes_only_its_own_earlier_lease_at_once(bucket: Bucket) -> N
     assert later.may_take(bucket.job)
     bucket.ledger.change_job(bucket.stored, bucket.job.with_holder("fab 1", submitter=True))
     assert seconds_until_free(bucket, bucket.leader("master-0")) == 40.0
-    bucket.ledger.change_job(bucket.stored, bucket.job.with_holder("ps-0"))
+    bucket.ledger.change_job(bucket.stored, bucket.job.with_holder("ps-0/0"))
     assert seconds_until_free(bucket, bucket.leader("ps-0")) == 0.0
 
 

@@ -21,7 +21,7 @@ def test_a_lease_changes_its_holder() -> None:
 @pytest.mark.parametrize(
     ("lease", "assigned"),
     [
-        (Lease("ps-0", 1), True),
+        (Lease("ps-0", 1), False),
         (Lease("ps-0/1f", 1), True),
         (Lease("ps-01/1f", 1), False),
         (Lease("worker-0/1f", 1), False),
