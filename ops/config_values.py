@@ -169,7 +169,7 @@ OptionalRole = Literal["worker", "ps", "evaluator"]
 _ExitCodes = Annotated[list[Annotated[int, PlainValidator(_exit_code)]], AfterValidator(lambda codes: sorted(set(codes)))]
 
 
-class JobEnd(Section):
+class EndPolicy(Section):
     """The keys for the end of a job, in the names of `jobs.records.Plan`."""
 
     old_names: ClassVar[Mapping[str, str]] = {"optionalRoles": "expendable"}
@@ -189,6 +189,6 @@ class JobEnd(Section):
         return self
 
     @property
-    def end_keys(self) -> dict[str, Any]:
+    def policy_keys(self) -> dict[str, Any]:
         """The keys of these that were given."""
-        return self.model_dump(include={*JobEnd.model_fields}, exclude_unset=True)
+        return self.model_dump(include={*EndPolicy.model_fields}, exclude_unset=True)

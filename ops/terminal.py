@@ -198,10 +198,10 @@ class StatusLine:
 _FIRST_SECONDS, _AGAIN_SECONDS, _REDRAW_SECONDS = 2.0, 10.0, 0.2
 
 
-class Step:
-    """A slow operation: a line that counts up on a terminal, else lines after 2 s, each 10 s and at last.
+class ProgressLine:
+    """A slow operation: a line that counts up on a terminal; elsewhere a line after 2 s, then every 10 s, and one at the end.
 
-    `with Step("connecting") as step: step.count = "3 of 8"`
+    `with ProgressLine("connecting") as step: step.count = "3 of 8"`
     """
 
     def __init__(self, what: str, always: bool = False) -> None:
@@ -247,7 +247,7 @@ def plural(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
-def counter(step: Step, total: int) -> Callable[[object], None]:
+def counter(step: ProgressLine, total: int) -> Callable[[object], None]:
     """Return a function to call once for each of `total` completed items."""
     calls = [0]
 
@@ -258,7 +258,7 @@ def counter(step: Step, total: int) -> Callable[[object], None]:
     return count
 
 
-def byte_counter(step: Step, total: int) -> Callable[[int], None]:
+def byte_counter(step: ProgressLine, total: int) -> Callable[[int], None]:
     """Return a function to call with each piece's bytes, by any thread."""
     sent, lock = [0], threading.Lock()
 

@@ -28,8 +28,8 @@ from ops.cli.task import JOB, JSON, NEW_JOB, TRAINER, load_cluster, task
         "strategy": "name of a strategy in the package's scaletier.yaml; the trainer gets it as --strategy NAME, before --args",
         "labels": "labels of the job, key=value,key=value; may be repeated",
         "job-dir": "where the output goes, in the bucket (default: jobs/ID/output there)",
-        "resume": "id of an ended job: the new job continues from its checkpoints and writes to its output folder; package and "
-        "arguments are those given now",
+        "resume": "id of an ended job: the new job continues from its checkpoints and writes to its output folder; it does not "
+        "take over the old job's package and arguments",
         "env": "NAME=VALUE for the trainer's environment; may be repeated, and is recorded",
         "env-file": "file with a NAME=VALUE on each line; --env wins",
         "secret": "NAME of a variable of this shell for the trainer's environment; its value is recorded nowhere",
@@ -231,10 +231,12 @@ def reproduce(_: Any, original: str | None = None, job: str | None = None, follo
         "module": "as for fab train",
         "config": "as for fab train",
         "args": "as for fab train",
-        "seconds": "seconds of training here, from the first Train line on (default: 60)",
+        "seconds": "seconds of training here, from the first log line `Train [NAME], step N: …` on (default: 60)",
         "parameters-mb": "MB of the model's float32 parameters, for a trainer that leaves no checkpoint to count them in",
-        "until": "also predict when a metric of the Eval lines reaches a value: METRIC=VALUE, such as accuracy=0.97, loss=0.2",
-        "replicas": "with --until: run the job here to that value with each of these numbers of replicas (default: 1,2,5)",
+        "until": "also predict when a metric of the log lines `Eval, step N: …` reaches a value: METRIC=VALUE, such as "
+        "accuracy=0.97, loss=0.2",
+        "replicas": "with --until: run the job here once per number of replicas, each until the metric reaches the value "
+        "(default: 1,2,5)",
         "until-seconds": "with --until: the time limit of each of these runs (default: 300)",
         "job": "id of a job that ran: compare its measured speed with the prediction, and run nothing",
         "json": JSON,

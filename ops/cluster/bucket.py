@@ -90,7 +90,7 @@ def upload_missing(bucket: Bucket, folder: str, files: Mapping[str, Path], exist
     sizes = {name: path.stat().st_size for name, path in files.items()}
     names = missing(sizes, existing)
     if names:
-        with terminal.Step(f"uploading {what}", always=True) as step:
+        with terminal.ProgressLine(f"uploading {what}", always=True) as step:
             progress = terminal.byte_counter(step, sum(sizes[name] for name in names))
             for name in names:
                 bucket.upload(f"{folder}/{name}" if name else folder, files[name], progress)

@@ -83,7 +83,7 @@ class JobOutput:
             if posixpath.isabs(path) or ".." in path.split("/"):
                 raise OpsError(f"the output of {self.job.jobId} has a file of the name {path!r}, which would leave {target}")
         fetched = list[str]()
-        with terminal.Step(f"fetching {terminal.plural(len(names), 'file')}") as step:
+        with terminal.ProgressLine(f"fetching {terminal.plural(len(names), 'file')}") as step:
             progress = terminal.byte_counter(step, sum(self.files[path] for path in names))
             for path in names:
                 name = f"{self._folder}/{path}" if self._folder else path
@@ -106,7 +106,7 @@ def find(cluster: ClusterClient, record: JobRecord) -> JobOutput:
         bucket, folder = open_bucket(job_dir), ""
     else:
         raise OpsError(f"the output of {record.jobId} is in {job_dir}, which is not in the bucket of stack {inventory.stack}")
-    with terminal.Step(f"looking through {job_dir}"):
+    with terminal.ProgressLine(f"looking through {job_dir}"):
         files, left_out = bucket.listing(folder)
     return JobOutput(record, job_dir, files, bucket, folder, left_out)
 

@@ -44,7 +44,7 @@ def start_and_wait(
         The reason, by host, of those that do not answer in time.
     """
     ask = start or _start(fleet.inventory)
-    with terminal.Step(f"starting {terminal.plural(len(names), 'host')}", always=True) as step:
+    with terminal.ProgressLine(f"starting {terminal.plural(len(names), 'host')}", always=True) as step:
         until, again, pending, unanswered = clock() + SECONDS, clock() + _AGAIN_SECONDS, list(names), _request_all(names, ask)
         if refused := {name: error for name, error in unanswered.items() if not _is_unanswered(error)}:
             raise SeveralHostsError({n: HostError(n, f"is not started: {e}") for n, e in refused.items()}, code=UsageError.code)

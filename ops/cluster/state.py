@@ -58,7 +58,7 @@ def fetch(root: Path, parse: Callable[[str, Path], T]) -> T:
 
     for line in filter(None, (backend.foreign_state_note(root), backend.unused_passphrase_warning(root))):
         terminal.note(line)
-    with terminal.Step("asking Pulumi for the hosts"):
+    with terminal.ProgressLine("asking Pulumi for the hosts"):
         output = _pulumi(root, *_OUTPUTS)
     try:
         outputs: Any = json.loads(output)

@@ -91,7 +91,7 @@ def deploy(
         with _mark_failed_on_error(catalog, name, version, token):
             if files:
                 _upload(cluster, catalog, name, version, token, files)
-            with terminal.Step(f"{name} {version}: starting the model server"):
+            with terminal.ProgressLine(f"{name} {version}: starting the model server"):
                 started = starting.join(server.START_SECONDS)
             server_status.wait_loaded(cluster, name, Version(version, token=token), started)
             record = change_model(catalog, name, lambda record: record.mark_ready(version, token))
@@ -164,7 +164,7 @@ def _upload(cluster: ClusterClient, catalog: Catalog, name: str, version: str, t
     """Put the files into the bucket, and then into the record what they are."""
     size = sum(path.stat().st_size for path in files.values())
     digests = {}
-    with terminal.Step(f"{name} {version}: uploading {terminal.size(size)}") as step:
+    with terminal.ProgressLine(f"{name} {version}: uploading {terminal.size(size)}") as step:
         progress = terminal.byte_counter(step, size)
         for path, file in files.items():
             cluster.bucket.upload(f"{folder_of(name, version)}/{path}", file, progress)

@@ -90,7 +90,7 @@ def _make(cluster: ClusterClient, output: JobOutput, extra_args: list[str]) -> s
         )
     chief = cluster.inventory.chief
     arguments = [*output.job.trainingInput.get("args", []), *extra_args, "--job-dir", output.job_dir]  # of two the last counts
-    with terminal.Step(f"exporting the latest checkpoint on {chief.name}"):
+    with terminal.ProgressLine(f"exporting the latest checkpoint on {chief.name}"):
         if not output.job_dir.startswith("/"):
             _install_token_broker(cluster, chief)
         python = runtimes.python_of(cluster.inventory, output.job.manifest) or PYTHON

@@ -118,7 +118,7 @@ def _reject_constant(word: str) -> Any:
 def _ask(cluster: ClusterClient, path: str, requests: Sequence[bytes]) -> list[dict[str, Any]]:
     """Send the requests in order, and return the answers. Hosts that are new get their server first."""
     servers = ServingClient(cluster)
-    with terminal.Step("asking the model server") as step:
+    with terminal.ProgressLine("asking the model server") as step:
         servers.start()
         advance = terminal.counter(step, len(requests)) if len(requests) > 1 else lambda _: None
         answers = []

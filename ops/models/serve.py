@@ -38,7 +38,7 @@ def serve(cluster: ClusterClient, model: str | None, port: str | None) -> int:
 
 
 def hold(servers: ServingClient) -> NoReturn:
-    """Keep a server in front that answers, until none of their hosts can be reached: OpsError."""
+    """Keep the port on a server that answers; OpsError once no server's host can be reached."""
     servers.finish_start()
     while True:
         try:

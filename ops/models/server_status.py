@@ -49,7 +49,7 @@ def query(cluster: ClusterClient, models: Sequence[Model]) -> ServerStates:
         }
         return {(name, v.name): _on_server(host, v, answers[name]) for name, versions in deployed.items() for v in versions}
 
-    with terminal.Step("asking the model servers"):
+    with terminal.ProgressLine("asking the model servers"):
         outcome = cluster.fleet.each(servers.names, states_on, COMMAND_SECONDS)
     failed = {host: one_line(error) for host, error in outcome.failures.items()}
     return {
@@ -99,7 +99,7 @@ def wait_loaded(cluster: ClusterClient, model: str, version: Version, started: O
     """
     down = dict(started.failures)
     servers = ServingClient(cluster)
-    with terminal.Step(f"{model} {version.name}: loading"):
+    with terminal.ProgressLine(f"{model} {version.name}: loading"):
         outcome = cluster.fleet.each(
             started.results, lambda host: _wait_on(cluster, servers, host, model, version), _LOAD_SECONDS + _DOWN_SECONDS
         )

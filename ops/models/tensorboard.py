@@ -69,7 +69,7 @@ def tensorboard(cluster: ClusterClient, job_id: str | None, every_job: bool, por
         while True:
             try:
                 with chief.serving(line) as server:
-                    with terminal.Step(f"starting TensorBoard on {chief.name}"):
+                    with terminal.ProgressLine(f"starting TensorBoard on {chief.name}"):
                         forward.port_there = server.await_port()
                     serves = True
                     if not visible:

@@ -26,7 +26,7 @@ from ops.models.lookup import (
 
 def models(cluster: ClusterClient, as_json: bool) -> int:
     """List the models."""
-    with terminal.Step("reading the models"):
+    with terminal.ProgressLine("reading the models"):
         present, bad = models_with_versions(catalog_of(cluster))
     for line in bad:
         terminal.note(line)
@@ -82,7 +82,7 @@ def undeploy(cluster: ClusterClient, model: str | None, version: str | None, as_
     catalog = catalog_of(cluster)
     record, chosen = _find_version(catalog, model, version)
     after = change_model(catalog, record.name, lambda record: record.undeploy(chosen.name))
-    with terminal.Step(f"{record.name} {chosen.name}: taking it off the server"), contextlib.suppress(OpsError):
+    with terminal.ProgressLine(f"{record.name} {chosen.name}: taking it off the server"), contextlib.suppress(OpsError):
         server_status.wait_unloaded(cluster, record.name, chosen.name)
     return _report_version(after, chosen.name, as_json)
 

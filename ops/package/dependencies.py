@@ -1,4 +1,4 @@
-"""A trainer's dependencies: built or fetched by uv here, since hosts have no route, and unpacked.
+"""A trainer's dependencies: built or fetched by uv here, as hosts may have no route to an index, and unpacked.
 
 uv's result is kept in `.cache/dependencies/<hash of the inputs>`, so a second submission needs no network.
 """
@@ -44,7 +44,7 @@ def build_project(root: Path, files: Mapping[str, bytes]) -> Path:
     parts = _contents(files)
     parts += [history.state.encode()] if history else []
 
-    def make(into: Path, step: terminal.Step) -> None:
+    def make(into: Path, step: terminal.ProgressLine) -> None:
         # In a copy, because a build leaves files behind, and includes those of an earlier one.
         with tempfile.TemporaryDirectory() as folder:
             top = history.top.resolve() if history else root.parent
@@ -90,7 +90,7 @@ def fetch(
     parts = [part.encode() for part in (python, *have, *lines)] + list(hostpython.contents_of_files(requirements.parent, lines))
     parts += _contents(own) if any(map(hostpython.is_own_folder, lines)) else []
 
-    def make(into: Path, step: terminal.Step) -> None:
+    def make(into: Path, step: terminal.ProgressLine) -> None:
         site = into / _SITE
         with tempfile.TemporaryDirectory() as folder:
             # What the hosts have takes part in the resolution as wheels without content, each with a hash if one is needed.
@@ -147,16 +147,16 @@ def _stub_line(name: str, stub: Path, hashed: bool) -> str:
 
 
 def _tag(distribution: Distribution) -> str:
-    """Return the tag of a distribution's wheel; of several, the one that fits the most platforms."""
+    """Return the tag of a distribution's wheel: of several, one of manylinux, else one for any platform."""
     lines = (distribution.read_text("WHEEL") or "").splitlines()
     tags = [line.removeprefix("Tag: ") for line in lines if line.startswith("Tag: ")]
     return max(tags, key=lambda tag: [each in tag for each in ("-manylinux", "-any")], default="py3-none-any")
 
 
-def _cached(parts: Iterable[bytes], what: str, make: Callable[[Path, terminal.Step], None]) -> Path:
+def _cached(parts: Iterable[bytes], what: str, make: Callable[[Path, terminal.ProgressLine], None]) -> Path:
     """Return the folder that `make` filled for the same parts before, or does now, atomically."""
     if not (folder := CACHE / digest_of(parts)).is_dir():
-        with terminal.Step(what) as step, making(folder, OpsError) as target:
+        with terminal.ProgressLine(what) as step, making(folder, OpsError) as target:
             target.mkdir()
             make(target, step)
     return folder

@@ -35,7 +35,7 @@ def install(
     python: str,
     lines: Sequence[str],
     start: Path,
-    step: terminal.Step | None = None,
+    step: terminal.ProgressLine | None = None,
     options: Sequence[str] = (),
     check: Callable[[Sizes], None] = lambda _: None,
 ) -> None:

@@ -38,11 +38,17 @@ _BUILT = re.compile(r"[^/]+/(build|dist)/|.*\.egg-info/")
 
 @dataclass(frozen=True)
 class PackageSource:
-    """A trainer package as it was found: `name` is its own, or that of a project with several packages.
+    """A trainer package as it was found.
 
-    Its `files` have the library beside it where it imports that. `requirements` lists what it depends on, in the format of
-    pip; `executables` are those of the files that are programs, `ignored` what ignore files leave out. `folder` is what has
-    the files here. A file `alone` is in a folder of its name on hosts only. With `own_paths` the job sets PYTHONPATH.
+    Attributes:
+        name: its own, or that of a project with several packages.
+        files: content by path, with the library beside the package if that imports it.
+        requirements: a file of its dependencies in the format of pip.
+        folder: the local parent directory of `files`.
+        executables: the files that are programs.
+        ignored: what ignore files leave out.
+        alone: True for a single file; on hosts it lies in a folder of its own name.
+        own_paths: True if the job sets PYTHONPATH.
     """
 
     name: str
@@ -63,18 +69,22 @@ class PackageSource:
 
 @dataclass(frozen=True)
 class Package:
-    """A packed trainer package. `files` maps a path such as `trainer/task.py` to its content.
+    """A packed trainer package.
 
-    `imports` are the modules that the hosts must have, each with the `file:line` that wants it. `wheels` are the files of
-    the dependencies that they lack, which lie beside the package. `installed` is what the job's own Python has, name to
-    version; empty where it has none of its own. `ignored` is what ignore files leave out.
+    Attributes:
+        files: content by path, such as `trainer/task.py`.
+        imports: the modules that the hosts must have, each with the `file:line` that imports it.
+        dependency_files: the files of the dependencies that the hosts lack; they lie beside the package.
+        executables: the files that are programs.
+        installed: what the job's own Python has, name to version; empty if it has none of its own.
+        ignored: what ignore files leave out.
     """
 
     name: str
     files: dict[str, bytes]
     imports: dict[str, str]
     archive: bytes
-    wheels: Mapping[str, bytes] = field(default_factory=dict)
+    dependency_files: Mapping[str, bytes] = field(default_factory=dict)
     executables: frozenset[str] = frozenset()
     installed: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
@@ -86,7 +96,7 @@ class Package:
     @property
     def host_files(self) -> dict[str, bytes]:
         """All files that go to the hosts, by their paths there."""
-        return {**self.wheels, **self.files}
+        return {**self.dependency_files, **self.files}
 
 
 def build(
@@ -98,8 +108,8 @@ def build(
 ) -> Package:
     """Pack the package in `folder`, which is to run `module`, and check what would fail on the hosts.
 
-    `installed` is the content of the job's own Python, None for the hosts', whose version is `python`. Without a module it is a
-    folder with any program, of which a Python `script` is checked like a module.
+    `installed` is the content of the job's own Python, None for the hosts' Python, of version `python`. If `module` is empty,
+    `folder` may hold any program; a Python `script` is checked like a module.
     """
     source = folder if isinstance(folder, PackageSource) else find(folder)
     name = module.partition(".")[0]
@@ -108,14 +118,14 @@ def build(
             f"project {source.name} has the packages {', '.join(source.names)}: say which module to run by --module"
         )
     name = name if module and len(source.names) > 1 else source.name
-    wheels = _dependencies(source, installed, python)
-    imports = _imports(source, wheels, name, module, script)
-    with terminal.Step(f"packing {source.name}"):
-        files = {**wheels, **source.files}
+    dependency_files = _dependencies(source, installed, python)
+    imports = _imports(source, dependency_files, name, module, script)
+    with terminal.ProgressLine(f"packing {source.name}"):
+        files = {**dependency_files, **source.files}
         archive = pack(files, source.executables)
     if len(archive) > LIMIT:
         raise _size_error(source.name, len(archive), {path: len(content) for path, content in files.items()})
-    return Package(name, source.files, imports, archive, wheels, source.executables, installed or {}, source.ignored)
+    return Package(name, source.files, imports, archive, dependency_files, source.executables, installed or {}, source.ignored)
 
 
 def unpack(
@@ -132,9 +142,9 @@ def unpack(
         content = {entry.name: opened.read() for entry in tar if (opened := tar.extractfile(entry))}
         executables = frozenset(entry.name for entry in tar.getmembers() if entry.mode & _EXECUTABLE)
     files = {path: content[path] for path in content if path in own}
-    wheels = {path: content[path] for path in content if path not in own}
-    imports = _imports(PackageSource(name, files, own_paths=own_paths), wheels, name, module, script)
-    return Package(name, files, imports, archive, wheels, executables, installed or {})
+    dependency_files = {path: content[path] for path in content if path not in own}
+    imports = _imports(PackageSource(name, files, own_paths=own_paths), dependency_files, name, module, script)
+    return Package(name, files, imports, archive, dependency_files, executables, installed or {})
 
 
 def absolute(path: str | Path) -> Path:
@@ -252,7 +262,7 @@ def _note_dependencies(root: Path) -> None:
 def add_library(files: dict[str, bytes], beside: str = "") -> dict[str, bytes]:
     """Return the files, with the training library beside them if one imports it and they have none.
 
-    `beside` is a further folder, with its slash, in which Python would find one first.
+    `beside` is another path prefix, ending in `/`, to search for the trainer's own copy of the library.
     """
     own = tuple(f"{folder}{trainer_config.LIBRARY}{end}" for folder in ("", beside) for end in ("/", ".py"))
     if any(path.startswith(own) for path in files):
@@ -288,14 +298,17 @@ def _size_error(name: str, total: int, sizes: Mapping[str, int]) -> UsageError:
     )
 
 
-def _imports(source: PackageSource, wheels: Mapping[str, bytes], name: str, module: str, script: str | None) -> dict[str, str]:
+def _imports(
+    source: PackageSource, dependency_files: Mapping[str, bytes], name: str, module: str, script: str | None
+) -> dict[str, str]:
     """Return the modules that the hosts must have, without the package's own; unknown for other programs."""
     files, imports = source.files, dict[str, str]()
     if module:
         imports = check_module(files, name, module, source.folder)
     elif script:
         imports = check_script(files, script, source.folder, source.alone)
-    tops = {path.partition("/")[0].partition(".")[0] for path in (*wheels, *files)}  # beside the package, on PYTHONPATH
+    # Beside the package, on PYTHONPATH.
+    tops = {path.partition("/")[0].partition(".")[0] for path in (*dependency_files, *files)}
     if source.own_paths or any(b"sys.path" in content for path, content in files.items() if path.endswith(".py")):
         tops |= {part.partition(".")[0] for path in files for part in path.split("/")}
     return {name_of_module: where for name_of_module, where in imports.items() if name_of_module not in tops}
@@ -316,7 +329,7 @@ def _walk(root: Path) -> Tree:
 
 
 def _read(tree: Tree, name: str) -> dict[str, bytes]:
-    """Read every file, in order, by its path from beside the folder, which has that name."""
+    """Read every file of a tree, keyed by `NAME/relative path`."""
     try:
         return {f"{name}/{path}": file.read_bytes() for path, file in tree.files.items()}
     except OSError as error:

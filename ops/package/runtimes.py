@@ -31,7 +31,7 @@ from ops.package.install import install, wheels_only_options
 _REQUESTED = "requested.txt"
 _SITE = f"lib/python{PYTHON}/site-packages"
 _TENSORFLOW_2 = re.compile(r"2\.\d{1,2}(\.\d{1,2})?")
-# Valid values of a manifest.
+# Valid values of the runtime in a job's manifest.json.
 _PINNED = re.compile(r"[A-Za-z0-9._-]+==[A-Za-z0-9.!+_-]+")
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 # The name of the requirements file becomes part of the folder's.
@@ -95,10 +95,11 @@ def from_file(path: str, where: str, gpus: bool = False) -> RuntimeRequest:
 
 
 def from_manifest(inventory: Inventory, request: Mapping[str, Any]) -> RuntimeRequest:
-    """Return a manifest's runtime: the existing one if its folder still has the same versions, else a new one.
+    """Return the runtime in a job's manifest.json: the existing one if its folder still has these versions, else a new one.
 
     Raises:
-        OpsError: if the manifest is not one of `fab train`. Hosts can write it, and uv runs what it installs.
+        OpsError: if `fab train` would not have written it. A compromised host could have, and uv may execute code of what it
+            installs.
     """
     name, folder_name, requirements = request.get("name"), request.get("key"), request.get("requirements")
     lines = (
@@ -155,7 +156,7 @@ def build(inventory: Inventory, runtime: RuntimeRequest) -> dict[str, str]:
             replacements = ", ".join(line for line in runtime.lines if line not in runtime.original)
             terminal.note(f"no host has a GPU, so CPU builds are installed: {replacements}")
         with (
-            terminal.Step(f"building the runtime {runtime.name} (a minute or three, once)", always=True) as step,
+            terminal.ProgressLine(f"building the runtime {runtime.name} (a minute or three, once)", always=True) as step,
             making(folder, OpsError) as folder_in_progress,
         ):
             try:
@@ -200,7 +201,7 @@ def requested(folder: Path) -> list[str]:
     )
 
 
-def _install(folder: Path, runtime: RuntimeRequest, host_python: str, step: terminal.Step) -> None:
+def _install(folder: Path, runtime: RuntimeRequest, host_python: str, step: terminal.ProgressLine) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     site = make_venv(folder, PYTHON)
     start = runtime.file.parent if runtime.file else folder

@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field, PlainValidator
 
 from infra.validation import Section
-from ops.config_values import Flag, JobEnd, Notify, Positive, StrictBool, read_yaml, validate
+from ops.config_values import EndPolicy, Flag, Notify, Positive, StrictBool, read_yaml, validate
 from ops.errors import UsageError
 from ops.package.tree import KEY_FOLDERS
 
@@ -53,7 +53,7 @@ def _minor_versions(value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
-class Strategy(JobEnd):
+class Strategy(EndPolicy):
     """The meaning of a value of `--strategy` for the cluster.
 
     Attributes:
@@ -97,7 +97,7 @@ class Data(Section):
         paths = [checkout / match for match in matches if not KEY_FOLDERS.intersection(match.parts)]
         return {path.name: path for path in paths if path.is_file()}
 
-    def missing(self) -> UsageError:
+    def missing_error(self) -> UsageError:
         """Return the error if it is neither here nor in the bucket."""
         how = f"run {self.command}" if self.command else f"run fab data put PATH {self.name}"
         other = f", or name other data with {' or '.join(self.flags)}" if self.flags else ""
@@ -131,7 +131,7 @@ class PlanFlags(Section):
     evaluate: Flag | None = None
 
 
-class TrainerConfig(JobEnd):
+class TrainerConfig(EndPolicy):
     """A trainer's declaration: `strategies` by name, `strategy` its default one, `export` a module.
 
     `tensorflow` and `keras` are the minor versions that it supports, any if empty. The keys for the end of a job hold for
@@ -152,7 +152,7 @@ class TrainerConfig(JobEnd):
     def chosen(self, name: str | None) -> Strategy:
         """Return a strategy, by default the default one, with the end keys that hold for all of them."""
         strategy = self.strategies.get(name or self.strategy or "", Strategy())
-        return strategy.model_copy(update=merge_end_keys(self.end_keys, strategy.end_keys))
+        return strategy.model_copy(update=merge_policy_keys(self.policy_keys, strategy.policy_keys))
 
     def data_for(self, args: Sequence[str]) -> Data | None:
         """Return the data set that the bucket must have for these arguments."""
@@ -177,7 +177,7 @@ def read(files: Mapping[str, bytes], package: str, report_old_keys: bool = False
     return declared
 
 
-def merge_end_keys(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+def merge_policy_keys(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Merge keys for the end of a job; a code of `overrides` is removed from the other list of `base`."""
     codes = {"restartCodes": "permanentCodes", "permanentCodes": "restartCodes"}
     remaining = {key: [code for code in base[key] if code not in overrides.get(codes[key], ())] for key in codes if key in base}

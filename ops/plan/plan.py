@@ -112,7 +112,7 @@ def plan(call: PlanRequest, as_json: bool) -> int:
     built = package.build(source, module)
     declared = trainer_config.read(built.files, built.name, report_old_keys=True)
     if (data := declared.data_for(args)) and not data.local_files(ROOT):
-        raise data.missing()
+        raise data.missing_error()
     if call.until:
         resolve_strategy(declared, chosen_strategy(args))
         if declared.plan.evaluate is None:

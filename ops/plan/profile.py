@@ -24,7 +24,7 @@ from ops import terminal
 from ops.cluster.inventory import ROOT
 from ops.errors import OpsError, UsageError
 
-# The runtimes that local hosts mount, as `make image` builds them, one for each list of packages.
+# The hosts' own Python environments: `make image` builds one for each list of packages, and local hosts mount it.
 HOSTS_PYTHONS = ROOT / ".cache" / "hosts"
 END_SECONDS = 20.0
 """The most seconds that a process may take to end after SIGTERM."""
@@ -33,16 +33,16 @@ _DRAIN_SECONDS = 1.0
 _WARM_UP_LINES = 2
 _NEEDED_LINES = _WARM_UP_LINES + 2
 _COUNT_SECONDS = 120.0
-# Until the first Train line: TensorFlow is imported, data are read, the first step is traced.
+# Until the first log line `Train [NAME], step N: …`: TensorFlow is imported, data are read, the first step is traced.
 _START_SECONDS = 120.0
 # float32 without the optimizer's state of each variable, which is not transferred.
 _COUNT = """
 import re, sys, tensorflow as tf
 reader = tf.train.load_checkpoint(sys.argv[1])
 types = reader.get_variable_to_dtype_map()
-kept = re.compile("optimizer|/(Adam|Momentum|RMSProp|Adagrad|Ftrl)", re.IGNORECASE)
+optimizer_state = re.compile("optimizer|/(Adam|Momentum|RMSProp|Adagrad|Ftrl)", re.IGNORECASE)
 shapes = reader.get_variable_to_shape_map().items()
-travel = [shape for name, shape in shapes if types[name] == tf.float32 and not kept.search(name)]
+travel = [shape for name, shape in shapes if types[name] == tf.float32 and not optimizer_state.search(name)]
 print(sum(4 * tf.TensorShape(shape).num_elements() for shape in travel))
 """
 
@@ -82,7 +82,7 @@ class ProcessGroup:
             self._lines.put((index, line.decode("utf-8", "replace").rstrip("\n")))
 
     def lines(self, until: Callable[[], float]) -> Iterator[str]:
-        """Yield all output until the first ends, any fails, or it is `until()`; `last` has each last line."""
+        """Yield all output until the first ends, any fails, or the time `until()` is reached; `last` has each last line."""
         while (seconds := until() - time.monotonic()) > 0:
             try:
                 index, line = self._lines.get(timeout=seconds)
@@ -144,7 +144,7 @@ def python_here() -> str:
 
 
 def marks(lines: Iterable[str]) -> list[TrainPoint]:
-    """Return the Train lines of one replica after its last start, without those of its warm-up."""
+    """Return the log lines `Train [NAME], step N: …` of one replica after its last start, without those of its warm-up."""
     latest: list[TrainPoint] = []
     for line in lines:
         if mark := progress.parse_train_point(line):
@@ -167,7 +167,7 @@ def mean_rate(train_marks: Sequence[TrainPoint]) -> float | None:
 
 
 def profile_job(argv: Sequence[str], env: Mapping[str, str], folder: Path, seconds: float) -> list[str]:
-    """Run the trainer's module in `folder` for some seconds from its first Train line on; its lines."""
+    """Run the trainer's module in `folder` for some seconds from its first Train line on; return its lines."""
     lines: list[str] = []
     began = time.monotonic()
     until, trains = began + _START_SECONDS + seconds, False
@@ -176,11 +176,11 @@ def profile_job(argv: Sequence[str], env: Mapping[str, str], folder: Path, secon
         return until
 
     with start_processes([ProcessStart("master/0", argv, env)], folder) as process:
-        with terminal.Step(f"{argv[0]} as one process here", always=True) as step:
+        with terminal.ProgressLine(f"{argv[0]} as one process here", always=True) as progress_line:
             for line in process.lines(deadline):
                 lines.append(line)
                 if mark := progress.parse_train_point(line):
-                    step.count = terminal.plural(mark.step, "step")
+                    progress_line.count = terminal.plural(mark.step, "step")
                     until, trains = (until if trains else time.monotonic() + seconds), True
         took, ended = time.monotonic() - began, time.monotonic() < until
     if process.failed:
@@ -210,7 +210,7 @@ def parameter_bytes(folder: Path) -> int:
     if not checkpoints:
         raise UsageError("the trainer left no checkpoint below its --job-dir to count its parameters in: give --parameters-mb")
     command = [python_here(), "-c", _COUNT, str(checkpoints[-1].with_suffix(""))]
-    with terminal.Step("counting the parameters"):
+    with terminal.ProgressLine("counting the parameters"):
         ran = subprocess.run(command, capture_output=True, text=True, timeout=_COUNT_SECONDS, check=False)
     if ran.returncode:
         last = (ran.stderr.strip().splitlines() or ["?"])[-1]

@@ -65,14 +65,14 @@ def run(course: RunSetup, replicas: int, folder: Path) -> TrialRun:
     began = time.monotonic()
     with start_processes(replica_commands(course, replicas), folder, _GRACE_SECONDS) as processes:
         here = "one process" if replicas == 1 else terminal.plural(replicas, "replica")
-        with terminal.Step(f"{module} as {here} here, to {goal}:", always=True) as step:
+        with terminal.ProgressLine(f"{module} as {here} here, to {goal}:", always=True) as progress_line:
             for line in processes.lines(lambda: began + course.seconds):
                 if train := _TRAIN.search(line):
                     first_steps.setdefault(train[1], int(train[2]))
                 if point := progress.parse_eval_metrics(line):
                     evaluations.append(point)
                     _check(module, goal, evaluations)
-                    step.count = f"{point.values[goal.metric]:g} at step {point.step}"
+                    progress_line.count = f"{point.values[goal.metric]:g} at step {point.step}"
                     if goal.reached(point.values[goal.metric]):
                         break
         took = time.monotonic() - began

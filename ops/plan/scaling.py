@@ -23,8 +23,11 @@ _GIGA = 1e9
 class Work:
     """The measured needs of one process.
 
-    `cpu_seconds` of one vCPU a step, `parameters` in bytes as float32. Between two exchanges are `period` local steps; one
-    with the parameter servers moves `share` of the parameters' bytes each way, half of them as numbers of 16 bits.
+    Attributes:
+        cpu_seconds: seconds of one vCPU per step.
+        parameters: bytes of the parameters as float32.
+        period: local steps between two exchanges.
+        share: the part of these bytes that an exchange with the parameter servers moves each way: 0.5 for numbers of 16 bits.
     """
 
     cpu_seconds: float
@@ -48,16 +51,23 @@ class PlannedMachine:
 
 @dataclass(frozen=True)
 class Shape:
-    """The machines that train, the master first, and the servers; `shared` vCPUs if they share them."""
+    """The machines that train, the master first, and the servers; `shared_vcpus` is None if each has its own."""
 
     trainers: Sequence[PlannedMachine]
     servers: Sequence[PlannedMachine] = ()
-    shared: float | None = None
+    shared_vcpus: float | None = None
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A predicted speed: `rate` in steps/s of all, `alone` of one process on the master, and its limit."""
+    """A predicted speed.
+
+    Attributes:
+        rate: steps/s of all replicas together.
+        alone: steps/s of one process on the master's machine.
+        replicas: how many train.
+        bound: what limits the rate, such as `compute`.
+    """
 
     rate: float
     alone: float
@@ -85,21 +95,21 @@ def asynchronous(work: Work, shape: Shape) -> Prediction:
             1 / (busy + waits) for busy, waits in zip(compute, transfer, strict=True)
         ),
         "the ps' network": _rounds(sum(machine.bandwidth for machine in shape.servers), each_way),
-        "shared cpus": _rounds(shape.shared, work.period * work.cpu_seconds + 2 * each_way * COPY_SECONDS),
+        "shared cpus": _rounds(shape.shared_vcpus, work.period * work.cpu_seconds + 2 * each_way * COPY_SECONDS),
     }
     bound = min(limits, key=lambda name: limits[name])
     return Prediction(work.period * limits[bound], _alone(work, shape), len(shape.trainers), bound)
 
 
 def synchronous(work: Work, shape: Shape) -> Prediction:
-    """Model replicas in step: `period` steps each, then a float32 ring all-reduce of their deltas."""
+    """Model replicas in step: `period` steps each, then a float32 ring all-reduce of their parameters."""
     count = len(shape.trainers)
     sent = 2 * (count - 1) / count * work.parameters
     compute = max(work.period * work.cpu_seconds / machine.cpus for machine in shape.trainers)
     transfer = sent / min(machine.bandwidth for machine in shape.trainers) + 2 * (count - 1) * HOP_SECONDS
     limits = {
         "compute" if compute >= transfer else "a worker's network": 1 / (compute + transfer),
-        "shared cpus": _rounds(shape.shared, count * (work.period * work.cpu_seconds + sent * COPY_SECONDS)),
+        "shared cpus": _rounds(shape.shared_vcpus, count * (work.period * work.cpu_seconds + sent * COPY_SECONDS)),
     }
     bound = min(limits, key=lambda name: limits[name])
     return Prediction(count * work.period * limits[bound], _alone(work, shape), count, bound)
@@ -113,4 +123,4 @@ def _rounds(capacity: float | None, needed: float) -> float:
 def _alone(work: Work, shape: Shape) -> float:
     """Return the steps/s of one process on the master's machine, and nothing else there."""
     cpus = shape.trainers[0].cpus
-    return (cpus if shape.shared is None else min(cpus, shape.shared)) / work.cpu_seconds
+    return (cpus if shape.shared_vcpus is None else min(cpus, shape.shared_vcpus)) / work.cpu_seconds

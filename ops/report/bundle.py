@@ -75,7 +75,7 @@ def bundle(cluster: ClusterClient, job_id: str | None, dest: str | None, force: 
     record = job.record
     target = Path(dest if dest is not None else f"{record.jobId}-bundle.tar.gz")
     check_target(target, force)
-    with terminal.Step(f"collecting evidence of {record.jobId}") as step:
+    with terminal.ProgressLine(f"collecting evidence of {record.jobId}") as step:
         bundle = gather(cluster, job, step)
     for note in job.notes:
         terminal.note(note)
@@ -100,7 +100,7 @@ def check_target(target: Path, force: bool) -> None:
         raise UsageError(f"{target} is there already: give another --dest, or --force to write over it")
 
 
-def gather(cluster: ClusterClient, job: JobEvidence, step: terminal.Step) -> Bundle:
+def gather(cluster: ClusterClient, job: JobEvidence, step: terminal.ProgressLine) -> Bundle:
     """Collect all readable evidence of a job; add a note for each part that cannot be read."""
     bundle, record, names = Bundle(job), job.record, [replica.name for replica in job.replicas]
     step.count = "(records)"

@@ -14,7 +14,7 @@ from ops.report.evidence import JobEvidence
 from ops.report.make import make
 from ops.report.page import MARK, as_json, page
 
-MOST = 6
+MAX_JOBS = 6
 """The most jobs that can be distinguished on one page."""
 _HEAD = 512
 
@@ -32,7 +32,7 @@ def report(cluster: ClusterClient, job_ids: Sequence[str], output: str | None, j
         return DONE
     target = Path(output or f"report-{'-'.join(each.job for each in reports)}.html")
     check_output(target)
-    with terminal.Step("drawing"):
+    with terminal.ProgressLine("drawing"):
         content = page(reports).encode()
     write(target, content)
     terminal.out(f"{target}: {terminal.size(len(content))}")
@@ -41,8 +41,8 @@ def report(cluster: ClusterClient, job_ids: Sequence[str], output: str | None, j
 
 def check_ids(job_ids: Sequence[str]) -> None:
     """Check the number of jobs, and that none is named twice."""
-    if len(job_ids) > MOST:
-        raise UsageError(f"fab report compares {MOST} jobs at most, not {len(job_ids)}")
+    if len(job_ids) > MAX_JOBS:
+        raise UsageError(f"fab report compares {MAX_JOBS} jobs at most, not {len(job_ids)}")
     if twice := [job_id for place, job_id in enumerate(job_ids) if job_id in job_ids[:place]]:
         raise UsageError(f"{twice[0]} is named twice: a job is compared with others")
 

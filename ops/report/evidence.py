@@ -97,7 +97,7 @@ class JobEvidence:
             logs = read_logs(self._cluster, self.record, replica_names(self.record), LogFilter())
             return {name: list(filter(_is_used, log)) for name, log in logs.items()}
 
-        with terminal.Step(f"reading the logs of {self.record.jobId}"):
+        with terminal.ProgressLine(f"reading the logs of {self.record.jobId}"):
             return self.attempt(read, {}, "no log was read")
 
     @cached_property

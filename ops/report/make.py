@@ -110,7 +110,7 @@ def check_started(record: JobRecord, replicas: Sequence[ReplicaRecord]) -> None:
 
 
 def charts_from_logs(logs: Mapping[str, Sequence[LogLine]], names: Sequence[str]) -> list[Chart]:
-    """Return the curves of the first replica with Train lines, and of every replica's Eval lines.
+    """Return the curves of the first replica with lines `Train [NAME], step N: …`, and of every replica's `Eval, step N: …`.
 
     `names` are the replicas, the chief first; the chief's curves are called `train` and `eval`, another's `train, NAME`. Loss
     and accuracy come first. A chart without a curve of two points is left out.
@@ -223,11 +223,11 @@ def _replica_timeline(record: JobRecord, replica: ReplicaRecord, end: float) -> 
     at = _since_creation(record, replica.startTime or "")
     # `startTime` is that of the first start, also after later attempts.
     for event, following in zip_longest(replica.events, replica.events[1:]):
-        killed = max(_since_creation(record, event.time), at)
-        yield TimelineSegment(replica.name, RUNNING, at, killed)
+        ended_at = max(_since_creation(record, event.time), at)
+        yield TimelineSegment(replica.name, RUNNING, at, ended_at)
         until = _since_creation(record, following.time) if following else end
-        at = max(min(killed + event.seconds, until), killed) if event.seconds is not None else max(until, killed)
-        yield TimelineSegment(replica.name, RESTARTING, killed, at)
+        at = max(min(ended_at + event.seconds, until), ended_at) if event.seconds is not None else max(until, ended_at)
+        yield TimelineSegment(replica.name, RESTARTING, ended_at, at)
     if end > at:
         yield TimelineSegment(replica.name, RUNNING, at, end)
 

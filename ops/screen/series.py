@@ -20,7 +20,7 @@ _SAMPLE_SECONDS = 1.0
 
 
 class Series:
-    """The shape of any number of values in CAPACITY at most: when it is full, each two become their mean."""
+    """The shape of any number of values in CAPACITY at most: when full, each pair of neighbours is replaced by its mean."""
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._capacity, self._each = capacity, 1

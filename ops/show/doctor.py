@@ -1,6 +1,6 @@
 """`fab doctor`: list problems of the cluster with the command that fixes each; `--fix` runs safe ones.
 
-The checks of hosts, by ssh, are here; infra runs all others in a process of its own, and their results are only shown here.
+The checks of the SSH key and, by ssh, of hosts are here; infra runs all others in a process of its own.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def line(finding: Finding) -> str:
 
 def _look(root: Path, fix: bool, what: str) -> list[Finding]:
     findings: list[Finding] = []
-    with terminal.Step(what) as step:
+    with terminal.ProgressLine(what) as step:
         for finding in run_checks(_checks(root, fix), SECONDS, fix):
             findings.append(finding)
             step.count = f"({terminal.plural(len(findings), 'finding')})"
@@ -86,7 +86,7 @@ def _no_stack(why: str) -> Iterator[Finding]:
 
 
 def keys(folder: Path) -> Iterator[Finding]:
-    """Check that the SSH keys of the hosts exist, and that only their owner can read them."""
+    """Check that the operator's SSH key and files for the hosts exist, and that only their owner can read the key."""
     private = True
     for path in (folder, folder / "id_ed25519", folder / "known_hosts", folder / "ssh_config"):
         try:
@@ -123,7 +123,7 @@ def hosts(cluster: ClusterClient) -> Iterator[Finding]:
         try:
             offset, about = clock(output, moment), list(_state(name, output))
         except (ValueError, IndexError):
-            yield fail(f"{name} gives an answer that is none of a host", f"fab shell {name}")
+            yield fail(f"{name} returned unexpected output", f"fab shell {name}")
             continue
         offsets[name] = offset
         if abs(offset) > _OFFSET_MS + took * 500:
@@ -145,8 +145,8 @@ def _state(name: str, output: str) -> Iterator[Finding]:
     _, full, *failed = output.splitlines()
     percent = int(full.strip().removesuffix("%"))
     if percent >= _NEARLY:
-        severity = fail if percent >= _FULL_PERCENT else warning
-        yield severity(f"the disk of {name} is {percent} % full", f"fab shell {name} -- sudo du -xh --max-depth 3 /var")
+        make_finding = fail if percent >= _FULL_PERCENT else warning
+        yield make_finding(f"the disk of {name} is {percent} % full", f"fab shell {name} -- sudo du -xh --max-depth 3 /var")
     for unit in filter(None, map(str.strip, failed)):
         yield fail(f"{unit} failed on {name}", f"fab shell {name} -- sudo systemctl restart {unit}")
 
@@ -168,4 +168,4 @@ def infra_findings(stack: str | None, fix: bool) -> Iterator[Finding]:
                 continue  # a line of some library
         if process.wait() != 0:
             last = process.stderr.read().strip().splitlines()[-1:]
-            yield fail(f"infra cannot look ({' '.join(last) or process.returncode})", "make venv")
+            yield fail(f"the infrastructure checks failed ({' '.join(last) or process.returncode})", "make venv")

@@ -17,7 +17,7 @@ from ops.errors import DONE, FAILED, OpsError
 def hosts(cluster: ClusterClient, as_json: bool) -> int:
     """List the hosts and whether each answers; the exit code is 0 if one does."""
     inventory, fleet = cluster.inventory, cluster.fleet
-    with terminal.Step(f"asking {terminal.plural(len(inventory.hosts), 'host')}"):
+    with terminal.ProgressLine(f"asking {terminal.plural(len(inventory.hosts), 'host')}"):
         outcome = fleet.each(
             inventory.names, lambda name: fleet.run(name, f"systemctl is-active {inventory.host(name).unit}"), COMMAND_SECONDS
         )

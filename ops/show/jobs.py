@@ -25,7 +25,7 @@ from ops.submit.tuning import HYPERPARAMETERS
 def jobs(cluster: ClusterClient, filter_text: str | None, limit: str | None, as_json: bool) -> int:
     """List the jobs, or those that match the filter, the newest first."""
     matches, most = _parse_filter(filter_text or ""), _parse_limit(limit)
-    with terminal.Step("reading the jobs"):
+    with terminal.ProgressLine("reading the jobs"):
         records, unreadable = cluster.ledger.jobs()
     for line in unreadable:
         terminal.note(f"not shown: {line}")

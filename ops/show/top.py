@@ -30,7 +30,7 @@ _RIGHT = frozenset({"CPU", "CPUS", "MEMORY", "LIMIT", "RESTARTS", "REPORT", "HOS
 def top(cluster: ClusterClient, once: bool, as_json: bool) -> int:
     """Show the cluster until Ctrl-C, with exit code 0; only once for `once`, JSON or without a terminal."""
     reader = SnapshotReader(cluster.ledger)
-    with terminal.Step("looking at the cluster"):
+    with terminal.ProgressLine("looking at the cluster"):
         first = _read(cluster, reader)
     if as_json:
         terminal.print_json(asdict(first))

@@ -25,7 +25,7 @@ from ops.cluster.inventory import require_runtimes
 from ops.config_values import check_notify, read_yaml, validate
 from ops.errors import UsageError, suggest
 from ops.package import trainer_config
-from ops.package.trainer_config import Strategy, TrainerConfig, merge_end_keys
+from ops.package.trainer_config import Strategy, TrainerConfig, merge_policy_keys
 from ops.submit import arguments, environment, resources, tuning
 from ops.submit.program import flag_sources
 from ops.submit.resources import ROLE_KEYS
@@ -53,7 +53,7 @@ _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 GRACE_SECONDS = 30.0
 """The default grace period of replicas that still work when their job is done."""
 # The defaults of the keys that say how a job restarts and ends.
-_DEFAULT_END_KEYS: Mapping[str, Any] = {
+_DEFAULT_POLICY_KEYS: Mapping[str, Any] = {
     "restartPolicy": "replica",
     "optionalRoles": [Role.EVALUATOR.value],
     "restartCodes": [RESTART_CODE],
@@ -219,14 +219,14 @@ def policy(
         codes = strategy.model_dump(include={"restartCodes", "permanentCodes", "stopSignal"})
         strategy = Strategy(optionalRoles=["worker"], successPolicy="chief", **codes)
     chosen = {key: value for key, value in scheduling.items() if key != "priority"}
-    decided = merge_end_keys(merge_end_keys(_DEFAULT_END_KEYS, strategy.end_keys), chosen)
+    decided = merge_policy_keys(merge_policy_keys(_DEFAULT_POLICY_KEYS, strategy.policy_keys), chosen)
     if decided.get("successPolicy") != "all":
         return decided
     wrong = f"{f'{where}.' if 'successPolicy' in chosen else f'{declaration}: '}successPolicy 'all' is invalid"
     if strategy.successPolicy == "chief":
         why = "a trial's host may be lost" if study else "this trainer's other replicas have no end of their own"
         raise UsageError(f"{wrong}: {why}. Valid: chief")
-    if "optionalRoles" not in {**strategy.end_keys, **chosen}:
+    if "optionalRoles" not in {**strategy.policy_keys, **chosen}:
         return decided | {"optionalRoles": []}
     if optional := [role for role in (Role.WORKER, Role.EVALUATOR) if role in decided["optionalRoles"]]:
         valid = "chief, or optionalRoles without worker and evaluator"

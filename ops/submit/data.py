@@ -43,7 +43,7 @@ def data(cluster: ClusterClient, action: str | None, what: str | None, name: str
 
 def _list(cluster: ClusterClient, name: str | None, as_json: bool) -> dict[str, object]:
     folder = _data_path(name) if name else DATA
-    with terminal.Step(f"looking through {folder}"):
+    with terminal.ProgressLine(f"looking through {folder}"):
         files = cluster.bucket.walk(folder)
     files = {path or posixpath.basename(folder): size for path, size in sorted(files.items())}
     host_path = _host_path(cluster, folder)
@@ -106,7 +106,7 @@ def _remove(cluster: ClusterClient, name: str, sure: bool) -> dict[str, object]:
     what = f"{terminal.plural(len(files), 'file')}, {terminal.size(sum(files.values()))}"
     if not sure:
         terminal.confirm(f"remove {_host_path(cluster, target)}, {what}")
-    with terminal.Step(f"removing {name}"):
+    with terminal.ProgressLine(f"removing {name}"):
         cluster.bucket.remove(target)
     terminal.note(f"{what} removed: {_host_path(cluster, target)}")
     return {"folder": _host_path(cluster, target), "removed": len(files)}

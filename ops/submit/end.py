@@ -20,7 +20,7 @@ _LOGS_SECONDS = 30.0
 
 def cancel(cluster: ClusterClient, job_id: str | None, as_json: bool = False) -> int:
     """Cancel a job, by default the only running one, and wait; the exit code is 0 once it is CANCELLED."""
-    with terminal.Step(f"cancelling {job_id or 'the job'}") as step:
+    with terminal.ProgressLine(f"cancelling {job_id or 'the job'}") as step:
 
         def show(record: JobRecord) -> None:
             running = [r.name for r in replicas_of(cluster.ledger, record) if r.state is not ReplicaState.EXITED]
@@ -37,7 +37,7 @@ def cancel(cluster: ClusterClient, job_id: str | None, as_json: bool = False) ->
 
 def wait(cluster: ClusterClient, job_id: str | None, as_json: bool) -> int:
     """Wait until a job has ended; exit code 0 if it SUCCEEDED."""
-    with terminal.Step(f"waiting for {job_id or 'the job'}") as step:
+    with terminal.ProgressLine(f"waiting for {job_id or 'the job'}") as step:
 
         def show(record: JobRecord) -> None:
             step.what, step.count = f"waiting for {record.jobId}", f"({record.state})"
@@ -87,7 +87,7 @@ def _records(cluster: ClusterClient) -> list[JobRecord]:
     Raises:
         UsageError: if one cannot be read: its output may be in any other job's.
     """
-    with terminal.Step("reading the jobs"):
+    with terminal.ProgressLine("reading the jobs"):
         records, unreadable = cluster.ledger.jobs()
     if unreadable:
         raise UsageError(f"nothing can be deleted while records are unreadable: {'; '.join(unreadable)}")
@@ -137,14 +137,14 @@ def _normalize(path: object) -> str:
 def _delete(cluster: ClusterClient, job_ids: Sequence[str], sure: bool, as_json: bool) -> int:
     sizes = {}
     for job_id in job_ids:
-        with terminal.Step(f"looking through {job_id}"):
+        with terminal.ProgressLine(f"looking through {job_id}"):
             sizes[job_id] = sum(cluster.bucket.walk(paths.folder(job_id)).values())
     what = f"{len(sizes)} jobs ({', '.join(sizes)})" if len(sizes) > 1 else job_ids[0]
     if not sure:
         terminal.confirm(f"delete {what} with logs and output, {terminal.size(sum(sizes.values()))}")
         _check(cluster, job_ids)  # the confirmation may have taken long
     for job_id, size in sizes.items():
-        with terminal.Step(f"deleting {job_id}"):
+        with terminal.ProgressLine(f"deleting {job_id}"):
             _remove(cluster, job_id)
         if not as_json:
             terminal.out(f"{job_id} deleted, {terminal.size(size)}")

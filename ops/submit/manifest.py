@@ -53,7 +53,7 @@ def manifest(inventory: Inventory, job: JobSpec, package: Package) -> dict[str, 
 
 def dependencies(package: Package) -> list[str]:
     """Return the names of the packages sent along, such as `tabulate-0.9.0`."""
-    return sorted({path.partition(_DIST)[0] for path in package.wheels if _DIST in path})
+    return sorted({path.partition(_DIST)[0] for path in package.dependency_files if _DIST in path})
 
 
 def _runtime(runtime: RuntimeRequest, package: Package) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def scalars(cluster: ClusterClient, output: JobOutput, most: int) -> dict[str, l
     """
     if not output.summaries:
         return {}
-    with terminal.Step(f"reading the summaries of {output.job.jobId}"):
+    with terminal.ProgressLine(f"reading the summaries of {output.job.jobId}"):
         host = cluster.fleet.any_connection().original_host
         reader = [PYTHON, "-c", _SCALARS, output.job_dir, str(most)]
         command = root_helper.reader_command(cluster.inventory.host(host), reader)

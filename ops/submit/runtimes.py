@@ -73,7 +73,7 @@ def _remove(cluster: ClusterClient, folders: Mapping[str, Path], name: str, sure
             raise UsageError(f"job {record.jobId}, which is {record.state}, runs in {name}: wait for it, or cancel it")
     if not sure:
         terminal.confirm(f"remove the runtime {name}, which no job of stack {cluster.inventory.stack} runs in")
-    with terminal.Step(f"removing {name}"):
+    with terminal.ProgressLine(f"removing {name}"):
         remove(folders[name])
     terminal.note(f"{name} is removed")
     return {"removed": name}

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, mod
 from infra.validation import Section, refusal
 from jobs.paths import JOB_ID
 from jobs.study import Algorithm, ParameterType, ScaleType
-from ops.config_values import Count, JobEnd, Notify, Seconds, Size, StrictBool, Whole, refuse_bool
+from ops.config_values import Count, EndPolicy, Notify, Seconds, Size, StrictBool, Whole, refuse_bool
 from ops.errors import UsageError
 from ops.submit import arguments
 
@@ -187,7 +187,7 @@ class Hyperparameters(Section):
         return self
 
 
-class Scheduling(JobEnd):
+class Scheduling(EndPolicy):
     """`trainingInput.scheduling`."""
 
     maxRestarts: Count | None = None

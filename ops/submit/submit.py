@@ -132,7 +132,7 @@ def submit(cluster: ClusterClient, submission: Submission, may_wait: bool) -> li
         uploads = Background(lambda: _upload_package(cluster, submission))
         what = "informing" if ahead else "starting"
         hosts = _involved_hosts(inventory, submitter)
-        with terminal.Step(f"{job_id}: {what} {terminal.plural(len(hosts), 'host')}", always=True) as step:
+        with terminal.ProgressLine(f"{job_id}: {what} {terminal.plural(len(hosts), 'host')}", always=True) as step:
             _push(cluster.fleet, submission, plan, hosts, not ahead, step)
             _join_upload(uploads)
         renewal.check()
@@ -181,7 +181,7 @@ def _clear_abandoned(cluster: ClusterClient, ahead: Sequence[QueueEntry]) -> boo
         return [job.lease if job and not job.final else None for job in jobs]
 
     leases_before, monitor = leases_now(), QueueMonitor(ledger, ChangeTimer(time.monotonic), current_user())
-    with terminal.Step("checking whether the holder of the hosts is alive"):
+    with terminal.ProgressLine("checking whether the holder of the hosts is alive"):
         while True:
             now = leases_now()
             if any(lease and (not lease.submitter or lease != then) for lease, then in zip(now, leases_before, strict=True)):
@@ -215,7 +215,7 @@ def _overtaken_error(job_id: str, error: OvertakenError) -> OpsError:
 
 
 def _push(
-    fleet: Fleet, submission: Submission, plan: Plan, hosts: Sequence[str], with_package: bool, step: terminal.Step
+    fleet: Fleet, submission: Submission, plan: Plan, hosts: Sequence[str], with_package: bool, step: terminal.ProgressLine
 ) -> None:
     """Send every host its units and the agent's code, and wake it; with the package if it starts now."""
     inventory, job_id = submission.inventory, submission.job.id

@@ -178,7 +178,7 @@ def _expected_hosts(ledger: Ledger, submission: Submission) -> list[str]:
 
 def _connect(fleet: Fleet, names: Sequence[str]) -> Mapping[str, Exception]:
     """Map each host that does not answer to the reason."""
-    with terminal.Step(f"connecting to {terminal.plural(len(names), 'host')}") as step:
+    with terminal.ProgressLine(f"connecting to {terminal.plural(len(names), 'host')}") as step:
         return fleet.connect_each(names, terminal.counter(step, len(names))).failures
 
 
@@ -215,7 +215,7 @@ def _await_ready(fleet: Fleet, names: Sequence[str], check: Callable[[str], str]
     """
     outputs: dict[str, str] = {}
     deadline = time.monotonic() + _READY_SECONDS
-    with terminal.Step("checking the hosts") as step:
+    with terminal.ProgressLine("checking the hosts") as step:
         while pending := [name for name in names if name not in outputs]:
             outcome = fleet.each(pending, check, _CHECK_SECONDS)
             states = {name: host_stream.read_state(output) for name, output in outcome.results.items()}
@@ -281,4 +281,4 @@ def _check_data(cluster: ClusterClient, submission: Submission) -> None:
     job = submission.job
     data = job.declared.data_for(job.args)
     if data and not submission.data and not cluster.bucket.sizes(f"{DATA}/{data.name}"):
-        raise data.missing()
+        raise data.missing_error()

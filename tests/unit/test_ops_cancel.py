@@ -106,9 +106,9 @@ def test_the_replicas_waited_for_are_shown(
     put_jobs(ledger, job(JobState.RUNNING))
     ledger.write_replica("job01", ReplicaRecord("master-0", ReplicaState.RUNNING), None)
     ledger.write_replica("job01", ReplicaRecord("worker-0", ReplicaState.EXITED, exitCode=143), None)
-    step, counts = terminal.Step("cancelling"), list[str]()
+    step, counts = terminal.ProgressLine("cancelling"), list[str]()
     began: list[str] = []
-    monkeypatch.setattr(terminal, "Step", lambda what: began.append(what) or step)
+    monkeypatch.setattr(terminal, "ProgressLine", lambda what: began.append(what) or step)
     clock.ticks += [lambda: write_heartbeat(ledger), lambda: counts.append(str(step.count))]
     assert cancel(cluster, "job01") == DONE
     assert (began, step.what) == (["cancelling job01"], "cancelling job01")
@@ -280,9 +280,9 @@ def test_wait_returns_the_jobs_exit_code(
 ) -> None:
     put_job(ledger, job(JobState.QUEUED))
     states = iter([JobState.PREPARING, JobState.RUNNING, state])
-    step, counts = terminal.Step("waiting"), list[str]()
+    step, counts = terminal.ProgressLine("waiting"), list[str]()
     began: list[str] = []
-    monkeypatch.setattr(terminal, "Step", lambda what: began.append(what) or step)
+    monkeypatch.setattr(terminal, "ProgressLine", lambda what: began.append(what) or step)
     clock.ticks += [lambda: counts.append(str(step.count)), lambda: put_job(ledger, job(next(states)))]
     assert wait(cluster, "job01", as_json=False) == code
     assert clock.now == 103

@@ -229,7 +229,7 @@ def test_a_package_that_installs_its_own_folder_is_built_again_if_it_changed(
         (root := make_trainer(tmp_path, f"{line}\n")).joinpath("lib").mkdir(exist_ok=True)
         for content in ("a = 1", "a = 1", "a = 2"):
             (root / os.fsdecode(b"\xff.txt")).write_text(content)
-            assert "lib.py" in package.build(root, "mine.task").wheels
+            assert "lib.py" in package.build(root, "mine.task").dependency_files
         assert installed == [line.removeprefix("-e ")] * builds
 
 
@@ -287,7 +287,7 @@ def test_wheels_are_fetched_for_the_hosts_python(index: Path, tmp_path: Path) ->
         tag = f"cp{python.replace('.', '')}"
         make_wheel(index, tags=f"{tag}-{tag}-manylinux_2_36_x86_64", needs="numpy", files={"far.py": python})
     root = make_trainer(tmp_path, "far\n")
-    assert package.build(root, "mine.task", python=other).wheels["far.py"] == other.encode()
+    assert package.build(root, "mine.task", python=other).dependency_files["far.py"] == other.encode()
     (root / "requirements.txt").write_text("./far-1.0-cp310-cp310-manylinux2014_x86_64.whl\n")
     make_wheel(root, tags="cp310-cp310-manylinux2014_x86_64")
     message = f"the hosts' Python {other} on Linux x86-64: Because far==1.0 has no wheels with a matching Python version tag"
@@ -299,7 +299,7 @@ def test_packages_that_hosts_have_and_options_alone_need_no_uv(tmp_path: Path, m
     monkeypatch.setattr(dependencies, "install", fail_on_uv)
     hosts = "# what we use\nnumpy>=1.20  # any\ntensorflow[and-cuda]\n\nTensorFlow_CPU\nwinonly; sys_platform == 'win32'\n"
     for lines in (hosts, "--pre\n-f https://h/wheels\nnumpy\n", f"# mine\n{hostpython.REQUIREMENTS.read_text()}"):
-        assert package.build(make_trainer(tmp_path, lines), "mine.task").wheels == {}
+        assert package.build(make_trainer(tmp_path, lines), "mine.task").dependency_files == {}
     for line in ("-e ./lib", "--editable ./lib"):
         with pytest.raises(AssertionError, match="uv is not needed"):
             package.build(make_trainer(tmp_path, f"{line}\nnumpy\n"), "mine.task")
@@ -375,10 +375,10 @@ def test_dependencies_are_pushed_with_the_package(tmp_path: Path, index: Path, m
     root = make_trainer(tmp_path, "far\n", "import far, near, numpy\nfrom mine import other\n")
     (root / "other.py").write_text("import somewhere\n")
     built = package.build(root, "mine.task")
-    wheel_files = {path for path in built.wheels if ".dist-info/" not in path}
+    wheel_files = {path for path in built.dependency_files if ".dist-info/" not in path}
     assert wheel_files == {"far/__init__.py", "near.py", "deep/x.txt"}
     assert built.imports == {"numpy": "mine/task.py:1", "somewhere": "mine/other.py:1"}
-    assert built.host_files.keys() == built.wheels.keys() | built.files.keys()
+    assert built.host_files.keys() == built.dependency_files.keys() | built.files.keys()
     assert package.unpack(built.archive, "mine", built.files, "mine.task") == built
     monkeypatch.setattr(dependencies, "install", fail_on_uv)
     assert package.build(root, "mine.task") == built
@@ -387,9 +387,9 @@ def test_dependencies_are_pushed_with_the_package(tmp_path: Path, index: Path, m
 def test_a_changed_wheel_file_is_used(tmp_path: Path) -> None:
     (root := make_trainer(tmp_path, "./far-1.0-py3-none-any.whl\n-r more.txt\n")).joinpath("more.txt").write_text("")
     make_wheel(root, files={"far.py": "one"})
-    assert package.build(root, "mine.task").wheels["far.py"] == b"one"
+    assert package.build(root, "mine.task").dependency_files["far.py"] == b"one"
     make_wheel(root, files={"far.py": "two"})
-    assert package.build(root, "mine.task").wheels["far.py"] == b"two"
+    assert package.build(root, "mine.task").dependency_files["far.py"] == b"two"
 
 
 @pytest.mark.parametrize(
@@ -432,7 +432,7 @@ def test_a_project_is_built_and_pushed(tmp_path: Path, index: Path, monkeypatch:
     built = package.build(source, "mine.task")
     assert {"mine/task.py", "mine-2.0.dist-info/METADATA"} <= built.files.keys()
     assert not [path for path in built.files if path.endswith("gone.py")], "files of an earlier build are not included"
-    assert "far/__init__.py" in built.wheels
+    assert "far/__init__.py" in built.dependency_files
     assert built.imports == {"numpy": "mine/task.py:1"}
     assert sorted(root.rglob("*")) == before, "a build leaves nothing in the user's folder"
     monkeypatch.setattr(dependencies, "install", fail_on_uv)
@@ -473,7 +473,7 @@ def test_a_wheel_cannot_write_outside_the_package(tmp_path: Path, index: Path) -
     for name in ("../../evil", "/evil", "far-1.0.data/purelib/../../evil"):
         make_wheel(index, files={name: ""})
         with suppress(UsageError):
-            assert not [path for path in package.build(root, "mine.task").wheels if "evil" in path]
+            assert not [path for path in package.build(root, "mine.task").dependency_files if "evil" in path]
         assert not [*tmp_path.rglob("evil")]
         assert not Path("/evil").exists()
 

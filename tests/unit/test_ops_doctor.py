@@ -56,7 +56,7 @@ def test_healthy_hosts_are_one_finding(monkeypatch: pytest.MonkeyPatch) -> None:
         (finding,) = run_host_checks(monkeypatch, ps_0="1000.004\n 12%\n", worker_0=f"{clock}\n 3%\n\n")
         assert finding == ok(f"2 of 2 hosts reachable; the largest clock difference is that of {largest}")
     (finding,) = run_host_checks(monkeypatch, ps_0="nonsense")
-    assert finding.what == "ps-0 gives an answer that is none of a host"
+    assert finding.what == "ps-0 returned unexpected output"
 
 
 def test_each_problem_of_a_host_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,7 @@ def test_each_problem_of_a_host_is_a_finding(monkeypatch: pytest.MonkeyPatch) ->
         ("warning", "the disk of worker-0 is 91 % full"),
         ("error", "scaletier-firewall.service failed on worker-0"),
         ("error", "the disk of worker-1 is 99 % full"),
-        ("error", "worker-2 gives an answer that is none of a host"),
+        ("error", "worker-2 returned unexpected output"),
     ]
     assert [finding.remedy for finding in findings] == [
         "pulumi up",
@@ -121,7 +121,7 @@ def test_an_error_without_the_name_of_its_host_gets_it(monkeypatch: pytest.Monke
 def test_a_truncated_output_does_not_hide_other_hosts(monkeypatch: pytest.MonkeyPatch, truncated: str) -> None:
     findings = run_host_checks(monkeypatch, ps_0=truncated, worker_0="1000.0\n 99%\nx.service\n", worker_1="1000.0\n 1%\n")
     what = [finding.what for finding in findings]
-    assert ("ps-0 gives an answer that is none of a host" in what) is (truncated != "1000.0\n 9")
+    assert ("ps-0 returned unexpected output" in what) is (truncated != "1000.0\n 9")
     assert {"the disk of worker-0 is 99 % full", "x.service failed on worker-0"} <= {*what}
     assert what[-1].startswith("2 of 3 hosts" if len(findings) == 4 else "3 of 3 hosts")
 
@@ -222,9 +222,9 @@ def test_infra_findings_come_from_a_process_and_other_output_is_ignored(
         "print('one', file=sys.stderr)\n"
         "raise SystemExit('no such module')\n"
     )
-    failed = fail("infra cannot look (no such module)", "make venv")
+    failed = fail("the infrastructure checks failed (no such module)", "make venv")
     bin_dir = str(Path(sys.prefix, "bin"))
     assert list(doctor.infra_findings(None, fix=False)) == [ok(f"{[None, bin_dir]} ''"), failed]
     assert list(doctor.infra_findings("big", fix=False)) == [ok(f"{['big', 'big', bin_dir]} ''"), failed]
     program.write_text("raise SystemExit(3)\n")
-    assert list(doctor.infra_findings(None, fix=False)) == [fail("infra cannot look (3)", "make venv")]
+    assert list(doctor.infra_findings(None, fix=False)) == [fail("the infrastructure checks failed (3)", "make venv")]

@@ -86,7 +86,7 @@ def test_a_download_shows_its_size(
 ) -> None:
     make_large_wheel(index, "far", 2_000_000, "near")
     make_large_wheel(index, "near", 2_000_000)
-    monkeypatch.setattr(dependencies.terminal, "Step", functools.partial(terminal.Step, always=True))
+    monkeypatch.setattr(dependencies.terminal, "ProgressLine", functools.partial(terminal.ProgressLine, always=True))
     package.build(make_trainer(tmp_path, "far\n"), "mine.task")
     assert re.search(r"fetching dependencies 4\.0 MB \(", capsys.readouterr().err)
 

@@ -25,7 +25,7 @@ def sha256_of(path: Path) -> str:
 
 
 def pushed_packages(root: Path) -> set[str]:
-    return {path.partition("/")[0] for path in package.build(root, "mine.task").wheels if ".dist-info" not in path}
+    return {path.partition("/")[0] for path in package.build(root, "mine.task").dependency_files if ".dist-info" not in path}
 
 
 def test_a_pinned_host_package_needs_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

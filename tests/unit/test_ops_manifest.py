@@ -30,7 +30,7 @@ def test_the_manifest_has_all_inputs_of_a_job(inventory: Inventory) -> None:
     assert full["package"]["sha256"] == built.sha256
     assert full["package"]["dependencies"] == []
     wheels = {"tabulate-0.9.0.dist-info/METADATA": b"", "tabulate-0.9.0.dist-info/RECORD": b"", "tabulate.py": b""}
-    with_wheels = manifest.manifest(inventory, job, replace(built, wheels=wheels))
+    with_wheels = manifest.manifest(inventory, job, replace(built, dependency_files=wheels))
     assert with_wheels["package"]["dependencies"] == ["tabulate-0.9.0"]
     assert set(full["package"]["files"]) == set(built.files)
     assert full["cluster"] == {

@@ -99,7 +99,7 @@ def test_predictions_agree_with_a_calculation_by_hand() -> None:
 
 def test_the_shapes_of_the_tiers() -> None:
     standard = tier_shape(preset(ScaleTier.STANDARD_1))
-    assert (len(standard.trainers), len(standard.servers), standard.shared) == (5, 3, None)
+    assert (len(standard.trainers), len(standard.servers), standard.shared_vcpus) == (5, 3, None)
     assert standard.trainers[0] == PlannedMachine(8, 2e9)
     assert standard.servers[0] == PlannedMachine(4, 1.25e9)
     premium = tier_shape(preset(ScaleTier.PREMIUM_1))

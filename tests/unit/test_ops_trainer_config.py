@@ -302,9 +302,9 @@ def test_a_package_with_the_library_has_its_declaration(tmp_path: Path) -> None:
     built = build_with_library(tmp_path)
     assert read_declaration(built) == LIBRARY_CONFIG
     asynchronous = {"optionalRoles": ["worker", "evaluator"], "successPolicy": "chief", "gracePeriod": 0}
-    assert read_declaration(built).chosen("async").end_keys == asynchronous
+    assert read_declaration(built).chosen("async").policy_keys == asynchronous
     synchronous = {"restartPolicy": "all", "optionalRoles": ["ps", "evaluator"], "gracePeriod": 0}
-    assert read_declaration(built).chosen("sync").end_keys == synchronous
+    assert read_declaration(built).chosen("sync").policy_keys == synchronous
     assert trainer_config.read_from_archive(built.archive, "mine") == LIBRARY_CONFIG
     assert read_declaration(package.unpack(built.archive, "mine", list(built.files), "mine.task")) == LIBRARY_CONFIG
 

@@ -38,7 +38,7 @@ def test_without_a_terminal_progress_is_printed_at_intervals(
     monkeypatch.setattr(terminal, "_AGAIN_SECONDS", 0.1)
     monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: 100.0))
     stderr = Stderr(capsys)
-    with terminal.Step("connecting", always=True) as step:
+    with terminal.ProgressLine("connecting", always=True) as step:
         step.count = "3 of 8"
         wait_for(lambda: stderr.has("connecting 3 of 8 … 0 s\n" * 2), "two lines")
         step.count = "8 of 8"
@@ -52,7 +52,7 @@ def test_on_a_terminal_progress_is_one_line_that_is_erased(
     monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(terminal, "supports_colour", lambda _: True)
     stderr = Stderr(capsys)
-    with terminal.Step("connecting"):
+    with terminal.ProgressLine("connecting"):
         now[0] += 1.5
         wait_for(lambda: stderr.has("\r\033[Kconnecting … 2 s"), "a line that is drawn")
     assert stderr.has("")
@@ -255,7 +255,7 @@ def test_lists_and_counts() -> None:
 
 
 def test_a_step_counts_items_and_bytes() -> None:
-    step = terminal.Step("fetching")
+    step = terminal.ProgressLine("fetching")
     count = terminal.counter(step, 2)
     counts = []
     for _ in range(2):
@@ -277,11 +277,11 @@ def test_a_step_that_took_long_leaves_a_line(
     now = [100.0]
     monkeypatch.setattr(terminal, "_FIRST_SECONDS", FIRST_SECONDS)
     monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    with terminal.Step("x", always) as step:
+    with terminal.ProgressLine("x", always) as step:
         assert step._thread.daemon
         now[0] += took
     assert capsys.readouterr().err == line
-    with contextlib.suppress(ValueError), terminal.Step("x", always):
+    with contextlib.suppress(ValueError), terminal.ProgressLine("x", always):
         now[0] += took
         raise ValueError
     assert capsys.readouterr().err == ""
@@ -297,7 +297,7 @@ def test_progress_is_drawn_often_on_a_terminal_only(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(terminal, "_FIRST_SECONDS", FIRST_SECONDS)
     monkeypatch.setattr(terminal, "supports_colour", lambda _: live)
-    step = terminal.Step("x")
+    step = terminal.ProgressLine("x")
     step._ended = SimpleNamespace(wait=wait, set=lambda: None)  # type: ignore[assignment]
     with step:
         pass
