@@ -22,6 +22,7 @@ from jobs.chunks import LogFilter
 from jobs.firsterror import earliest
 from jobs.records import JobRecord, ReplicaRecord
 from jobs.states import JobState
+from jobs.times import seconds_between
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.ledger import format_elapsed
@@ -36,6 +37,9 @@ from ops.show.jobs import describe_to_stdout
 LINES = 200
 _FULL_PERCENT = 90
 _CLOCK_SECONDS = 5.0
+# A host gives up after as many (`hosts.agent.diagnosis`).
+_DIAGNOSIS_SECONDS = 30.0
+_POLL_SECONDS = 0.5
 _SECRET, _SHORTEST = "[secret]", 4
 _NOTIFY_TARGET = re.compile(rb'"notify":"(?:[^"\\]|\\.)+"')
 # The encodings of a text in the files.
@@ -107,7 +111,7 @@ def gather(cluster: ClusterClient, job: JobEvidence, step: terminal.ProgressLine
     bundle.files["describe.txt"] = job.attempt(lambda: _describe(cluster, job), b"", "it cannot be described")
     bundle.files |= {path: _without_target(content) for path, content in job.files.items()}
     step.count = "(diagnoses)"
-    read: dict[str, bytes] = job.attempt(lambda: _diagnoses(cluster, record, names), {}, "the diagnoses were not read")
+    read: dict[str, bytes] = job.attempt(lambda: _diagnoses(cluster, job, step), {}, "the diagnoses were not read")
     for name, content in read.items():
         try:
             diagnosis = json.loads(content)
@@ -158,11 +162,25 @@ def _without_target(content: bytes) -> bytes:
     return _NOTIFY_TARGET.sub(f'"notify":"{_SECRET}"'.encode(), content)
 
 
-def _diagnoses(cluster: ClusterClient, record: JobRecord, names: list[str]) -> dict[str, bytes]:
-    places = {name: paths.diagnosis(record.jobId, name) for name in names}
-    existing = cluster.bucket.sizes(f"{paths.folder(record.jobId)}/diagnosis")
-    items = {name: cluster.bucket.read(place) for name, place in places.items() if place.rpartition("/")[2] in existing}
-    return {name: item.content for name, item in items.items() if item}
+def _diagnoses(cluster: ClusterClient, job: JobEvidence, step: terminal.Step) -> dict[str, bytes]:
+    """Read the diagnoses; of a job that has just FAILED, wait for those that its hosts still write."""
+    job_id, names = job.record.jobId, [replica.name for replica in job.replicas]
+    deadline = time.monotonic() + _seconds_left(job.record)
+    while True:
+        existing = cluster.bucket.sizes(f"{paths.folder(job_id)}/diagnosis")
+        missing = [name for name in names if f"{name}.json" not in existing and name not in job.record.lostReplicas]
+        if not missing or time.monotonic() >= deadline:
+            items = {name: cluster.bucket.read(paths.diagnosis(job_id, name)) for name in names if f"{name}.json" in existing}
+            return {name: item.content for name, item in items.items() if item}
+        step.count = f"(diagnoses: waiting for {terminal.list_some(missing)})"
+        time.sleep(_POLL_SECONDS)
+
+
+def _seconds_left(record: JobRecord) -> float:
+    """Return for how long hosts may still write diagnoses, by the clock of this machine."""
+    if record.state is not JobState.FAILED or not record.endTime or not record.hosts:
+        return 0.0
+    return min(max(_DIAGNOSIS_SECONDS - seconds_between(record.endTime), 0.0), _DIAGNOSIS_SECONDS)
 
 
 def _is_of_earlier_job(diagnosis: Mapping[str, Any], record: JobRecord) -> bool:

@@ -7,6 +7,7 @@ import subprocess
 import tarfile
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -273,6 +274,28 @@ def test_the_bundle_of_a_job_with_only_its_record(tmp_path: Path, job: Job) -> N
     files = read_bundle("x.tar.gz")
     assert sorted(files) == ["describe.txt", "job.json", "summary.txt"]
     assert files["summary.txt"].startswith("No replica printed an error.\nJob job00 QUEUED\n\nmaster-0: PREPARING\n")
+
+
+@pytest.mark.parametrize(
+    ("seconds_ago", "lost", "waits"), [(3, [], True), (-500, [], True), (40, [], False), (3, ["master-0"], False)]
+)
+def test_diagnoses_that_hosts_still_write_are_awaited(
+    job: Job, monkeypatch: pytest.MonkeyPatch, seconds_ago: float, lost: list[str], waits: bool
+) -> None:
+    ended = datetime.now(UTC) - timedelta(seconds=seconds_ago)
+    job.set_state(JobState.FAILED, endTime=ended.isoformat(), lostReplicas=lost)
+    monkeypatch.setattr("ops.report.bundle.time.sleep", lambda _: job.put_diagnosis("master-0", lines=[]))
+    assert job.bundle() == 0
+    assert ("diagnosis/master-0.json" in read_bundle()) is waits
+
+
+def test_diagnoses_are_not_awaited_for_good(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    time = [0.0]
+    job.set_state(JobState.FAILED, endTime=datetime.now(UTC).isoformat())
+    monkeypatch.setattr("ops.report.bundle.time.monotonic", lambda: time[0])
+    monkeypatch.setattr("ops.report.bundle.time.sleep", lambda seconds: time.append(time.pop() + seconds))
+    assert job.bundle() == 0
+    assert "no diagnosis by master-0: " in read_bundle()["summary.txt"]
 
 
 @pytest.mark.parametrize("damaged", ['{"lines": [{"time": 1}]', "[]"])
