@@ -57,7 +57,7 @@ def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         type=positive,
         default=0.1,
         metavar="X",
-        help="the highest of SGD with one replica; N replicas: times N, at most 8",
+        help="peak learning rate of SGD for one replica; for N replicas multiplied by N, at most by 8",
     )
     add("--warmup-steps", type=at_least(1), default=20, metavar="N", help="steps of each replica in which the rate rises")
     add("--momentum", type=share, default=0.9, metavar="X", help="Nesterov's, 0 for none")
