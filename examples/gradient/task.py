@@ -1,4 +1,4 @@
-"""`python -m gradient.task`: learns which points lie in the unit circle, by Paperspace Gradient's convention."""
+"""`python -m gradient.task`: learns which points lie in the unit circle, with Paperspace Gradient's TYPE and INDEX."""
 
 import argparse
 import json

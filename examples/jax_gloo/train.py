@@ -12,16 +12,16 @@ from jax.sharding import PartitionSpec as P
 STEPS, BATCH = 200, 96
 
 
-def loss_of(params, places, labels):
+def loss_of(params, points, labels):
     """Return the binary cross-entropy of whether points lie within a circle."""
-    hidden = jax.nn.relu(places @ params["w1"] + params["b1"])
+    hidden = jax.nn.relu(points @ params["w1"] + params["b1"])
     logits = (hidden @ params["w2"] + params["b2"])[:, 0]
     return jnp.mean(jnp.logaddexp(0, logits) - labels * logits)
 
 
 @jax.jit
-def step_of(params, places, labels):
-    loss, slopes = jax.value_and_grad(loss_of)(params, places, labels)
+def step_of(params, points, labels):
+    loss, slopes = jax.value_and_grad(loss_of)(params, points, labels)
     return jax.tree.map(lambda value, slope: value - 0.5 * slope, params, slopes), loss
 
 
@@ -39,11 +39,11 @@ def main():
         "b2": np.zeros(1),
     }
     params = jax.device_put(jax.tree.map(np.float32, params), everywhere)
-    points = np.random.default_rng(1 + rank)
+    generator = np.random.default_rng(1 + rank)
     for step in range(1, STEPS + 1):
-        places = points.uniform(-1, 1, (BATCH, 2)).astype(np.float32)
-        labels = ((places**2).sum(1) < 0.6).astype(np.float32)
-        whole = [jax.make_array_from_process_local_data(in_parts, part) for part in (places, labels)]
+        points = generator.uniform(-1, 1, (BATCH, 2)).astype(np.float32)
+        labels = ((points**2).sum(1) < 0.6).astype(np.float32)
+        whole = [jax.make_array_from_process_local_data(in_parts, part) for part in (points, labels)]
         params, loss = step_of(params, *whole)
         if rank == 0 and step % 50 == 0:
             print(f"step {step} of {peers} peers: loss {float(loss):.3f}", flush=True)
