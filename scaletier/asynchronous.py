@@ -35,8 +35,8 @@ from scaletier.sync_period import SyncPeriod
 from scaletier.tensorflow_setup import (
     devices_of,
     give_memory_back,
-    here,
     import_tensorflow,
+    on_this_process,
     one_line,
     quiet_stderr,
     say,
@@ -54,7 +54,7 @@ _LONG_SECONDS, _STUCK_SECONDS, _POLL_SECONDS = 10.0, 30.0, 1.0
 
 
 class Asynchronous(Training):
-    """One job of the chief, which sends the workers theirs."""
+    """The chief's part of a job: it trains, and starts each round of every worker."""
 
     def __init__(self, job: Job, flags: Flags, cluster: Cluster) -> None:
         if not tf.config.list_physical_devices("GPU"):
@@ -83,9 +83,9 @@ class Asynchronous(Training):
     def begin(self, step: int) -> StepBudget:
         self.data_begin, self.servers = int(self.data_position.begin), None
         if self.workers:
-            devices = [f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in range(len(self.cluster.jobs["ps"]))]
+            server_devices = [f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in range(len(self.cluster.jobs["ps"]))]
             averages = self.copy.averages if step else self.copy.shared
-            self.servers = SharedParameters(self.network, devices, self.copy.shared, step, averages)
+            self.servers = SharedParameters(self.network, server_devices, self.copy.shared, step, averages)
             self.trace_pull(self.servers)
         kinds = {self.devices, *(devices_of("worker", index) for index in range(self.workers))}
         with tf.device(self.devices[0]):
@@ -98,9 +98,9 @@ class Asynchronous(Training):
         zeros = tf.function(lambda: [tf.zeros(one.shape, one.dtype) for one in self.network.local], autograph=False)
         self._zeros = zeros.get_concrete_function() if self.workers else zeros  # traced here, and not in a worker's thread
         self._shown = time.monotonic(), 0
-        every = self.flags.eval_steps if self.evaluated or self.job.callbacks else None
-        budget = StepBudget(step, self.flags.max_steps, self.count, every)
-        if self.chief and every:
+        eval_steps = self.flags.eval_steps if self.evaluated or self.job.callbacks else None
+        budget = StepBudget(step, self.flags.max_steps, self.count, eval_steps)
+        if self.chief and eval_steps:
             budget.release(self.chief.ends_at)
         return budget
 
@@ -177,78 +177,80 @@ class Asynchronous(Training):
     def rounds(self) -> Iterator[Round]:
         return self._train(self.name, 0, self.iterator, self.devices, say)
 
-    def _replica(self, name: str, iterator: Any, devices: tuple[str, ...], emit: Any, held: Sequence[Any]) -> ReplicaLoop:
+    def _replica(
+        self, name: str, iterator: Any, devices: tuple[str, ...], emit: Any, device_variables: Sequence[Any]
+    ) -> ReplicaLoop:
         known: Any = None
 
-        def take(steps: int, live_hosts: int) -> Round:
+        def run_with_rates(steps: int, live_hosts: int) -> Round:
             nonlocal known
             if self.job.callbacks and known is not self.job.callbacks.rates:
                 known = self.job.callbacks.rates
-                set_rates(held, known)
+                set_rates(device_variables, known)
             with self._calls_servers() if name == self.name else contextlib.nullcontext():
-                return run_round(self.network, self.graphs[devices], iterator, held, steps, live_hosts)
+                return run_round(self.network, self.graphs[devices], iterator, device_variables, steps, live_hosts)
 
         period = SyncPeriod.of(self.flags.sync_period, self.count, self.flags.max_steps)
         if period.alone and self.flags.eval_steps:  # evaluations come between two rounds
             period.most = min(period.most, self.flags.eval_steps)
-        return ReplicaLoop(name, take, period, self.flags.log_interval, {name: emit}, name == self.name, len(devices))
+        return ReplicaLoop(name, run_with_rates, period, self.flags.log_interval, {name: emit}, name == self.name, len(devices))
 
     def _train(self, name: str, index: int, iterator: Any, devices: tuple[str, ...], emit: Any) -> Iterator[Round]:
         start, is_chief = time.monotonic(), name == self.name
         with quiet_stderr() if is_chief else contextlib.nullcontext():  # TensorFlow's remark about the CPU
             replica = self._replica(name, iterator, devices, emit, self._variables(index, devices))
             if self.workers:
-                replica.take(0, 1)  # it sends the graph to its host in advance
-        self.progress.begin(is_chief, time.monotonic() - start)
-        return train(replica, self.progress)
+                replica.run_round(0, 1)  # it sends the graph to its host in advance
+        self.budget.begin(is_chief, time.monotonic() - start)
+        return train(replica, self.budget)
 
     def _variables(self, index: int, devices: tuple[str, ...]) -> list[Any]:
         """Return a replica's variables on each of its devices; those of the chief's first device are the copy's."""
-        with here():
+        with on_this_process():
             values = [variable.numpy() for variable in self.copy.local]
-        step = self.progress.step
+        step = self.budget.step
         initial_values = initial_local(self.network, values, index, self.count, len(devices), step)
         if not index:
             for variable, value in zip(self.copy.local, initial_values[0], strict=True):
                 variable.assign(value)
-        held: list[Any] = [] if index else [self.copy]
-        for device, given in list(zip(devices, initial_values, strict=True))[len(held) :]:
+        device_variables: list[Any] = [] if index else [self.copy]
+        for device, given in list(zip(devices, initial_values, strict=True))[len(device_variables) :]:
             with tf.device(device):
                 zeros = self._zeros()
-            with here():
+            with on_this_process():
                 local = [tf.constant(one) if one.any() else zero for one, zero in zip(given, zeros, strict=True)]
-            held.append(make_variables(self.network, local, device))
-        return held
+            device_variables.append(make_variables(self.network, local, device))
+        return device_variables
 
     def _train_worker(self) -> None:
         """Train on a worker until the job's last step; called in the worker's thread."""
         index = 1 + tf.DeviceSpec.from_string(tf.timestamp().device).task
         name = f"worker/{index - 1}"
         try:
-            iterator = iter(self.source.training_on_device(index, self.count, self.progress.step - self.data_begin))
+            iterator = iter(self.source.training_on_device(index, self.count, self.budget.step - self.data_begin))
             for _ in self._train(name, index, iterator, devices_of("worker", index - 1), say_there):
                 pass
         except tf.errors.DataLossError as error:
-            self.progress.stop(error)  # the data is damaged, the host is not lost
+            self.budget.stop(error)  # the data is damaged, the host is not lost
         except tf.errors.OutOfRangeError as error:
             explanation = self.job.explain(error) if self.job.explain else None
-            self.progress.stop(DataError(f"{name} finds no batch in the job's data{f': {explanation}' if explanation else ''}"))
+            self.budget.stop(DataError(f"{name} finds no batch in the job's data{f': {explanation}' if explanation else ''}"))
         except tf.errors.OpError as error:
             denied = isinstance(error, tf.errors.PermissionDeniedError)
             if not denied and not (isinstance(error, tf.errors.NotFoundError) and _NO_FILE in str(error)):
                 raise  # the coordinator handles a lost worker, which returns, and a lost parameter server, which does not
-            self.progress.stop(DataError(f"{name} cannot read its data: {one_line(error)}"))
+            self.budget.stop(DataError(f"{name} cannot read its data: {one_line(error)}"))
         except Exception as error:  # noqa: BLE001 - the chief raises it
-            self.progress.stop(error)
+            self.budget.stop(error)
 
     def scalars(self) -> dict[str, float]:
         """Return each replica's steps/s and staleness, and each server's MB/s, since the last call."""
         if not self.servers:
             return {}
         (since, rounds), now = self._shown, time.monotonic()
-        self._shown = now, self.progress.rounds
+        self._shown = now, self.budget.rounds
         scalars: dict[str, float] = {}
-        for name, pace in list(self.progress.paces.items()):
+        for name, pace in list(self.budget.paces.items()):
             folder = f"replicas/{name.replace('/', '-')}"
             scalars[f"{folder}/steps_per_second"], scalars[f"{folder}/staleness"] = pace.local_rate, pace.staleness
         for index, count in enumerate(self.servers.bytes_per_round):

@@ -74,15 +74,15 @@ class Callbacks:
     def plan(self, flags: Flags, length: int | None) -> Flags:
         """Return the flags with the steps of the job and of each epoch; `length` is the number of batches, None if unknown."""
         self.pauses = flags.eval_steps is not None
-        every = flags.eval_steps or self._steps or length
-        if not flags.max_steps and not every:
+        steps_per_epoch = flags.eval_steps or self._steps or length
+        if not flags.max_steps and not steps_per_epoch:
             line = f"epochs={self._epochs} is invalid: train_data does not say how many batches it has. Valid: steps, or"
             raise JobError(f"{line} steps_per_epoch beside it")
-        steps = flags.max_steps or (self._epochs or 1) * (every or 1)
-        every = min(steps, every or max(1, steps // _EPOCHS))
-        if length and every > length:
-            say(f"An epoch has {every} steps, and train_data {length} batches: it is repeated within an epoch")
-        return replace(flags, max_steps=steps, eval_steps=every)
+        steps = flags.max_steps or (self._epochs or 1) * (steps_per_epoch or 1)
+        steps_per_epoch = min(steps, steps_per_epoch or max(1, steps // _EPOCHS))
+        if length and steps_per_epoch > length:
+            say(f"An epoch has {steps_per_epoch} steps, and train_data {length} batches: it is repeated within an epoch")
+        return replace(flags, max_steps=steps, eval_steps=steps_per_epoch)
 
     @functools.cached_property
     def state(self) -> Any:
@@ -107,8 +107,8 @@ class Callbacks:
             line = "the callback SwapEMAWeights is invalid: several replicas train, and average what they share. Valid:"
             raise JobError(f"{line} use_ema=True alone, whose average is exported, or one process")
         self._network, self._local, self._flags = network, local, flags
-        every = flags.eval_steps or 1
-        epochs, network.model.stop_training = -(-flags.max_steps // every), False
+        steps_per_epoch = flags.eval_steps or 1
+        epochs, network.model.stop_training = -(-flags.max_steps // steps_per_epoch), False
         self.history = keras.callbacks.History()
         called = [*_hooks(*self._data), *self._callbacks, self.history]
         self._list = keras.callbacks.CallbackList(called, model=network.model, epochs=epochs, steps=flags.eval_steps, verbose=0)
@@ -121,20 +121,20 @@ class Callbacks:
         if reader and reader.callbacks:
             self._restore(json.loads(reader.callbacks))
         self._logs = dict.fromkeys(("loss", *network.metric_names), math.nan)
-        self._epoch, begin = step // every, step
+        self._epoch, begin = step // steps_per_epoch, step
         at = self._epoch
         if self.history.epoch:
             self._epoch = self.history.epoch[-1] + 1
         if abs(self._epoch - at) <= 1:  # else the length of epochs has changed
             at = self._epoch  # the checkpoint may be of a job that had ended within an epoch, or had not ended one that is over
-            begin = min(step, at * every)
+            begin = min(step, at * steps_per_epoch)
         self._begin_epoch(begin < flags.max_steps)
         trained = {id(one) for one in network.model.trainable_variables}
         same = trained == {id(spec.variable) for spec in network.trained} and _rates_of(network.model.optimizer) == rates
         if not (step or same):  # what is set later has no effect in Keras either
             line = "a callback has changed what is trainable, or the learning rate's schedule, when training began. Valid:"
             raise JobError(f"{line} set them in the function that makes the model")
-        return (at + 1) * every
+        return (at + 1) * steps_per_epoch
 
     def _given_rates(self) -> list[float]:
         return [float(self._network.initial(self._network.local[at])) for at in self._rates]
@@ -189,8 +189,8 @@ class Callbacks:
         """True if an epoch has begun and not ended."""
         return self._begun
 
-    def add(self, taken: Round) -> None:
-        self._rounds.append((taken.steps, {"loss": taken.mean_loss, **taken.metrics}))
+    def add(self, result: Round) -> None:
+        self._rounds.append((result.steps, {"loss": result.mean_loss, **result.metrics}))
 
     def end_epoch(self, step: int, evaluate: Callable[[], EvaluationResult | None] | None) -> None:
         """End an epoch at a global step, after its evaluation, if there is one; do nothing if that was stopped.

@@ -77,9 +77,11 @@ class CheckpointReader:
 
     Attributes:
         step: the global step.
-        local: the `local` variables of the network that the checkpoint has.
+        local: the `local` variables to restore: those that the checkpoint has, or only `fixed` ones of float32 if any but an
+            average is missing.
+        data_of: the description of the data that the checkpoint was trained on, empty if it has none.
         callbacks: the state of callbacks, empty if it has none.
-        missing_line: a line about those that it lacks, which are initialized, or None.
+        missing_line: a line about the first missing variable, or None.
 
     Raises:
         CheckpointError: the checkpoint is of another model; the line names the first variable that differs.
@@ -193,7 +195,7 @@ class DataPosition:
 
 
 class Saver:
-    """Writes checkpoints of variables, each on the host that holds it, into a shared directory."""
+    """Write checkpoints of variables, each on the host that holds it, into a shared directory."""
 
     def __init__(self, variables: Mapping[str, Any], step: Any, job_dir: str, keep: int) -> None:
         self._step, self._job_dir = step, job_dir
@@ -212,7 +214,9 @@ class Saver:
 
 
 class LocalCopy:
-    """The variables on this host, which are evaluated, saved and exported, and which a master trains in place.
+    """The variables on this host, which are evaluated, saved and exported.
+
+    The chief trains them in place, and with `sync` every replica does.
 
     Attributes:
         tests_averages: True if evaluations are of the optimizer's moving averages of weights.

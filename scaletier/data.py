@@ -9,7 +9,7 @@ from typing import Any
 
 from scaletier.functional_model import Batch
 from scaletier.job import JobError, kind_of, wants_argument
-from scaletier.tensorflow_setup import here, import_tensorflow, one_line, say
+from scaletier.tensorflow_setup import import_tensorflow, on_this_process, one_line, say
 
 tf = import_tensorflow()
 
@@ -65,11 +65,11 @@ class BatchSource:
         self._by_replica = callable(data) and wants_argument(data)
         self._graph: Any = None
         first = self._make(ReplicaContext())
-        self.element_spec, size = first.element_spec, int(first.cardinality())
-        self.endless = size == tf.data.INFINITE_CARDINALITY
-        self.description = f"{size} batches of {self.element_spec}"
+        self.element_spec, count = first.element_spec, int(first.cardinality())
+        self.endless = count == tf.data.INFINITE_CARDINALITY
+        self.description = f"{count} batches of {self.element_spec}"
         self._batch_size: int | None = None
-        self.length = size if size > 0 else None
+        self.length = count if count > 0 else None
         shapes = [getattr(one, "shape", None) for one in tf.nest.flatten(first.element_spec)]
         if any(shape is not None and shape.rank is None for shape in shapes):
             raise JobError(f"the job's {name} does not say how many dimensions it has; give from_generator an output_signature")
@@ -79,7 +79,7 @@ class BatchSource:
 
     def _make(self, context: Any) -> Any:
         if self._graph is not None:
-            with here():
+            with on_this_process():
                 packed = tf.constant(self._graph)
             return _deserialize(packed, self.element_spec)
         try:
@@ -124,7 +124,7 @@ class BatchSource:
         """Return `training` on the current device, which may be another host's; a function that makes the data runs here."""
         if self._graph is not None:
             return self.training(replica, replicas, step)
-        with here():
+        with on_this_process():
             dataset = self.training(replica, replicas, step)
             packed = _serialize(dataset)
         return _deserialize(packed, dataset.element_spec)
@@ -202,10 +202,10 @@ def _endless(dataset: Any, skipped: int) -> Any:
 
     A pass that is skipped as a whole is started, so that shuffling goes on, but not read: the next one has the right order.
     """
-    size = int(dataset.cardinality())
-    if size == tf.data.INFINITE_CARDINALITY:
+    count = int(dataset.cardinality())
+    if count == tf.data.INFINITE_CARDINALITY:
         return dataset.skip(skipped)
-    passes, rest = divmod(skipped, size) if size > 0 else (0, skipped)
+    passes, rest = divmod(skipped, count) if count > 0 else (0, skipped)
     if not passes:
         return dataset.repeat().skip(rest)
 

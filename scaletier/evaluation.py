@@ -22,7 +22,14 @@ _LOG_SECONDS = 60.0
 
 
 class EvaluationResult(NamedTuple):
-    """The mean loss and the metrics by name, over all samples, the inspector of the batches, or None, and the state."""
+    """The result of an evaluation.
+
+    Attributes:
+        loss: the mean loss over all samples.
+        metrics: the metrics by name, over all samples.
+        inspector: the inspector that got the batches, or None.
+        state: the state after the last batch, as of `LocalCopy.test`.
+    """
 
     loss: float
     metrics: Mapping[str, float]
@@ -38,7 +45,7 @@ class EvaluationResult(NamedTuple):
 
 
 def make_evaluate(
-    network: FunctionalModel, tested: checkpoint.LocalCopy, batches: Any, inspector: Callable[[], Inspector] | None
+    network: FunctionalModel, tested: checkpoint.LocalCopy, batches: Any, make_inspector: Callable[[], Inspector] | None
 ) -> Callable[[Callable[[], bool]], EvaluationResult | None]:
     """Return a function that evaluates the current values of `tested` on all batches; it is traced once.
 
@@ -48,13 +55,13 @@ def make_evaluate(
 
     def test(state: Any, batch: Batch) -> Any:
         loss, outputs, state, results = tested.test(state, batch)
-        return loss, outputs if inspector else (), state, results
+        return loss, outputs if make_inspector else (), state, results
 
     traced = tf.function(test, autograph=False)
     spec = Batch.of(batches.element_spec)
 
     def evaluate(stopped: Callable[[], bool]) -> EvaluationResult | None:
-        looks = inspector() if inspector else None
+        inspector = make_inspector() if make_inspector else None
         state, loss, samples, results = tested.initial_test(), 0.0, 0, ()
         # Traced for the sizes that the dataset declares, which Keras weighs the losses of outputs by.
         graph = traced.get_concrete_function([tf.TensorSpec(one.shape, one.dtype) for one in state], spec)
@@ -68,12 +75,12 @@ def make_evaluate(
             batch = Batch.of(element)
             loss, predictions, state, results = graph(state, batch)
             samples += int(next(one for one in tf.nest.flatten(batch.inputs) if one is not None).shape[0])
-            if looks:
-                looks.batch(
+            if inspector:
+                inspector.batch(
                     *(tf.nest.map_structure(lambda part: part.numpy(), part) for part in (batch[0], batch[1], predictions))
                 )
         by_name = dict(zip(network.metric_names, map(float, results), strict=True))
-        return EvaluationResult(float(loss), by_name, looks, state)
+        return EvaluationResult(float(loss), by_name, inspector, state)
 
     return evaluate
 

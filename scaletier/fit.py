@@ -181,10 +181,10 @@ def _dataset(given: Any, batch_size: int, seed: int | None) -> Any:
         return without_none(plain(given[at]))
 
     if isinstance(given, keras.utils.PyDataset):
-        size = given.num_batches
+        count = given.num_batches
 
         def batches(order: Any = None) -> Iterator[Any]:
-            places = itertools.count() if size is None else range(size) if order is None else order.tolist()
+            places = itertools.count() if count is None else range(count) if order is None else order.tolist()
             yield from _in_order(batch, places, given.workers, given.max_queue_size)
 
         def spec(one: Any, other: Any) -> Any:
@@ -192,14 +192,14 @@ def _dataset(given: Any, batch_size: int, seed: int | None) -> Any:
             both = tf.type_spec_from_value(one).most_specific_common_supertype([tf.type_spec_from_value(other)])
             return with_any_batch_size(both or tf.type_spec_from_value(one))
 
-        specs = tf.nest.map_structure(spec, batch(0), batch(0 if size == 1 else 1))
+        specs = tf.nest.map_structure(spec, batch(0), batch(0 if count == 1 else 1))
         generate = functools.partial(tf.data.Dataset.from_generator, batches, output_signature=specs)
-        if size is None or seed is None:
+        if count is None or seed is None:
             dataset = generate()
         else:  # the order is drawn as a pass starts, also if it is skipped
-            orders = tf.data.Dataset.range(size).shuffle(size, seed, reshuffle_each_iteration=True).batch(size)
+            orders = tf.data.Dataset.range(count).shuffle(count, seed, reshuffle_each_iteration=True).batch(count)
             dataset = orders.flat_map(lambda order: generate(args=(order,)))
-        cardinality = tf.data.INFINITE_CARDINALITY if size is None else size
+        cardinality = tf.data.INFINITE_CARDINALITY if count is None else count
         options = tf.data.Options()
         options.autotune.enabled = False  # no prefetching: on_epoch_begin comes before the first batch is read
         return dataset.apply(tf.data.experimental.assert_cardinality(cardinality)).with_options(options)

@@ -120,8 +120,8 @@ def parser(environ: Mapping[str, str] | None = None, **settings: str) -> argpars
         "--strategy",
         choices=STRATEGIES,
         default="async",
-        help="async: parameter servers, every replica at its own speed; sync: all replicas step together; "
-        "model-parallel: the layers on several hosts",
+        help="async: parameter servers, every replica at its own speed; sync: all replicas take --sync-period steps, "
+        "then average; model-parallel: the layers on several hosts",
     )
     add("--max-steps", type=at_least(1), default=_Default(2000), metavar="N", help="batches to train on, over all replicas")
     add(

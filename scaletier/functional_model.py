@@ -176,13 +176,19 @@ class GlobalStepSchedule(keras.optimizers.schedules.LearningRateSchedule):  # ty
 class FunctionalModel:
     """A model's step, evaluation and prediction by Keras's own methods, and its variables.
 
-    `shared` are the variables that replicas have in common, float32: trained weights first, then those that a step changes,
-    such as moving means. `local` are those that each replica has for itself: others that a step changes (states of random
-    generators and of layers, counts), then `fixed`, which no step changes, and `slots`, the optimizer's. `learning_rates` are
-    the slots that are a constant rate, which the job sets each time it starts. `averages` are the slots that are moving
-    averages of weights, by name, with the weight's place in `shared`; `decay` is theirs for each step of a replica. `compiles`
-    tells if XLA compiles a step on GPUs. A replica here is a device that trains the whole model: `replicas` counts those of
-    all hosts.
+    In this package `network` is always a FunctionalModel; `model` is one of Keras.
+
+    Attributes:
+        model: the Keras model.
+        shared: the variables that replicas have in common, float32: trained weights first, then those that a step changes,
+            such as moving means.
+        local: the variables that each replica has for itself: others that a step changes (states of random generators and of
+            layers, counts), then `fixed`, which no step changes, and `slots`, the optimizer's.
+        learning_rates: the slots that are a constant rate, which the job sets each time it starts.
+        averages: the slots that are moving averages of weights, by name, with the weight's place in `shared`.
+        decay: the decay of these for each step of a replica.
+        compiles: True if XLA compiles a step on GPUs.
+        replicas: the devices of all hosts that train, each the whole model.
     """
 
     def __init__(
@@ -199,7 +205,7 @@ class FunctionalModel:
         `seed` is for the initial values of a model that a function makes, `place` a context in which the optimizer updates a
         variable. Raises JobError if model, data, loss, metrics and optimizer do not go together.
         """
-        self.replicas, self._seed, spec = replicas, seed, Batch.of(element)
+        self.replicas, self._seed, batch_spec = replicas, seed, Batch.of(element)
         self._scope = keras.StatelessScope(initialize_variables=False)
         if job.model is None:
             raise JobError("the job has no model: pass Job(model=…), a Keras 3 model or a function that makes one")
@@ -210,8 +216,8 @@ class FunctionalModel:
         compiled = private.compile_settings(self.model)
         self._in_graph = " in a graph, and run_eagerly=True has no effect" if compiled.get("run_eagerly") else ""
         if not self.model.built or not self.model.variables:
-            symbolic = tf.nest.map_structure(_symbolic, spec.inputs)
-            line = f"the model {self.model.name} does not take inputs of {_shapes(spec.inputs)}{self._in_graph}"
+            symbolic = tf.nest.map_structure(_symbolic, batch_spec.inputs)
+            line = f"the model {self.model.name} does not take inputs of {_shapes(batch_spec.inputs)}{self._in_graph}"
             with _as_job_error(line), self._scope:
                 self._call(symbolic, False)
         if not self.model.trainable_variables:
@@ -237,10 +243,10 @@ class FunctionalModel:
         self._iterations_before = 0
         if job.optimizer is None and (trained := compiled.get("optimizer")) is not None and trained.built:
             self._continue_from(trained)
-        scope, self.metric_names = self._check(spec, "", True)
+        scope, self.metric_names = self._check(batch_spec, "", True)
         self._group(scope)
         # For XLA each shape is another program, which takes it seconds to compile.
-        self.compiles = bool(self.model.jit_compile) and all(map(_is_of_one_shape, tf.nest.flatten(tuple(spec))))
+        self.compiles = bool(self.model.jit_compile) and all(map(_is_of_one_shape, tf.nest.flatten(tuple(batch_spec))))
         with _Scope(()) as before:
             self.model.reset_metrics()
         values = ((one, before.get_current_value(one)) for one in self._metric_variables)
@@ -258,8 +264,8 @@ class FunctionalModel:
 
     def _continue_from(self, optimizer: Any) -> None:
         """Begin with the variables of an optimizer that was trained before, as Keras does."""
-        every = self._optimizer.variables, optimizer.variables
-        shapes, others = ([tuple(one.shape) for one in variables] for variables in every)
+        both = self._optimizer.variables, optimizer.variables
+        shapes, others = ([tuple(one.shape) for one in variables] for variables in both)
         if shapes != others:
             line = f"the optimizer {type(optimizer).__name__} is invalid: it was built for other weights than the model trains."
             raise JobError(f"{line} Valid: compile the model again")
@@ -614,7 +620,7 @@ class FunctionalModel:
             raise ValueError(f"the result of {several} is a dict; valid is one number")
         return {name: tf.convert_to_tensor(_value(value)) for name, value in computed.items()}
 
-    def _check(self, spec: Batch, of: str, training: bool) -> tuple[_Scope, list[str]]:
+    def _check(self, batch_spec: Batch, of: str, training: bool) -> tuple[_Scope, list[str]]:
         """Trace a step on the data `of` a name; return its scope and the names of the metrics."""
         model, traced = self.model, list[Any]()
         variables = list({id(one): one for one in model.variables}.values())
@@ -622,7 +628,7 @@ class FunctionalModel:
         def check(values: Any, batch: Batch) -> None:
             with _Scope(list(zip(variables, values, strict=True))) as scope:
                 with _as_job_error(
-                    f"the model {model.name} does not take inputs{of} of {_shapes(spec.inputs)}{self._in_graph}"
+                    f"the model {model.name} does not take inputs{of} of {_shapes(batch_spec.inputs)}{self._in_graph}"
                 ):
                     outputs = self._call(batch.inputs, training)
                 self._require_outputs(outputs, batch)
@@ -643,7 +649,7 @@ class FunctionalModel:
         specs = [tf.TensorSpec(one.shape, one.dtype) for one in variables]
         with warnings.catch_warnings():  # an error says the same
             warnings.simplefilter("ignore", SyntaxWarning)
-            graph = tf.function(check, autograph=False).get_concrete_function(specs, spec).graph
+            graph = tf.function(check, autograph=False).get_concrete_function(specs, batch_spec).graph
         known = {id(private.stored(one)) for one in (*traced[0].used.values(), *variables)}
         if unknown := [one.name for one in graph.variables if id(one) not in known]:
             line = f"the model {model.name} is invalid: a step uses the tf.Variable {unknown[0]}, of which Keras does not know."
@@ -776,11 +782,11 @@ def _shapes(specs: Any) -> str:
     return " and ".join("none" if spec is None else one(spec) for spec in tf.nest.flatten(specs))
 
 
-def _specs(model: str, variables: Sequence[Any], prefix: str = "") -> list[VariableSpec]:
+def _specs(model_name: str, variables: Sequence[Any], prefix: str = "") -> list[VariableSpec]:
     """Return specs of variables, named by their paths below the model's; equal paths are numbered."""
     specs = dict[str, VariableSpec]()
     for variable in variables:
-        path = prefix + variable.path.removeprefix(f"{model}/")
+        path = prefix + variable.path.removeprefix(f"{model_name}/")
         name = next(one for one in (path, *(f"{path}_{number + 1}" for number in range(len(specs)))) if one not in specs)
         specs[name] = VariableSpec(name, tuple(variable.shape), keras.backend.standardize_dtype(variable.dtype), variable)
     return list(specs.values())

@@ -13,9 +13,9 @@ from scaletier.sync_period import SyncPeriod
 
 # A round is overdue after this multiple of the replica's last one, and at least these seconds: it may never end.
 _PATIENCE_TIMES, _PATIENCE_SECONDS, _POLL_SECONDS = 4.0, 2.0, 0.1
-# The master waits for the others to prepare these seconds at least, and this multiple of its own preparation.
+# The chief waits for the others' preparation at most these seconds, or this multiple of its own, whichever is longer.
 _PREPARE_SECONDS, _PREPARE_TIMES = 5.0, 4.0
-# Evaluations may take one part in this many of the time, as in Cloud ML's sample.
+# Evaluations may take one part in this many of the time, as in Google's sample cloudml-samples/flowers.
 _EVAL_SHARE = 20.0
 
 
@@ -38,7 +38,7 @@ class Round(NamedTuple):
         global_step: the global step after the round.
         loss: the mean loss of the steps; with `sync` of all replicas.
         metrics: the metrics by name.
-        staleness: steps of other replicas since the parameters were pulled.
+        staleness: steps of other replicas between the round's beginning and its end.
         compute: seconds of the steps, without the exchange.
         mean_loss: the mean loss of samples since the metrics were reset.
         local_loss: the mean loss of this replica's steps.
@@ -63,14 +63,17 @@ class Pace(NamedTuple):
 
 
 class StepBudget:
-    """State shared by the replicas of a job, each a thread of the chief's process: the job's steps, and who trains.
+    """Count a job's steps, reserve those of each round, and note the replicas that train.
 
-    Replicas reserve steps before a round and commit them after it, so that together they end at the last step. The chief starts
-    every round, so that this costs no message. What a failed round reserved is free again, and so is that of a round that
-    is overdue, as when its host is gone: if it ends after all, the job exceeds its last step by it. At a multiple of `every`
-    steps all replicas wait until the chief has evaluated the model: `fab plan --until` measures how many steps N replicas need,
-    and beside an evaluation they would be N - 1. With `fit` they wait until it has pulled the model, so that they are at most
-    an epoch ahead of its callbacks. Of the last epoch they leave the chief one step, as each epoch has its metrics.
+    Replicas reserve steps before a round and commit them after it, so that together they end at the last step. With `async`
+    they share one budget: each is a thread of the chief's process, so that this costs no message. With `sync` each process has
+    its own, and all budgets count alike. Steps reserved by a failed or overdue round are freed. If an overdue round still
+    completes, the job may exceed max_steps by that round's steps.
+
+    At a multiple of `steps_between_evaluations` all replicas wait until the chief has evaluated the model: `fab plan --until`
+    measures how many steps N replicas need, and during an evaluation only N - 1 replicas would train. With `fit` they wait
+    until the chief has pulled the model, so that they are at most an epoch ahead of its callbacks. The other replicas leave the
+    chief at least one step of the last epoch, so that it has metrics to report.
     """
 
     def __init__(
@@ -78,15 +81,17 @@ class StepBudget:
         step: int,
         max_steps: int,
         replicas: int = 1,
-        every: int | None = None,
+        steps_between_evaluations: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.step, self.rounds, self.training, self.paces = step, 0, set[str](), dict[str, Pace]()
         self.failure: Exception | None = None
         self.stopped = False
-        self._max_steps, self._replicas, self._every, self._clock = max_steps, replicas, every or max_steps, clock
+        self._max_steps, self._replicas, self._clock = max_steps, replicas, clock
+        self._steps_between_evaluations = steps_between_evaluations or max_steps
         self._reserved, self._step_seconds = dict[str, tuple[int, float]](), dict[str, float]()
-        self._unprepared, self._started, self._shares_epochs = replicas - 1, False, bool(every) and replicas > 1
+        self._unprepared, self._started = replicas - 1, False
+        self._shares_epochs = bool(steps_between_evaluations) and replicas > 1
         self._changed = threading.Condition()
         self.release()
 
@@ -94,7 +99,7 @@ class StepBudget:
         """Wait until a replica may take its first step; the chief waits until all are prepared or late.
 
         A replica that trains would slow down the preparation of others on the same processors. `seconds` is the time that its
-        own preparation took: on slow hosts the master waits longer.
+        own preparation took: on slow hosts the chief waits longer.
         """
         with self._changed:
             self._unprepared -= not is_chief
@@ -113,9 +118,10 @@ class StepBudget:
             self._changed.notify_all()
 
     def release(self, until: int | None = None) -> None:
-        """Let all replicas train until a global step; default: the next multiple of `every`."""
+        """Let all replicas train until a global step; default: the next multiple of `steps_between_evaluations`."""
         with self._changed:
-            self._until = min(self._max_steps, until or (self.step // self._every + 1) * self._every)
+            interval = self._steps_between_evaluations
+            self._until = min(self._max_steps, until or (self.step // interval + 1) * interval)
             self._left_to_chief = int(self._shares_epochs and self._until == self._max_steps)
             self._changed.notify_all()
 
@@ -160,7 +166,10 @@ class StepBudget:
 
     @property
     def live_hosts(self) -> int:
-        """The number of hosts that train now, a replica each, without those whose round is overdue; the mean is over these."""
+        """The number of hosts that train now, a replica each, without those whose round is overdue.
+
+        With `async` each replica divides its parameter delta by this number: the servers add a mean over these hosts.
+        """
         return max(1, len(self.training - self.overdue()))
 
 
@@ -169,64 +178,66 @@ class ReplicaLoop:
     """A replica, the master or a worker.
 
     Attributes:
-        take: a function `take(steps, live_hosts)` that runs a round, and returns its result.
-        period: the steps of a round on each of its `devices`, but for the first round, which has `first`.
+        run_round: a function `run_round(steps, live_hosts)` that runs a round, and returns its result.
+        period: the steps of a round on each of `devices`, except for the first round, which has `first_steps`.
         emits: functions that log its Train lines, by the name in the line.
-        is_chief: True for the chief.
+        is_chief: True if the budget is to treat it as the chief; with `sync` on every replica, as each has its own budget.
+        devices: the number of devices that train in a round: the replica's own, with `sync` those of all replicas.
     """
 
     name: str
-    take: Callable[[int, int], Round]
+    run_round: Callable[[int, int], Round]
     period: SyncPeriod
     log_interval: float
     emits: Mapping[str, Callable[[str], None]]
     is_chief: bool = True
     devices: int = 1
-    first: int = 1
+    first_steps: int = 1
 
 
-def train(replica: ReplicaLoop, progress: StepBudget) -> Iterator[Round]:
+def train(replica: ReplicaLoop, budget: StepBudget) -> Iterator[Round]:
     """Yield a replica's rounds until the job's last step, or until it is stopped; DivergedError if the loss is not finite."""
     start = last = time.monotonic()
-    last_step, local_steps, rounds, staleness, period_line = progress.step, 0, 0, 0, ""
-    steps, first = replica.first, True
-    progress.training.add(replica.name)
+    last_step, local_steps, rounds, staleness, period_line = budget.step, 0, 0, 0, ""
+    steps, is_first = replica.first_steps, True
+    budget.training.add(replica.name)
     try:
-        while reserved := progress.reserve(replica.name, steps * replica.devices, replica.is_chief):
-            began, taken = time.monotonic(), None
+        while reserved := budget.reserve(replica.name, steps * replica.devices, replica.is_chief):
+            began, result = time.monotonic(), None
             try:
-                taken = replica.take(reserved, progress.live_hosts)
-                if not math.isfinite(taken.loss):
-                    whose = "another replica" if math.isfinite(taken.local_loss) else replica.name
-                    what = f"the loss of {whose} is {taken.loss} at step {taken.global_step}"
+                result = replica.run_round(reserved, budget.live_hosts)
+                if not math.isfinite(result.loss):
+                    whose = "another replica" if math.isfinite(result.local_loss) else replica.name
+                    what = f"the loss of {whose} is {result.loss} at step {result.global_step}"
                     raise DivergedError(what)
                 now = time.monotonic()
-                replica.period.observe(math.ceil(taken.steps / replica.devices), now - began, taken.compute)
-                steps, progress.rounds = replica.period.steps, progress.rounds + 1
-                local_steps, rounds, staleness = local_steps + taken.steps, rounds + 1, staleness + taken.staleness
-                if first or now - last >= replica.log_interval:
+                replica.period.observe(math.ceil(result.steps / replica.devices), now - began, result.compute)
+                steps, budget.rounds = replica.period.steps, budget.rounds + 1
+                local_steps, rounds, staleness = local_steps + result.steps, rounds + 1, staleness + result.staleness
+                if is_first or now - last >= replica.log_interval:
                     elapsed = max(now - last, 1e-6)
-                    pace = Pace((taken.global_step - last_step) / elapsed, local_steps / elapsed, staleness / rounds)
+                    pace = Pace((result.global_step - last_step) / elapsed, local_steps / elapsed, staleness / rounds)
                     for name, emit in replica.emits.items():
-                        emit(train_line(name, taken.global_step, taken.local_loss, taken.metrics, now - start, *pace[:2]))
-                    progress.paces[replica.name] = pace
-                    last, last_step, local_steps, rounds, staleness, first = now, taken.global_step, 0, 0, 0, False
+                        emit(train_line(name, result.global_step, result.local_loss, result.metrics, now - start, *pace[:2]))
+                    budget.paces[replica.name] = pace
+                    last, last_step, local_steps, rounds, staleness, is_first = now, result.global_step, 0, 0, 0, False
                 if replica.is_chief and replica.period.line != period_line:
                     period_line = replica.period.line
                     replica.emits[replica.name](period_line)
             finally:  # a host that is gone may also be noticed as it prints the line
-                progress.commit(replica.name, taken.global_step if taken else None)
-            yield taken
+                budget.commit(replica.name, result.global_step if result else None)
+            yield result
     finally:
-        progress.training.discard(replica.name)
+        budget.training.discard(replica.name)
 
 
 def train_line(
     replica: str, step: int, loss: float, metrics: Mapping[str, float], seconds: float, global_rate: float, local_rate: float
 ) -> str:
-    """Return a line in the format of Cloud ML's sample; rates are since the previous line, `seconds` since the first step.
+    """Return a Train line as in Google's sample cloudml-samples/flowers, with the loss and the metrics added.
 
-    It is `Train [worker/0], step 348: loss: 0.729, accuracy: 0.834 (1.037 sec) 200.4 global steps/s, 99.7 local steps/s`.
+    Rates are since the previous line, `seconds` since the first step. It is
+    `Train [worker/0], step 348: loss: 0.729, accuracy: 0.834 (1.037 sec) 200.4 global steps/s, 99.7 local steps/s`.
     """
     rates = f"{global_rate:.1f} global steps/s, {local_rate:.1f} local steps/s"
     return f"Train [{replica}], step {step}: {_figures(loss, metrics)} ({seconds:.3f} sec) {rates}"

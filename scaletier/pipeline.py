@@ -78,7 +78,7 @@ class DistributedCopy(LocalCopy):
 
 
 class ModelParallel(Training):
-    """One job of the chief, which holds the first stage."""
+    """The chief's part of a job: it holds the first stage, and runs the graph that spans all stages."""
 
     portable, replicas = True, 1
     copy: DistributedCopy
@@ -119,7 +119,7 @@ class ModelParallel(Training):
         hosts = {stage.replica: stage.device for stage in reversed(self.copy.stages)}
         emits = {name: functools.partial(_print, device) for name, device in hosts.items()}
         replica = ReplicaLoop(self.name, self._run_round, SyncPeriod(1, True), self.flags.log_interval, emits)
-        return train(replica, self.progress)
+        return train(replica, self.budget)
 
     def _run_round(self, *_: int) -> Round:
         return unpack_round(self.network, self.graph(self.iterator).numpy())
@@ -129,8 +129,8 @@ class ModelParallel(Training):
 
     def _step(self, iterator: Any) -> Any:
         network, stages, batch = self.network, self.copy.stages, Batch.of(iterator.get_next())
-        held, count = named_handles(network, list_handles(self.copy)), len(network.local) - len(network.slots)
-        global_step, slots = held.step.read_value(), held.local[count:]
+        variables, count = named_handles(network, list_handles(self.copy)), len(network.local) - len(network.slots)
+        global_step, slots = variables.step.read_value(), variables.local[count:]
         microbatches = min(self.flags.microbatches, self.size)
         values = [slot.read_value() for slot in slots]
         passed = forward_backward(network, stages, batch, self.size, microbatches, lambda loss: network.scaled(loss, values))
@@ -142,11 +142,11 @@ class ModelParallel(Training):
             with tf.device(stage.device), tf.control_dependencies(gradients):
                 ready.append(tf.no_op())
         with tf.control_dependencies(ready):  # a batch without results or gradients changes nothing
-            trained = held.shared[: len(network.trained)]
+            trained = variables.shared[: len(network.trained)]
             written = network.apply(trained, slots, [passed.gradients[spec.name] for spec in network.trained], global_step)
-            for one in (*held.shared[len(trained) :], *held.local[:count]):
+            for one in (*variables.shared[len(trained) :], *variables.local[:count]):
                 written.append(one.assign(passed.others[one.spec.name]))
-            written.append(held.step.assign(global_step + 1))
+            written.append(variables.step.assign(global_step + 1))
         with tf.control_dependencies(written):
             return pack_round(1, global_step + 1, results)
 

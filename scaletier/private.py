@@ -227,13 +227,13 @@ def update_kernel(optimizer: Any, variable: Any) -> tuple[list[Any], Callable[..
     import keras
 
     tf = import_tensorflow()
-    own, raw, kind = keras.optimizers, tf.raw_ops, type(optimizer).__mro__[1]  # without the class of `make_stateless`
+    optimizers, raw, kind = keras.optimizers, tf.raw_ops, type(optimizer).__mro__[1]  # without the class of `make_stateless`
     at = optimizer._get_variable_index(variable)
-    if kind is own.SGD and not optimizer.momentum:
+    if kind is optimizers.SGD and not optimizer.momentum:
         return [variable], lambda weight, gradient, rate: raw.ResourceApplyGradientDescent(
             var=weight, alpha=rate, delta=gradient
         )
-    if kind is own.SGD:
+    if kind is optimizers.SGD:
         return [variable, optimizer.momentums[at]], lambda weight, velocity, gradient, rate: raw.ResourceApplyKerasMomentum(
             var=weight,
             accum=velocity,
@@ -242,7 +242,7 @@ def update_kernel(optimizer: Any, variable: Any) -> tuple[list[Any], Callable[..
             momentum=optimizer.momentum,
             use_nesterov=optimizer.nesterov,
         )
-    if kind not in (own.Adam, own.AdamW) or optimizer.amsgrad:
+    if kind not in (optimizers.Adam, optimizers.AdamW) or optimizer.amsgrad:
         return None
 
     def adam(weight: Any, mean: Any, square: Any, gradient: Any, rate: Any) -> Any:
@@ -267,12 +267,12 @@ def copy_optimizer(optimizer: Any) -> tuple[Any, dict[int, Any]]:
 
     It has a user's own functions, which Keras's copy by configuration cannot have.
     """
-    every = [optimizer]
-    for one in every:
-        every += [one.inner_optimizer] if hasattr(one, "inner_optimizer") else getattr(one, "optimizers", [])
+    optimizers = [optimizer]
+    for one in optimizers:
+        optimizers += [one.inner_optimizer] if hasattr(one, "inner_optimizer") else getattr(one, "optimizers", [])
     strategy = import_tensorflow().distribute.get_strategy()  # which no copy may be made of
-    copies = {id(strategy): strategy, **{id(one): object.__new__(type(one)) for one in every}}
-    for one in every:
+    copies = {id(strategy): strategy, **{id(one): object.__new__(type(one)) for one in optimizers}}
+    for one in optimizers:
         vars(copies[id(one)]).update(copy.deepcopy(vars(one), copies))
     return copies[id(optimizer)], {id(copies[id(one)]): one for one in optimizer.variables}
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from scaletier.functional_model import Batch, FunctionalModel, Handle, Variables, VariableSpec
 from scaletier.loop import Round
 from scaletier.private import is_seed
-from scaletier.tensorflow_setup import here, import_tensorflow
+from scaletier.tensorflow_setup import import_tensorflow, on_this_process
 
 tf = import_tensorflow()
 
@@ -23,7 +23,8 @@ class LocalResult(NamedTuple):
         steps: the number of steps on all devices of the host, int64.
         global_step: the global step before them, int64.
         live_hosts: the number of hosts that train now, int64.
-        results: the mean loss and the metrics, float32 [1 + M].
+        results: the mean loss of the steps, the mean loss of samples since the metrics were reset, and the metrics, float32
+            [2 + M].
     """
 
     steps: Any
@@ -38,25 +39,28 @@ class Exchange:
     def __init__(self, network: FunctionalModel) -> None:
         self.network = network
 
-    def begin(self, held: Variables) -> tuple[Any, Any]:
+    def begin(self, variables: Variables) -> tuple[Any, Any]:
         """Give the variables of a replica's first device the values that its round starts from.
 
-        Returns the global step, int64, once they have them, and what `end` is to know of the start.
+        Returns the global step, int64, once they have them, and what `end` needs of the start.
         """
-        return held.step.read_value(), None
+        return variables.step.read_value(), None
 
-    def end(self, _start: Any, held: Variables, taken: LocalResult) -> tuple[Any, Any]:
-        """Share the result of a round, and give the variables what is common then.
+    def end(self, _start: Any, variables: Variables, result: LocalResult) -> tuple[Any, Any]:
+        """End a round, and share its result with the other replicas.
 
-        Returns the global step, once they have it, and the results, as in `LocalResult`.
+        Returns the global step after it, int64, and the results, as in `LocalResult`.
         """
-        written = self.average(held, taken.steps, taken.global_step)
-        with tf.control_dependencies([*written, held.step.assign(taken.global_step + taken.steps)]):
-            return held.step.read_value(), taken.results
+        written = self.average(variables, result.steps, result.global_step)
+        with tf.control_dependencies([*written, variables.step.assign(result.global_step + result.steps)]):
+            return variables.step.read_value(), result.results
 
-    def average(self, held: Variables, steps: Any, global_step: Any) -> list[Any]:
-        """Move the averages towards the weights, after steps of all replicas at a global step; return the operations."""
-        averages = self.network.averaged(held.shared, held.local)
+    def average(self, variables: Variables, steps: Any, global_step: Any) -> list[Any]:
+        """Move the moving averages of weights (`use_ema`) towards these, after steps of all replicas at a global step.
+
+        Returns the operations.
+        """
+        averages = self.network.averaged(variables.shared, variables.local)
         if self.network.replicas == 1 or not averages:  # with one replica the optimizer does that in each step, as in Keras
             return []
         share = self.network.average_share(steps, global_step)
@@ -64,13 +68,16 @@ class Exchange:
         return [average.assign(value + share * (weight - value)) for average, value, weight in values]
 
 
-def list_handles(held: Any) -> list[Any]:
+def list_handles(variables: Any) -> list[Any]:
     """Return the handles of a replica's tf.Variables on a device, as a graph takes them."""
-    return [variable.handle for variable in (*held.shared, *held.local, held.step)]
+    return [variable.handle for variable in (*variables.shared, *variables.local, variables.step)]
 
 
 def handle_specs(network: FunctionalModel, devices: int = 1) -> list[Any]:
-    """Return the specs of these arguments of a graph; those of captured variables would forbid to free values."""
+    """Return the specs of `list_handles` as arguments of a graph.
+
+    They lack the shapes of captured variables, with which TensorFlow would refuse to free a value during a round.
+    """
     return [tf.TensorSpec([], tf.resource)] * ((len(network.shared) + len(network.local) + 1) * devices)
 
 
@@ -104,18 +111,18 @@ def initial_local(
 
 def make_variables(network: FunctionalModel, local: Sequence[Any], device: str) -> Variables:
     """Create a replica's variables on a device: local ones with these tensors as values, the others empty until a round."""
-    with here():
+    with on_this_process():
         empty, zero = tf.zeros([0]), tf.constant(0, tf.int64)
     with tf.device(device):
         shared = [tf.Variable(empty, shape=tf.TensorShape(None)) for _ in network.shared]
         return Variables(shared, [tf.Variable(one) for one in local], tf.Variable(zero))
 
 
-def set_rates(held: Sequence[Any], rates: Mapping[int, Any]) -> None:
+def set_rates(device_variables: Sequence[Any], rates: Mapping[int, Any]) -> None:
     """Set learning rates, by their places in `local`, on each of a replica's devices."""
-    for variables in held:
+    for variables in device_variables:
         for at, rate in rates.items():
-            with here():
+            with on_this_process():
                 value = tf.constant(rate)
             with tf.device(variables.local[at].device):
                 variables.local[at].assign(value)
@@ -124,7 +131,7 @@ def set_rates(held: Sequence[Any], rates: Mapping[int, Any]) -> None:
 def pack_round(
     steps: Any, global_step: Any, results: Any, local_loss: Any = None, staleness: Any = 0, compute: Any = 0.0
 ) -> Any:
-    """Return all figures of a round, float64 [6 + metrics]: one tensor, so that it is one message."""
+    """Return all figures of a round, float64 [7 + M]: one tensor, so that it is one message."""
     local_loss = results[0] if local_loss is None else local_loss
     stacked = tf.stack([tf.cast(one, tf.float64) for one in (steps, global_step, local_loss, staleness, compute)])
     return tf.concat([stacked, tf.cast(results, tf.float64)], 0)
@@ -158,28 +165,30 @@ def make_round(
     """
     exchange = exchange or Exchange(network)
     size = len(handle_specs(network))
-    step = _compiled_step if compiled else FunctionalModel.step
+    step_function = _compiled_step if compiled else FunctionalModel.step
 
     def run(iterator: Any, handles: Sequence[Any], numbers: Any) -> Any:
         steps, live_hosts = (tf.cast(number, tf.int64) for number in tf.unstack(numbers))
-        held = [named_handles(network, handles[at : at + size]) for at in range(0, len(handles), size)]
-        begin_step, start = exchange.begin(held[0])
-        with tf.control_dependencies([begin_step]), tf.control_dependencies(_copy(held)):
+        device_variables = [named_handles(network, handles[at : at + size]) for at in range(0, len(handles), size)]
+        begin_step, start = exchange.begin(device_variables[0])
+        with tf.control_dependencies([begin_step]), tf.control_dependencies(_copy(device_variables)):
             began = tf.timestamp()
         losses, results = list[Any](), list[Any]()
-        for index, (device, variables) in enumerate(zip(devices, held, strict=True)):
+        for index, (device, variables) in enumerate(zip(devices, device_variables, strict=True)):
             mine = (steps + len(devices) - 1 - index) // len(devices)
             live_devices = live_hosts * len(devices)
             with tf.control_dependencies([began]), tf.device(device if len(devices) > 1 else None):
-                loss_sum, figures = local_steps(network, iterator, variables, begin_step, live_devices, mine, metrics, step)
+                loss_sum, figures = local_steps(
+                    network, iterator, variables, begin_step, live_devices, mine, metrics, step_function
+                )
             losses.append(loss_sum)
             results.append(figures)
-        with tf.control_dependencies(losses), tf.control_dependencies(_average(held, steps)):
+        with tf.control_dependencies(losses), tf.control_dependencies(_average(device_variables, steps)):
             computed = tf.timestamp()
         loss = tf.add_n(losses) / tf.maximum(tf.cast(steps, tf.float32), 1.0)
         with tf.control_dependencies([computed]):
-            taken = LocalResult(steps, begin_step, live_hosts, tf.concat([[loss], results[0]], 0))
-            global_step, shared_results = exchange.end(start, held[0], taken)
+            result = LocalResult(steps, begin_step, live_hosts, tf.concat([[loss], results[0]], 0))
+            global_step, shared_results = exchange.end(start, device_variables[0], result)
         return pack_round(steps, global_step, shared_results, loss, global_step - begin_step - steps, computed - began)
 
     # There is no Python control flow for AutoGraph to convert, and converting takes time.
@@ -188,42 +197,44 @@ def make_round(
     return graph
 
 
-def _copy(held: Sequence[Variables]) -> list[Any]:
+def _copy(device_variables: Sequence[Variables]) -> list[Any]:
     """Give the variables of the other devices the values of the first; return the operations."""
-    return [one.assign(value.read_value()) for each in held[1:] for one, value in zip(each.shared, held[0].shared, strict=True)]
+    first, *others = device_variables
+    return [one.assign(value.read_value()) for each in others for one, value in zip(each.shared, first.shared, strict=True)]
 
 
-def _average(held: Sequence[Variables], steps: Any) -> list[Any]:
+def _average(device_variables: Sequence[Variables], steps: Any) -> list[Any]:
     """Give the first device's variables the mean of all devices', weighted by their steps; return the operations."""
-    if len(held) == 1:
+    if (count := len(device_variables)) == 1:
         return []
-    count = len(held)
     parts = [tf.cast((steps + count - 1 - at) // count, tf.float32) / tf.cast(steps, tf.float32) for at in range(count)]
     parts = [tf.where(steps > 0, part, 1.0 / count) for part in parts]
     means = [
         tf.add_n([part * one.read_value() for part, one in zip(parts, each, strict=True)])
-        for each in zip(*(one.shared for one in held), strict=True)
+        for each in zip(*(one.shared for one in device_variables), strict=True)
     ]
-    return [one.assign(mean) for one, mean in zip(held[0].shared, means, strict=True)]
+    return [one.assign(mean) for one, mean in zip(device_variables[0].shared, means, strict=True)]
 
 
-def run_round(network: FunctionalModel, run: Run, iterator: Any, held: Sequence[Any], steps: int, live_hosts: int) -> Round:
+def run_round(
+    network: FunctionalModel, run: Run, iterator: Any, device_variables: Sequence[Any], steps: int, live_hosts: int
+) -> Round:
     """Run one round on the current device, on the variables of each of its devices; return the figures."""
-    with here():
+    with on_this_process():
         numbers = tf.constant([steps, live_hosts], tf.float64)
-    handles = [handle for one in held for handle in list_handles(one)]
+    handles = [handle for variables in device_variables for handle in list_handles(variables)]
     return unpack_round(network, run(iterator, handles, numbers).numpy())
 
 
 def local_steps(
     network: FunctionalModel,
     iterator: Any,
-    held: Variables,
+    variables: Variables,
     begin_step: Any,
     live_devices: Any,
     steps: Any,
     metrics: Sequence[Any] = (),
-    step: Callable[..., Any] = FunctionalModel.step,
+    step_function: Callable[..., Any] = FunctionalModel.step,
 ) -> tuple[Any, Any]:
     """Take steps, int64, with the iterator's next batches, on the current device, and train its variables in place.
 
@@ -232,22 +243,24 @@ def local_steps(
     tf.Variables.
     """
 
-    def body(taken: Any, loss_sum: Any, _results: Any, *measured: Any) -> Any:
-        batch, global_step = Batch.of(iterator.get_next()), begin_step + taken * live_devices
-        after, loss, results = step(network, held.shared, held.local, measured, batch, global_step, live_devices)
+    def body(steps_done: Any, loss_sum: Any, _results: Any, *measured: Any) -> Any:
+        batch, global_step = Batch.of(iterator.get_next()), begin_step + steps_done * live_devices
+        after, loss, results = step_function(
+            network, variables.shared, variables.local, measured, batch, global_step, live_devices
+        )
         with tf.control_dependencies([loss]):
-            counted = held.step.assign(held.step.read_value() + 1)
+            counted = variables.step.assign(variables.step.read_value() + 1)
         with tf.control_dependencies([counted]):
-            return taken + 1, loss_sum + loss, results, *after
+            return steps_done + 1, loss_sum + loss, results, *after
 
     measured = [variable.read_value() for variable in metrics] or network.initial_metrics()
     zeros = tf.constant(0, tf.int64), tf.constant(0.0), tf.zeros([1 + len(network.metric_names)])
-    taken, loss_sum, results, *measured = tf.while_loop(
-        lambda taken, *_: taken < steps, body, (*zeros, *measured), parallel_iterations=1
+    steps_done, loss_sum, results, *measured = tf.while_loop(
+        lambda steps_done, *_: steps_done < steps, body, (*zeros, *measured), parallel_iterations=1
     )
     for variable, value in zip(metrics, measured, strict=False):
         variable.assign(value, read_value=False)
-    with tf.control_dependencies([taken]):
+    with tf.control_dependencies([steps_done]):
         return tf.identity(loss_sum), results
 
 

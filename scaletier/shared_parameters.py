@@ -21,7 +21,7 @@ import numpy as np
 
 from scaletier.functional_model import FunctionalModel, Handle, Variables
 from scaletier.round_graph import Exchange, LocalResult
-from scaletier.tensorflow_setup import here, import_tensorflow
+from scaletier.tensorflow_setup import import_tensorflow, on_this_process
 
 tf = import_tensorflow()
 
@@ -30,7 +30,7 @@ Range = tuple[int, int]
 # The largest value of a slice after scaling; half precision can represent up to 65,504.
 _HALF_MOST = 32_768.0
 _WIRE_BYTES = 2
-# A section's pieces, unless they would have fewer elements, 4 MB; and the pieces of a device that are on their way at a time.
+# A section has this many pieces, or fewer of at least these elements, 4 MB; and the pieces of a device on their way at a time.
 _PIECES, _LEAST_ELEMENTS = 32, 1_000_000
 _IN_FLIGHT = 2
 
@@ -38,8 +38,8 @@ _IN_FLIGHT = 2
 class SharedParameters(Exchange):
     """Hold the shared parameters, spread evenly over devices, and the global step, on the first of them.
 
-    If the optimizer averages weights, each device averages its section at each push, which sends nothing: `averages` are the
-    first ones.
+    If the optimizer averages weights, each device averages its section at each push, without network traffic; `averages` are
+    their initial values.
     """
 
     def __init__(
@@ -73,14 +73,14 @@ class SharedParameters(Exchange):
         try:
             for piece in {piece.device: piece for piece in self._pieces}.values():
                 initialized = tf.raw_ops.VarIsInitializedOp(resource=piece.handle)
-                with here():
+                with on_this_process():
                     tf.raw_ops.LogicalNot(x=initialized)  # the error comes with the value
         except tf.errors.OpError as error:
             lost: Exception = error
             return lost
         return None
 
-    def begin(self, held: Variables) -> tuple[Any, Any]:
+    def begin(self, variables: Variables) -> tuple[Any, Any]:
         """Pull the parameters; return the global step, and each piece's slices, packed, from which `end` makes the delta."""
         step = self.step()
         pieces = self._pull(self._pieces, lambda piece, ranges: _pack(_split(piece, ranges)))
@@ -88,15 +88,15 @@ class SharedParameters(Exchange):
             _divide_packed(bits, scales, ranges) for (bits, scales), ranges in zip(pieces, self._slice_ranges, strict=True)
         ]
         ready = [step, *(bits for each in slices for bits, _ in each)]
-        with tf.control_dependencies(self._fill(enumerate(held.shared), ready, slices, _expand)):
-            counted = held.step.assign(step)
+        with tf.control_dependencies(self._fill(enumerate(variables.shared), ready, slices, _expand)):
+            counted = variables.step.assign(step)
         with tf.control_dependencies([counted]):
             return tf.identity(step), slices
 
-    def end(self, start: Any, held: Variables, taken: LocalResult) -> tuple[Any, Any]:
-        """Push this host's share of the delta: 1 / `taken.live_hosts`, the number of hosts that train now."""
-        share = tf.cast(1.0 / tf.cast(taken.live_hosts, tf.float64), tf.float32)
-        return self.push_delta(start, [one.read_value() for one in held.shared], share, taken.steps), taken.results
+    def end(self, start: Any, variables: Variables, result: LocalResult) -> tuple[Any, Any]:
+        """Push this host's share of the delta: 1 / `result.live_hosts`, the number of hosts that train now."""
+        share = tf.cast(1.0 / tf.cast(result.live_hosts, tf.float64), tf.float32)
+        return self.push_delta(start, [one.read_value() for one in variables.shared], share, result.steps), result.results
 
     def _pull(self, pieces: Sequence[Any], function: Callable[[Any, Sequence[Range]], Any]) -> list[Any]:
         """Return the results of a function of each piece and its slices' ranges, which is called where the piece is."""
@@ -149,13 +149,13 @@ class SharedParameters(Exchange):
             pushed[piece.device].append([added])
         return step
 
-    def pull_exact(self, held: Variables) -> Any:
+    def pull_exact(self, variables: Variables) -> Any:
         """Give variables all parameters without rounding, and their averages; return the global step, which they have, too."""
         step = self.step()
-        with tf.control_dependencies(self._fill_exact(enumerate(held.shared), self._pieces, step)):
-            written = [held.step.assign(step)]
+        with tf.control_dependencies(self._fill_exact(enumerate(variables.shared), self._pieces, step)):
+            written = [variables.step.assign(step)]
         if self._averages:
-            averages = self.network.averaged(range(len(held.shared)), held.local)
+            averages = self.network.averaged(range(len(variables.shared)), variables.local)
             with tf.control_dependencies(written):
                 written = self._fill_exact(((at, average) for average, at in averages), self._averages, tf.identity(step))
         with tf.control_dependencies(written):

@@ -204,8 +204,8 @@ def _forward(
                 outputs, after, added = stage.forward(values, inputs, True)
                 terms = [tf.add_n([tf.reduce_sum(tf.cast(term, tf.float32)) for term in added]) * weight] if added else []
                 if stage is stages[-1]:
-                    here = microbatch.map(tf.identity)
-                    loss, _, total.metrics, total.results = network.measure(total.metrics, here, outputs)
+                    copied = microbatch.map(tf.identity)  # to this device
+                    loss, _, total.metrics, total.results = network.measure(total.metrics, copied, outputs)
                     terms, tensors = [tf.add_n([loss * weight, *terms])], []
                 else:
                     tensors = tf.nest.flatten(outputs)

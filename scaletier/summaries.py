@@ -1,4 +1,4 @@
-"""Write TensorBoard's data of a job to `<job-dir>/summaries`: scalars and images by step, and the graph."""
+"""Write TensorBoard's data to a folder `summaries`: scalars and images by step, and the graph."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ class Summaries:
     line reports it, and training continues.
     """
 
-    def __init__(self, job_dir: str) -> None:
-        self._path = f"{job_dir}/summaries"
+    def __init__(self, folder: str) -> None:
+        """Write below a folder: the job's directory, or an evaluator's in it."""
+        self._path = f"{folder}/summaries"
         self._writer: Any = None
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:

@@ -15,7 +15,8 @@ DEFAULT_SYNC_PERIOD = 4
 _FIRST, _MOST = 4, 64
 # Exchanges may take this share of the time of the steps.
 _EXCHANGE_SHARE = 0.15
-# A replica exchanges at least this often in a job: the mean of parameters that have diverged too far is useless.
+# A replica exchanges at least this often in a job, unless the first period has too many steps for that: the mean of parameters
+# that have diverged too far is useless.
 _EXCHANGES = 15
 # The number of rounds over which a period is measured.
 _WINDOW = 8

@@ -1,8 +1,8 @@
 """Strategy `sync`: all replicas take the same number of local steps, then average their parameters.
 
 An all-reduce of tf.distribute's MultiWorkerMirroredStrategy sums them. It sends all parameters twice through the network of
-every host, which would be the limit if it came after every step. If a host has several devices, each takes these steps; the
-host averages them, and its first device takes part in the all-reduce. Source: Stich 2019, "Local SGD converges fast and
+every host, which would be the bottleneck if it came after every step. If a host has several devices, each takes these steps;
+the host averages them, and its first device takes part in the all-reduce. Source: Stich 2019, "Local SGD converges fast and
 communicates little".
 """
 
@@ -44,23 +44,23 @@ class AllReduce(Exchange):
         super().__init__(network)
         self.count, self.add = count, add
 
-    def end(self, _start: Any, held: Variables, taken: LocalResult) -> tuple[Any, Any]:
+    def end(self, _start: Any, variables: Variables, result: LocalResult) -> tuple[Any, Any]:
         """Average variables and results over all replicas; variables are written once all means are received.
 
         The strategy only sums. If the steps ran within its `run`, Keras would divide each loss by the number of replicas, as
         for gradients that are summed.
         """
         ends = np.cumsum([0, *(spec.size for spec in self.network.shared)]).tolist()
-        ranges, flat = list(pairwise(ends)), [tf.reshape(one.read_value(), [-1]) for one in held.shared]
+        ranges, flat = list(pairwise(ends)), [tf.reshape(one.read_value(), [-1]) for one in variables.shared]
         # The results are the last numbers of the last message.
-        pieces, means = _in_pieces(ranges, flat, lambda values: self.add(values) / float(self.count), [taken.results])
-        means[-1], results = tf.split(means[-1], [pieces[-1][1] - pieces[-1][0], taken.results.shape[0]])
-        written = fill(list(zip(held.shared, ranges, strict=True)), means, pieces, means)
+        pieces, means = _in_pieces(ranges, flat, lambda values: self.add(values) / float(self.count), [result.results])
+        means[-1], results = tf.split(means[-1], [pieces[-1][1] - pieces[-1][0], result.results.shape[0]])
+        written = fill(list(zip(variables.shared, ranges, strict=True)), means, pieces, means)
         with tf.control_dependencies(written):
-            written = self.average(held, taken.steps * self.count, taken.global_step)
-            counted = held.step.assign(taken.global_step + taken.steps * self.count)
+            written = self.average(variables, result.steps * self.count, result.global_step)
+            counted = variables.step.assign(result.global_step + result.steps * self.count)
         with tf.control_dependencies([*written, counted]):
-            return held.step.read_value(), results
+            return variables.step.read_value(), results
 
 
 class Synchronous(Training):
@@ -79,17 +79,17 @@ class Synchronous(Training):
 
     def begin(self, step: int) -> StepBudget:
         """Give every replica the chief's variables: those of the optimizer too, if the job resumes from a checkpoint."""
-        copy, count = self.copy, len(self.devices)
+        copy, device_count = self.copy, len(self.devices)
         broadcast = tf.function(self._broadcast, autograph=False)
         broadcast([copy.step, self.data_position.begin])
         step = int(copy.step)
         broadcast([*copy.shared, *(copy.local if step else copy.fixed)])
         copy.set_fixed()
-        first, *others = initial_local(self.network, copy.local, self.index, self.count, count, step)
+        first, *others = initial_local(self.network, copy.local, self.index, self.count, device_count, step)
         for variable, value in zip(copy.local, first, strict=True):
             variable.assign(value)
-        devices = zip(self.devices[1:], others, strict=True)
-        self.variables: list[Any] = [copy, *(make_variables(self.network, values, device) for device, values in devices)]
+        pairs = zip(self.devices[1:], others, strict=True)
+        self.variables: list[Any] = [copy, *(make_variables(self.network, values, device) for device, values in pairs)]
         self.end_epoch = tf.function(self._broadcast_rates, autograph=False)
         if self.job.callbacks:
             self.end_epoch(tf.constant(0.0))
@@ -99,31 +99,33 @@ class Synchronous(Training):
         self.graph = make_round(self.network, exchange, self.iterator, self.devices, compiled=self.uses_xla)
         self.steps_per_epoch = self.flags.eval_steps or self.flags.max_steps
         self.epoch, self.first_round = step // self.steps_per_epoch, True
-        return StepBudget(step, self.flags.max_steps, every=self.steps_per_epoch)
+        return StepBudget(step, self.flags.max_steps, steps_between_evaluations=self.steps_per_epoch)
 
     def rounds(self) -> Iterator[Round]:
         """Yield rounds with the same number of steps on every replica; the global step counts those of all."""
         period = SyncPeriod(self.flags.sync_period or DEFAULT_SYNC_PERIOD, True)
-        emits, devices = {self.name: say}, len(self.devices) * self.count
-        replica = ReplicaLoop(self.name, self._run_round, period, self.flags.log_interval, emits, True, devices, period.steps)
-        return train(replica, self.progress)
+        emits, device_count = {self.name: say}, len(self.devices) * self.count
+        replica = ReplicaLoop(
+            self.name, self._run_round, period, self.flags.log_interval, emits, True, device_count, period.steps
+        )
+        return train(replica, self.budget)
 
     def _run_round(self, steps: int, _live_hosts: int) -> Round:
         steps = math.ceil(steps / self.count)
         return run_round(self.network, self.graph, self.iterator, self.variables, steps, self.count)
 
-    def after_round(self, taken: Round) -> bool:
+    def after_round(self, result: Round) -> bool:
         """Broadcast what the chief's callbacks have set as an epoch ended or began; return True if they have ended training.
 
         One that ends training as an epoch begins does so after the first round. That may also be the end of an epoch that a
         job which resumes has not ended.
         """
-        self.progress.release()
-        epoch, before, first_round = taken.global_step // self.steps_per_epoch, self.epoch, self.first_round
+        self.budget.release()
+        epoch, before, first_round = result.global_step // self.steps_per_epoch, self.epoch, self.first_round
         self.epoch, self.first_round = epoch, epoch != before
         if not self.job.callbacks or not (first_round or self.first_round):
             return False
-        return bool(self.end_epoch(tf.constant(float(super().after_round(taken)))))
+        return bool(self.end_epoch(tf.constant(float(super().after_round(result)))))
 
     def run(self) -> None:
         super().run()
@@ -144,13 +146,13 @@ class Synchronous(Training):
 
     def _broadcast(self, variables: Sequence[Any]) -> None:
         """Give every replica the chief's values of these variables."""
-        numbers = [one for one in variables if one.dtype == tf.float32]
-        if numbers:
-            ends = np.cumsum([0, *(one.shape.num_elements() for one in numbers)]).tolist()
-            ranges, flat = list(pairwise(ends)), [tf.reshape(one.read_value(), [-1]) for one in numbers]
+        floats = [one for one in variables if one.dtype == tf.float32]
+        if floats:
+            ends = np.cumsum([0, *(one.shape.num_elements() for one in floats)]).tolist()
+            ranges, flat = list(pairwise(ends)), [tf.reshape(one.read_value(), [-1]) for one in floats]
             pieces, values = _in_pieces(ranges, flat, self._from_chief)
-            for variable, place in zip(numbers, ranges, strict=True):
-                variable.assign(tf.reshape(tf.concat(overlap(place, pieces, values), 0), variable.shape))
+            for variable, variable_range in zip(floats, ranges, strict=True):
+                variable.assign(tf.reshape(tf.concat(overlap(variable_range, pieces, values), 0), variable.shape))
         for variable in variables:
             if variable.dtype != tf.float32:
                 value = variable.read_value()

@@ -27,10 +27,11 @@ ACCELERATOR = "SCALETIER_ACCELERATOR"
 CPU_DEVICES = "SCALETIER_CPU_DEVICES"
 # The reason why something that must come before TensorFlow's first operation is too late.
 TOO_LATE_MESSAGE = (
-    "TensorFlow has computed something before; give Job functions that make its model, data, optimizer and metrics"
+    "TensorFlow has computed something before; pass functions to scaletier.Job that make its model, data, optimizer and metrics"
 )
 _AROUND_ERROR = re.compile(r"^(Graph execution error:|Detected at node .*| +File .*|<stack traces .*)$", re.MULTILINE)
-# A process with less memory returns none: it would only request it again. The others are of `give_memory_back_on_growth`.
+# A process with less memory returns none: it would only request it again. A process that has returned some does so again once
+# it has grown by this factor; `give_memory_back_on_growth` checks it at this interval.
 _LARGE_BYTES, _GROWTH, _WATCH_SECONDS = 1e9, 1.1, 1.0
 _STOP_POLL_SECONDS = 0.1
 # Of malloc.h.
@@ -215,7 +216,7 @@ def devices_of(job: str, task: int) -> tuple[str, ...]:
     return tuple(names)
 
 
-def here() -> Any:
+def on_this_process() -> Any:
     """Return a context in which values become tensors of this process, whatever the current device is.
 
     For a device of another host TensorFlow would send the value while it makes the tensor, and hold Python's GIL until
@@ -245,7 +246,7 @@ def say(line: str) -> None:
 
 def say_there(line: str) -> None:
     """Print one line to the log of the host of the current device."""
-    with here():
+    with on_this_process():
         text = import_tensorflow().constant(line)
     import_tensorflow().raw_ops.PrintV2(input=text, output_stream="stdout", end="\n")
 

@@ -73,7 +73,7 @@ class Training(abc.ABC):
         self.copy = self.make_copy(self.reader)
         self.data_position = checkpoint.DataPosition(self.source, self.reader)
         self.chief = ChiefTasks(self) if self.is_chief else None
-        self.progress = self.begin(int(self.copy.step))
+        self.budget = self.begin(int(self.copy.step))
         self.finite = tf.function(self._all_finite, autograph=False)
         give_memory_back()
 
@@ -112,16 +112,16 @@ class Training(abc.ABC):
         """Train to the last step; the chief then exports and evaluates. Before an error is raised, a checkpoint is saved."""
         loss: float | None = None
         try:
-            for taken in self.rounds():
+            for result in self.rounds():
                 if loss is None:
                     give_memory_back()
-                loss = taken.loss
+                loss = result.loss
                 self.check()
                 if self.chief:
-                    self.chief.after(taken)
-                if self.after_round(taken):
+                    self.chief.after(result)
+                if self.after_round(result):
                     break
-            self.progress.stop()
+            self.budget.stop()
             self.check()
         except (DataError, tf.errors.OpError) as error:
             if self.chief and is_lost_host(error):
@@ -134,8 +134,8 @@ class Training(abc.ABC):
 
     def check(self) -> None:
         """Raise the error of another replica, if there is one."""
-        if self.progress.failure:
-            raise self.progress.failure
+        if self.budget.failure:
+            raise self.budget.failure
 
     def after_round(self, _taken: Round) -> bool:
         """Do what the strategy needs after a round; return True if a callback has ended training."""
@@ -189,8 +189,8 @@ class ChiefTasks:
         if training.evaluated:
             self._evaluate = make_evaluate(self._network, self._copy, training.evaluated.once(), job.inspector)
         self._interval = EvalInterval(self._flags.eval_interval)
-        every = self._flags.eval_steps or 1
-        self.ends_at = (step // every + 1) * every
+        eval_steps = self._flags.eval_steps or 1
+        self.ends_at = (step // eval_steps + 1) * eval_steps
         self.summaries = Summaries(folder)
         self._summarized = self._saved = time.monotonic(), step
         self._callbacks = job.callbacks
@@ -204,35 +204,36 @@ class ChiefTasks:
         self._preempted = StopRequest()
         signal.signal(signal.SIGTERM, self._preempted)
 
-    def after(self, taken: Round) -> None:
+    def after(self, result: Round) -> None:
         """Log, evaluate and save if it is due after a round; PreemptedError after SIGTERM, when a checkpoint is saved."""
         self._end_if_preempted()
         if self._callbacks:
-            self._callbacks.add(taken)
+            self._callbacks.add(result)
         now = time.monotonic()
         since, step = self._summarized
         if now - since >= self._flags.log_interval:
-            rate = (taken.global_step - step) / (now - since)
-            scalars = {"loss": taken.loss, **taken.metrics, "steps_per_second": rate, **self._training.scalars()}
-            self.summaries.scalars(taken.global_step, scalars)
-            self._summarized = (now, taken.global_step)
+            rate = (result.global_step - step) / (now - since)
+            scalars = {"loss": result.loss, **result.metrics, "steps_per_second": rate, **self._training.scalars()}
+            self.summaries.scalars(result.global_step, scalars)
+            self._summarized = (now, result.global_step)
         if self._evaluate or self._callbacks:
-            if every := self._flags.eval_steps:
-                while self.ends_at <= min(taken.global_step, self._flags.max_steps - 1) and not self.stopped:
+            if eval_steps := self._flags.eval_steps:
+                while self.ends_at <= min(result.global_step, self._flags.max_steps - 1) and not self.stopped:
                     step = self._evaluate_now()
                     self._end_if_preempted()
                     if not self._callbacks:
-                        self.ends_at = (step // every + 1) * every
+                        self.ends_at = (step // eval_steps + 1) * eval_steps
                     ends = self._callbacks and self._callbacks.stopping
-                    self._training.progress.release(taken.global_step + 1 if ends else self.ends_at)
-            elif taken.global_step < self._flags.max_steps and self._interval.due(now):
+                    self._training.budget.release(result.global_step + 1 if ends else self.ends_at)
+            elif result.global_step < self._flags.max_steps and self._interval.due(now):
                 self._evaluate_now()
                 if adjusted := self._interval.record(now, time.monotonic()):
                     say(adjusted)
             self._end_if_preempted()
         saved_at, saved_step = self._saved
-        due = taken.global_step - saved_step >= self._flags.checkpoint_steps or now - saved_at >= self._flags.checkpoint_seconds
-        if due and taken.global_step < self._flags.max_steps:  # the last one is saved after the last epoch's callbacks
+        due = result.global_step - saved_step >= self._flags.checkpoint_steps
+        due = due or now - saved_at >= self._flags.checkpoint_seconds
+        if due and result.global_step < self._flags.max_steps:  # the last one is saved after the last epoch's callbacks
             self.save()
 
     def _end_if_preempted(self) -> None:
@@ -244,7 +245,7 @@ class ChiefTasks:
         if self._callbacks:
             ended, self.ends_at = self.ends_at, self.ends_at + (self._flags.eval_steps or 1)
             if not self._callbacks.pauses:
-                self._training.progress.release(self.ends_at)
+                self._training.budget.release(self.ends_at)
 
         def evaluate() -> EvaluationResult | None:
             if measured := self._measure(step, self._preempted.is_set):

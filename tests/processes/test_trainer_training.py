@@ -72,8 +72,8 @@ def test_replicas_wait_for_evaluations_by_steps(
     measure, replicas_wait = ChiefTasks._measure, list[bool]()
 
     def measure_while_waiting(self: Any, *arguments: Any, **more: Any) -> Any:
-        progress = self._training.progress
-        replicas_wait.append(progress._until <= progress.step)
+        budget = self._training.budget
+        replicas_wait.append(budget._until <= budget.step)
         return measure(self, *arguments, **more)
 
     monkeypatch.setattr(ChiefTasks, "_measure", measure_while_waiting)

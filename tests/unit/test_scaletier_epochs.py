@@ -67,10 +67,10 @@ class Job:
         )
         self.callbacks = Callbacks([Records()], None, every)
         flags = self.callbacks.plan(flags_of([f"--max-steps={steps}"]), None)
-        self.progress = StepBudget(self.step, steps, replicas, every)
+        self.budget = StepBudget(self.step, steps, replicas, every)
         chief = self.chief = ChiefTasks.__new__(ChiefTasks)
         chief._callbacks, chief._flags, chief._network, chief._copy = self.callbacks, flags, network, MagicMock()
-        chief._training = SimpleNamespace(refresh=lambda: self.step, progress=self.progress)  # type: ignore[assignment]
+        chief._training = SimpleNamespace(refresh=lambda: self.step, budget=self.budget)  # type: ignore[assignment]
         chief._preempted, chief._saver, chief._serving_module = MagicMock(is_set=lambda: False), MagicMock(), None
         chief._summarized = chief._saved = float("inf"), steps
 
@@ -87,24 +87,24 @@ class Job:
         )
         reader: Any = SimpleNamespace(step=self.step, callbacks=stored) if self.step else None
         chief.ends_at = self.callbacks.begin(network, [], flags, reader)
-        self.progress.release(chief.ends_at)
+        self.budget.release(chief.ends_at)
 
-    def take(self, steps: int, _live_hosts: int = 1) -> Round:
+    def run_round(self, steps: int, _live_hosts: int = 1) -> Round:
         self.step += steps + -steps % self.multiple
         return Round(steps, self.step, float(self.step), mean_loss=float(self.step))
 
     def train_others(self, until: int) -> None:
         """Let another replica take all steps until this one."""
         while self.step < until:
-            self.take(self.progress.reserve("worker/0", 8))
-            self.progress.commit("worker/0", self.step)
+            self.run_round(self.budget.reserve("worker/0", 8))
+            self.budget.commit("worker/0", self.step)
 
     def run(self) -> Job:
-        for taken in train(
-            ReplicaLoop("master/0", self.take, SyncPeriod(8, True), 1e9, {"master/0": lambda _: None}), self.progress
+        for result in train(
+            ReplicaLoop("master/0", self.run_round, SyncPeriod(8, True), 1e9, {"master/0": lambda _: None}), self.budget
         ):
-            self.ahead.add(self.progress._until - min(self.chief.ends_at, self.chief._flags.max_steps))
-            self.chief.after(taken)
+            self.ahead.add(self.budget._until - min(self.chief.ends_at, self.chief._flags.max_steps))
+            self.chief.after(result)
             if self.chief.stopped:
                 break
         self.chief.finish(1.0)
@@ -179,7 +179,7 @@ def test_a_callback_that_ends_training_as_an_epoch_begins_has_a_step_of_it(
 def test_replicas_of_sync_end_after_the_first_round_of_an_epoch() -> None:
     """All of them call the broadcast in the same rounds, as only the chief knows of its callbacks."""
     replica, asked = Synchronous.__new__(Synchronous), list[int]()
-    replica.progress, replica.job, replica.chief = StepBudget(0, 100, every=20), MagicMock(), None
+    replica.budget, replica.job, replica.chief = StepBudget(0, 100, steps_between_evaluations=20), MagicMock(), None
     replica.epoch, replica.first_round, replica.steps_per_epoch = 0, True, 20
     for step in range(4, 68, 4):
         replica.end_epoch = lambda _, step=step: asked.append(step)

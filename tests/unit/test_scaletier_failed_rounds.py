@@ -101,11 +101,11 @@ def test_variables_get_parameters_once_all_are_there(monkeypatch: pytest.MonkeyP
     network: Any = SimpleNamespace(shared=specs, local=[], replicas=1, averaged=lambda *_: [])
     parameters = SharedParameters(network, DEVICES, [np.zeros(4, np.float32)] * 2, 7)
     reduce = AllReduce(network, 2, lambda value: tf.identity(value, name="all_reduce"))
-    taken = LocalResult(*(tf.constant(4, tf.int64) for _ in range(3)), tf.zeros([2]))
+    result = LocalResult(*(tf.constant(4, tf.int64) for _ in range(3)), tf.zeros([2]))
     for function in (
-        lambda held: parameters.begin(held)[0],
+        lambda variables: parameters.begin(variables)[0],
         parameters.pull_exact,
-        lambda held: reduce.end(None, held, taken)[0],
+        lambda variables: reduce.end(None, variables, result)[0],
     ):
         build = tf.function(lambda handles, build=function: build(named_handles(network, handles)), autograph=False)
         graph = build.get_concrete_function(handle_specs(network)).graph
@@ -150,11 +150,11 @@ def test_a_rescued_checkpoint_has_the_step_of_its_weights() -> None:
     strategy.flags = SimpleNamespace(sync_period=4, max_steps=100, eval_steps=None, log_interval=1.0)
     iterator = iter(data.data)
     strategy.graphs = {DEVICES: make_round(network, parameters, iterator, DEVICES)}
-    strategy.progress = StepBudget(10, 100, 2)
+    strategy.budget = StepBudget(10, 100, 2)
     replica = strategy._replica("master/0", iterator, DEVICES, print, [copy])
-    replica.take(4, 2)
+    replica.run_round(4, 2)
     parameters._step.assign_add(5)  # another replica's
-    replica.take(4, 2)
+    replica.run_round(4, 2)
     strategy.rescue()
     strategy.chief.rescue.assert_called_once_with()
     assert int(copy.step) == 10 + 4 + 5 + 4

@@ -27,39 +27,39 @@ from scaletier.sync_period import SyncPeriod
 
 @given(st.integers(1, 500), st.integers(1, 5), st.lists(st.tuples(st.integers(0, 4), st.integers(1, 64)), max_size=200))
 def test_overlapping_rounds_take_no_step_past_the_last(max_steps: int, replicas: int, turns: list[tuple[int, int]]) -> None:
-    progress, server_step, pending = StepBudget(0, max_steps, replicas), 0, dict[str, int]()
+    budget, server_step, pending = StepBudget(0, max_steps, replicas), 0, dict[str, int]()
     for index, period in turns:
         name = f"replica/{index % replicas}"
         if name in pending:  # its round ends, and its delta reaches the servers
             server_step += pending.pop(name)
-            progress.commit(name, server_step)
+            budget.commit(name, server_step)
         elif server_step + sum(pending.values()) < max_steps:
-            pending[name] = progress.reserve(name, period)
+            pending[name] = budget.reserve(name, period)
             assert 1 <= pending[name] <= period
         assert server_step + sum(pending.values()) <= max_steps
     for name, steps in pending.items():
         server_step += steps
-        progress.commit(name, server_step)
+        budget.commit(name, server_step)
     while server_step < max_steps:
-        server_step += progress.reserve("replica/0", 64)
-        progress.commit("replica/0", server_step)
+        server_step += budget.reserve("replica/0", 64)
+        budget.commit("replica/0", server_step)
     assert server_step == max_steps
-    assert progress.reserve("replica/0", 64) == 0
+    assert budget.reserve("replica/0", 64) == 0
 
 
 def test_a_round_near_the_end_gets_a_share_of_the_free_steps() -> None:
-    progress = StepBudget(900, 1000, 4)
-    assert [progress.reserve(name, 64) for name in "abcd"] == [25, 18, 14, 10]
+    budget = StepBudget(900, 1000, 4)
+    assert [budget.reserve(name, 64) for name in "abcd"] == [25, 18, 14, 10]
 
 
 def test_the_last_steps_are_awaited_and_freed_if_their_round_fails() -> None:
-    progress, reserved = StepBudget(0, 10, 1, clock=lambda: 0.0), list[int]()
-    assert progress.reserve("worker/0", 10) == 10
-    thread = threading.Thread(target=lambda: reserved.append(progress.reserve("master/0", 64)))
+    budget, reserved = StepBudget(0, 10, 1, clock=lambda: 0.0), list[int]()
+    assert budget.reserve("worker/0", 10) == 10
+    thread = threading.Thread(target=lambda: reserved.append(budget.reserve("master/0", 64)))
     thread.start()
     thread.join(0.3)
     assert reserved == []
-    progress.commit("worker/0", None)
+    budget.commit("worker/0", None)
     thread.join(limit())
     assert reserved == [10]
 
@@ -72,148 +72,148 @@ def test_a_hanging_round_does_not_delay_the_job() -> None:
         now += 0.4  # each read advances the clock
         return now
 
-    progress = StepBudget(0, 10, 1, clock=clock)
-    assert progress.reserve("worker/0", 8) == 8  # and then its host is gone
-    assert progress.reserve("master/0", 8) == 2
-    progress.commit("master/0", 2)
-    assert progress.reserve("master/0", 8) == 8
-    progress.commit("worker/0", 10)  # it was only late
-    assert progress.reserve("worker/0", 8) == 0
+    budget = StepBudget(0, 10, 1, clock=clock)
+    assert budget.reserve("worker/0", 8) == 8  # and then its host is gone
+    assert budget.reserve("master/0", 8) == 2
+    budget.commit("master/0", 2)
+    assert budget.reserve("master/0", 8) == 8
+    budget.commit("worker/0", 10)  # it was only late
+    assert budget.reserve("worker/0", 8) == 0
 
 
 def test_the_wait_for_a_round_follows_the_replica_s_usual_time() -> None:
     now = 0.0
-    progress = StepBudget(0, 20, 1, clock=lambda: now)
-    assert progress.reserve("slow", 10) == 10
+    budget = StepBudget(0, 20, 1, clock=lambda: now)
+    assert budget.reserve("slow", 10) == 10
     now = 100.0
-    progress.commit("slow", 10)
-    assert progress.reserve("slow", 10) == 10
+    budget.commit("slow", 10)
+    assert budget.reserve("slow", 10) == 10
     now = 490.0
-    assert not progress.overdue()
+    assert not budget.overdue()
     now = 501.0
-    assert progress.overdue() == {"slow"}
+    assert budget.overdue() == {"slow"}
 
 
 def test_stopping_a_job_releases_a_waiting_replica() -> None:
-    progress, reserved = StepBudget(0, 10, 1, clock=lambda: 0.0), list[int]()
-    assert progress.reserve("worker/0", 10) == 10
-    thread = threading.Thread(target=lambda: reserved.append(progress.reserve("master/0", 10)))
+    budget, reserved = StepBudget(0, 10, 1, clock=lambda: 0.0), list[int]()
+    assert budget.reserve("worker/0", 10) == 10
+    thread = threading.Thread(target=lambda: reserved.append(budget.reserve("master/0", 10)))
     thread.start()
-    progress.stop()
+    budget.stop()
     thread.join(limit())
     assert reserved == [0]
 
 
 def test_replicas_wait_for_an_evaluation_which_the_chief_reaches_by_single_steps() -> None:
-    progress, reserved = StepBudget(3, 20, 1, every=10, clock=lambda: 0.0), list[int]()
-    assert progress.reserve("worker/0", 64) == 7
-    thread = threading.Thread(target=lambda: reserved.append(progress.reserve("worker/1", 64)))
+    budget, reserved = StepBudget(3, 20, 1, steps_between_evaluations=10, clock=lambda: 0.0), list[int]()
+    assert budget.reserve("worker/0", 64) == 7
+    thread = threading.Thread(target=lambda: reserved.append(budget.reserve("worker/1", 64)))
     thread.start()
-    assert progress.reserve("master/0", 64, True) == 1
-    progress.commit("worker/0", 10)
-    progress.commit("master/0", 11)
+    assert budget.reserve("master/0", 64, True) == 1
+    budget.commit("worker/0", 10)
+    budget.commit("master/0", 11)
     thread.join(0.3)
     assert reserved == []
-    progress.release()
+    budget.release()
     thread.join(limit())
     assert reserved == [9]
-    progress.commit("worker/1", 20)
-    assert progress.reserve("master/0", 64, True) == 0
+    budget.commit("worker/1", 20)
+    assert budget.reserve("master/0", 64, True) == 0
 
 
 def test_the_chief_is_left_a_step_of_the_last_epoch() -> None:
-    progress = StepBudget(0, 30, 2, every=20)
-    assert [progress.reserve("worker/0", 99), progress.reserve("worker/1", 99)] == [10, 5]
-    progress.release(40)
-    assert progress.reserve("worker/2", 99) == (30 - 15 - 1) // 2
-    assert progress.reserve("master/0", 99, True) == (30 - 15 - 7) // 2
-    assert progress.reserve("worker/3", 99) == (30 - 15 - 7 - 4) // 2
+    budget = StepBudget(0, 30, 2, steps_between_evaluations=20)
+    assert [budget.reserve("worker/0", 99), budget.reserve("worker/1", 99)] == [10, 5]
+    budget.release(40)
+    assert budget.reserve("worker/2", 99) == (30 - 15 - 1) // 2
+    assert budget.reserve("master/0", 99, True) == (30 - 15 - 7) // 2
+    assert budget.reserve("worker/3", 99) == (30 - 15 - 7 - 4) // 2
 
 
 def test_the_chief_takes_no_step_past_the_last() -> None:
-    progress = StepBudget(0, 10, 1, every=10)
-    assert progress.reserve("worker/0", 10) == 10
-    threading.Timer(0.1, progress.stop).start()
-    assert progress.reserve("master/0", 10, True) == 0
+    budget = StepBudget(0, 10, 1, steps_between_evaluations=10)
+    assert budget.reserve("worker/0", 10) == 10
+    threading.Timer(0.1, budget.stop).start()
+    assert budget.reserve("master/0", 10, True) == 0
 
 
-def replica(name: str, take: Any, emit: Any = lambda line: None, seconds: float = 1.0) -> ReplicaLoop:
-    return ReplicaLoop(name, take, SyncPeriod(8, True), seconds, {name: emit}, name == "master/0")
+def replica(name: str, run_round: Any, emit: Any = lambda line: None, seconds: float = 1.0) -> ReplicaLoop:
+    return ReplicaLoop(name, run_round, SyncPeriod(8, True), seconds, {name: emit}, name == "master/0")
 
 
 def test_a_round_reserves_steps_and_frees_them_if_its_host_is_lost() -> None:
     calls = list[tuple[int, int]]()
 
-    def take(steps: int, live_hosts: int) -> Round:
-        calls.append((steps, progress.step))
+    def run_round(steps: int, live_hosts: int) -> Round:
+        calls.append((steps, budget.step))
         if len(calls) == 2:
             raise ConnectionError
-        return Round(steps, progress.step + steps, 1.0)
+        return Round(steps, budget.step + steps, 1.0)
 
-    progress = StepBudget(91, 100)
-    rounds = train(replica("master/0", take), progress)
+    budget = StepBudget(91, 100)
+    rounds = train(replica("master/0", run_round), budget)
     assert next(rounds)
     with pytest.raises(ConnectionError):
         next(rounds)
-    assert progress.training == set()
-    assert len(list(train(replica("master/0", take), progress))) == 2
+    assert budget.training == set()
+    assert len(list(train(replica("master/0", run_round), budget))) == 2
     assert calls == [(1, 91), (8, 92), (1, 92), (7, 93)]
 
 
 def test_a_replica_starts_with_a_single_step_and_continues_with_its_period() -> None:
     calls, lines = list[tuple[int, int]](), list[str]()
-    progress = StepBudget(0, 40, 2)
+    budget = StepBudget(0, 40, 2)
 
-    def take(steps: int, live_hosts: int) -> Round:
+    def run_round(steps: int, live_hosts: int) -> Round:
         calls.append((steps, live_hosts))
-        return Round(steps, progress.step + steps, 0.5, {"mae": 0.25}, local_loss=0.75)
+        return Round(steps, budget.step + steps, 0.5, {"mae": 0.25}, local_loss=0.75)
 
-    progress.training.add("master/0")
-    rounds = train(replica("worker/0", take, lines.append, 1e9), progress)
+    budget.training.add("master/0")
+    rounds = train(replica("worker/0", run_round, lines.append, 1e9), budget)
     assert [next(rounds).steps, next(rounds).steps] == [1, 8]
-    progress.training.discard("master/0")
+    budget.training.discard("master/0")
     assert next(rounds).steps == 8
     assert calls == [(1, 2), (8, 2), (8, 1)]
-    assert progress.rounds == 3
+    assert budget.rounds == 3
     assert len(lines) == 1
     assert lines[0].startswith("Train [worker/0], step 1: loss: 0.750, mae: 0.250 (")
-    progress.stop()
+    budget.stop()
     assert list(rounds) == []
 
 
 def test_a_replica_that_does_not_print_its_line_does_not_count_as_live() -> None:
     now, live = 0.0, list[int]()
-    progress = StepBudget(0, 100, 2, clock=lambda: now)
-    progress.training.add("master/0")
+    budget = StepBudget(0, 100, 2, clock=lambda: now)
+    budget.training.add("master/0")
 
     def emit(line: str) -> None:
         nonlocal now
         now += 1000.0
-        live.append(progress.live_hosts)
+        live.append(budget.live_hosts)
 
     worker = replica("worker/0", lambda steps, live: Round(steps, steps, 1.0), emit)
-    rounds = train(worker, progress)
+    rounds = train(worker, budget)
     next(rounds)
     assert live == [1]
-    assert progress.live_hosts == 2
+    assert budget.live_hosts == 2
 
 
 def test_a_line_covers_the_steps_since_the_previous_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, lines, progress = 0.0, list[str](), StepBudget(0, 100)
+    now, lines, budget = 0.0, list[str](), StepBudget(0, 100)
     monkeypatch.setattr("time.monotonic", lambda: now)
 
-    def take(steps: int, live_hosts: int) -> Round:
+    def run_round(steps: int, live_hosts: int) -> Round:
         nonlocal now
         now += 0.5
-        return Round(steps, progress.step + 2 * steps, 1.0, {}, steps)
+        return Round(steps, budget.step + 2 * steps, 1.0, {}, steps)
 
-    measured = ReplicaLoop("master/0", take, SyncPeriod.of(None, 2, 10_000), 1.0, {"master/0": lines.append})
-    rounds = train(measured, progress)
+    measured = ReplicaLoop("master/0", run_round, SyncPeriod.of(None, 2, 10_000), 1.0, {"master/0": lines.append})
+    rounds = train(measured, budget)
     for _ in range(4):
         next(rounds)
     rates = [re.search(r"step (\d+): .* \((.*) sec\) (\S+) global steps/s, (\S+) local", line) for line in lines]
     assert [match and match.groups() for match in rates] == [("2", "0.500", "4.0", "2.0"), ("18", "1.500", "16.0", "8.0")]
-    assert progress.paces["master/0"].staleness == 4
+    assert budget.paces["master/0"].staleness == 4
     for _ in range(4):
         next(rounds)
     assert measured.period.line.startswith("Exchange every ")
@@ -232,9 +232,9 @@ def test_a_nan_loss_ends_the_rounds(loss: float, local_loss: float, owner: str) 
 
 @pytest.mark.parametrize(("seconds", "timeout"), [(0.5, 5.0), (30.0, 120.0)])
 def test_the_master_waits_longer_on_slow_hosts(monkeypatch: pytest.MonkeyPatch, seconds: float, timeout: float) -> None:
-    progress, timeouts = StepBudget(0, 400, 2), list[float | None]()
-    monkeypatch.setattr(progress._changed, "wait_for", lambda _, timeout=None: timeouts.append(timeout))
-    progress.begin(True, seconds)
+    budget, timeouts = StepBudget(0, 400, 2), list[float | None]()
+    monkeypatch.setattr(budget._changed, "wait_for", lambda _, timeout=None: timeouts.append(timeout))
+    budget.begin(True, seconds)
     assert timeouts == [timeout, None]
 
 

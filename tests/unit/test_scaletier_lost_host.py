@@ -205,8 +205,8 @@ def test_each_call_of_the_parameter_servers_is_noted(call: str, monkeypatch: pyt
         training.refresh()
     else:
         monkeypatch.setattr(asynchronous, "run_round", calls)
-        training._replica("worker/0", None, (), print, []).take(1, 1)
-        training._replica("master/0", None, (), print, []).take(1, 1)
+        training._replica("worker/0", None, (), print, []).run_round(1, 1)
+        training._replica("master/0", None, (), print, []).run_round(1, 1)
         assert starts.pop(0) is None
     assert starts != [None]
     assert training._call_start is None
@@ -243,7 +243,7 @@ def test_every_replica_starts_from_the_chief_s_values(step: int, monkeypatch: py
         [step, 2],
         [weight, slot, fixed] if step else [weight, fixed],
     ]
-    assert [float(value) for held in synchronous.variables for value in held.local] == [1.0, 2.0] * 2
+    assert [float(value) for variables in synchronous.variables for value in variables.local] == [1.0, 2.0] * 2
 
 
 @pytest.mark.parametrize("chief", [True, False])

@@ -197,19 +197,19 @@ def make_parameters(values: Sequence[Array], devices: int, step: int = 7) -> Sha
 
 
 def pulled_exactly(parameters: SharedParameters) -> tuple[list[Array], int]:
-    held = held_by(parameters)
-    step = in_graph(parameters, held, parameters.pull_exact)
-    return [variable.numpy() for variable in held.shared], step
+    variables = empty_variables(parameters)
+    step = in_graph(parameters, variables, parameters.pull_exact)
+    return [variable.numpy() for variable in variables.shared], step
 
 
 def pulled_rounded(parameters: SharedParameters) -> list[Array]:
     """Return the parameters that a round begins with."""
-    held = held_by(parameters)
-    in_graph(parameters, held, lambda handles: parameters.begin(handles)[0])
-    return [variable.numpy() for variable in held.shared]
+    variables = empty_variables(parameters)
+    in_graph(parameters, variables, lambda handles: parameters.begin(handles)[0])
+    return [variable.numpy() for variable in variables.shared]
 
 
-def held_by(parameters: SharedParameters) -> Variables:
+def empty_variables(parameters: SharedParameters) -> Variables:
     """Return variables without values for parameters."""
     network = parameters.network
     return Variables(
@@ -218,12 +218,12 @@ def held_by(parameters: SharedParameters) -> Variables:
     )
 
 
-def in_graph(parameters: SharedParameters, held: Variables, function: Callable[[Variables], Any]) -> int:
+def in_graph(parameters: SharedParameters, variables: Variables, function: Callable[[Variables], Any]) -> int:
     """Call a function of handles of variables; it gives them a global step, which is returned."""
     network = parameters.network
     graph = tf.function(lambda handles: function(named_handles(network, handles)), autograph=False)
-    step = int(graph.get_concrete_function(handle_specs(network))(list_handles(held)))
-    assert step == int(held.step)
+    step = int(graph.get_concrete_function(handle_specs(network))(list_handles(variables)))
+    assert step == int(variables.step)
     return step
 
 
@@ -286,20 +286,20 @@ def test_a_share_of_a_delta_is_added_in_fp16(devices: int) -> None:
 def test_a_round_is_right_after_tensorflows_optimizer() -> None:
     """The optimizer infers shapes of what is read from those of what is assigned: here first of empty values."""
     parameters = make_parameters(VALUES, 2)
-    held = held_by(parameters)
+    variables = empty_variables(parameters)
 
     def add_one(handles: Sequence[Any]) -> Any:
-        variables = named_handles(parameters.network, handles)
-        step, start = parameters.begin(variables)
+        given = named_handles(parameters.network, handles)
+        step, start = parameters.begin(given)
         with tf.control_dependencies([step]):
-            grown = [one.assign(one.read_value() + 1.0) for one in variables.shared]
+            grown = [one.assign(one.read_value() + 1.0) for one in given.shared]
         with tf.control_dependencies(grown):
-            taken = LocalResult(tf.constant(4, tf.int64), step, tf.constant(1, tf.int64), tf.zeros([1]))
-            return parameters.end(start, variables, taken)[0]
+            result = LocalResult(tf.constant(4, tf.int64), step, tf.constant(1, tf.int64), tf.zeros([1]))
+            return parameters.end(start, given, result)[0]
 
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})  # a job in this process may have set it
     graph = tf.function(add_one, autograph=False).get_concrete_function(handle_specs(parameters.network))
-    assert int(graph(list_handles(held))) == 11
+    assert int(graph(list_handles(variables))) == 11
     for actual, value in zip(pulled_exactly(parameters)[0], VALUES, strict=True):
         assert actual.shape == value.shape
         np.testing.assert_allclose(actual, value + 1, rtol=2e-3)

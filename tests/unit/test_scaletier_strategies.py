@@ -79,32 +79,32 @@ def test_a_short_job_synchronizes_often() -> None:
 
 
 def test_training_replicas_are_counted() -> None:
-    progress = StepBudget(0, 400, 3)
-    assert progress.live_hosts == 1
-    progress.training |= {"master/0", "worker/0", "worker/1"}
-    assert progress.live_hosts == 3
-    progress.training -= {"worker/0", "worker/1"}
-    assert progress.live_hosts == 1
+    budget = StepBudget(0, 400, 3)
+    assert budget.live_hosts == 1
+    budget.training |= {"master/0", "worker/0", "worker/1"}
+    assert budget.live_hosts == 3
+    budget.training -= {"worker/0", "worker/1"}
+    assert budget.live_hosts == 1
 
 
 def test_a_replica_with_a_hanging_round_is_not_counted() -> None:
     now = 0.0
-    progress = StepBudget(0, 400, 2, clock=lambda: now)
-    progress.training |= {"master/0", "worker/0"}
-    progress.reserve("worker/0", 4)
-    assert progress.live_hosts == 2
+    budget = StepBudget(0, 400, 2, clock=lambda: now)
+    budget.training |= {"master/0", "worker/0"}
+    budget.reserve("worker/0", 4)
+    assert budget.live_hosts == 2
     now = 60.0
-    assert progress.live_hosts == 1
-    progress.commit("worker/0", 4)
-    assert progress.live_hosts == 2
+    assert budget.live_hosts == 1
+    budget.commit("worker/0", 4)
+    assert budget.live_hosts == 2
 
 
 def test_the_master_starts_after_the_workers_are_prepared() -> None:
-    progress, order = StepBudget(0, 400, 2), list[str]()
+    budget, order = StepBudget(0, 400, 2), list[str]()
 
     def worker() -> None:
         order.append("worker prepared")
-        progress.begin(is_chief=False)
+        budget.begin(is_chief=False)
         order.append("worker begins")
 
     thread = threading.Thread(target=worker)
@@ -112,14 +112,14 @@ def test_the_master_starts_after_the_workers_are_prepared() -> None:
     wait_for(lambda: len(order) > 0, "the worker's preparation")
     thread.join(0.3)
     assert order == ["worker prepared"]  # it waits for the master
-    progress.begin(is_chief=True)
+    budget.begin(is_chief=True)
     thread.join(limit())
     assert order == ["worker prepared", "worker begins"]
 
 
 def test_stopping_a_job_releases_a_waiting_worker() -> None:
-    progress = StepBudget(0, 400, 3)
-    progress.stop(RuntimeError("first"))
-    progress.stop(RuntimeError("second"))
-    progress.begin(is_chief=False)
-    assert str(progress.failure) == "first"
+    budget = StepBudget(0, 400, 3)
+    budget.stop(RuntimeError("first"))
+    budget.stop(RuntimeError("second"))
+    budget.begin(is_chief=False)
+    assert str(budget.failure) == "first"

@@ -162,7 +162,7 @@ def test_a_line_for_another_host_is_converted_on_this_host(monkeypatch: pytest.M
         yield
         calls.append("there")
 
-    monkeypatch.setattr("scaletier.tensorflow_setup.here", on_this_host)
+    monkeypatch.setattr("scaletier.tensorflow_setup.on_this_process", on_this_host)
     monkeypatch.setattr(tf.raw_ops, "PrintV2", lambda **given: calls.append(tf.is_tensor(given["input"])))
     say_there("a line")
     assert calls == ["here", "there", True]
