@@ -140,8 +140,11 @@ def state(text: str) -> str:
 
 
 def local_time(moment: str | None) -> str:
-    """Format an RFC 3339 moment in the operator's time zone: `2026-01-31 12:00:00`."""
-    return datetime.fromisoformat(moment).astimezone().strftime("%Y-%m-%d %H:%M:%S") if moment else ""
+    """Format an RFC 3339 moment in the operator's time zone: `2026-01-31 12:00:00`; any other text is returned as it is."""
+    try:
+        return datetime.fromisoformat(moment).astimezone().strftime("%Y-%m-%d %H:%M:%S") if moment else ""
+    except (ValueError, OverflowError):
+        return moment or ""
 
 
 def duration(seconds: float) -> str:

@@ -324,3 +324,8 @@ def test_a_moment_is_shown_in_the_time_zone_of_this_machine(monkeypatch: pytest.
         monkeypatch.undo()
         time.tzset()
     assert terminal.local_time(None) == terminal.local_time("") == ""
+
+
+@pytest.mark.parametrize("text", ["yesterday", "2026-13-01T00:00:00Z", "0001-01-01T00:00:00+14:00"])
+def test_a_moment_that_is_none_is_shown_as_it_is(text: str) -> None:
+    assert terminal.local_time(text) == text
