@@ -303,6 +303,8 @@ class Follower:
         position: Position | None = None
         broken, tries = False, 0
         self._placed.wait()  # for its hosts, or for the end
+        if name not in self._placement:
+            return  # it never ran, and has no log
         while not self._ending.is_set() or (tries < (_LAST_TRIES if position else 1) and not self._closed.is_set()):
             try:
                 for reached in self._read(name, position):

@@ -382,6 +382,13 @@ def test_a_log_is_read_once_its_replica_has_a_host(world: World) -> None:
     assert follower._merge.take(0) == []
 
 
+def test_a_job_that_ended_in_the_queue_has_no_log(world: World) -> None:
+    follower = world.follower(JobRecord("job01", candidates={"master-0": ["master-0"]}))
+    follower._end()
+    follower._guard(follower._tail, "master-0")
+    assert (follower._merge.take(0), follower._merge.ended, world.commands) == ([], True, [])
+
+
 @pytest.mark.parametrize(
     ("replicas", "seconds", "complete"),
     [
