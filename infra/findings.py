@@ -10,6 +10,9 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+FIX_FAILED = " (and cannot be fixed: "
+"""In the text of a finding, between what it found and why its fix failed."""
+
 
 class Severity(StrEnum):
     """The severity of a finding; a warning breaks nothing for now."""
@@ -99,7 +102,7 @@ def _apply_fix(finding: Finding) -> Finding:
     try:
         finding.fix()
     except Exception as error:  # noqa: BLE001  it stays as it is, and the finding says so
-        return replace(finding, what=f"{finding.what} (and cannot be fixed: {one_line(error)})")
+        return replace(finding, what=f"{finding.what}{FIX_FAILED}{one_line(error)})")
     return replace(finding, fixed=True)
 
 

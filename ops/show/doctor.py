@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
-from infra.findings import Check, Finding, Severity, fail, ok, run_checks, warning
+from infra.findings import FIX_FAILED, Check, Finding, Severity, fail, ok, run_checks, warning
 from infra.templates import ROOT as CHECKOUT
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
@@ -38,7 +38,9 @@ def doctor(fix: bool, as_json: bool, root: Path = ROOT) -> int:
     """Run all checks and print their findings; FAILED if there is an error."""
     before = _look(root, fix=True, what="applying safe fixes") if fix else []
     fixed = [finding for finding in before if finding.fixed]
-    findings = [*fixed, *_look(root, fix=False, what="checking")]
+    unfixed = {(each.check, each.what.partition(FIX_FAILED)[0]): each for each in before if FIX_FAILED in each.what}
+    now = _look(root, fix=False, what="checking")
+    findings = [*fixed, *(unfixed.get((finding.check, finding.what), finding) for finding in now)]
     still = [finding for finding in findings if finding.severity is Severity.ERROR and not finding.fixed]
     if as_json:
         terminal.print_json({"errors": len(still), "findings": [finding.to_dict() for finding in findings]})

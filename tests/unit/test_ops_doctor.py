@@ -191,6 +191,27 @@ def test_errors_set_the_exit_code_and_fix_prints_its_fixes(
     assert doctor.doctor(fix=False, as_json=False, root=tmp_path) == DONE
 
 
+def test_the_reason_of_a_failed_fix_is_printed_while_its_problem_remains(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    gone: list[str] = []
+
+    def fail_to_fix() -> None:
+        gone.append("of itself")
+        raise OSError("nft: permission denied")
+
+    def checks(_: Path, fix: bool) -> dict[str, Any]:
+        problems = [fail("the firewall is off", "start it", fail_to_fix), fail("the firewall is old", "pulumi up")]
+        return {"firewall": lambda: [*problems, *([] if gone else [warning("low", "raise it", fail_to_fix)])]}
+
+    monkeypatch.setattr(doctor, "_checks", checks)
+    assert doctor.doctor(fix=True, as_json=False, root=tmp_path) == FAILED
+    assert capsys.readouterr().out.splitlines() == [
+        "error    firewall  the firewall is off (and cannot be fixed: nft: permission denied): start it",
+        "error    firewall  the firewall is old: pulumi up",
+    ]
+
+
 def test_without_a_stack_only_the_machine_is_checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def raise_no_stack(_: Path) -> None:
         raise UsageError("no stack is up here: run pulumi up")
