@@ -46,9 +46,14 @@ class TrainPoint:
     seconds: float
 
 
+def _search(kind: re.Pattern[str], line: str) -> re.Match[str] | None:
+    """Search a line; None for one that is too long: the patterns' time may rise with the square of its length."""
+    return kind.search(line) if len(line) <= LONGEST_LINE else None
+
+
 def parse_train_point(line: str) -> TrainPoint | None:
     """Read a Train line; None for any other."""
-    match = _TRAIN.search(line)
+    match = _search(_TRAIN, line)
     return TrainPoint(int(match[1]), float(match[3])) if match else None
 
 
@@ -65,7 +70,7 @@ def parse_train_metrics(line: str) -> MetricPoint | None:
     """Read the metrics of a Train line or of a report; None for any other line."""
     if report := valid_report(line):
         return MetricPoint(report.step, report.metrics if report.loss is None else {"loss": report.loss, **report.metrics})
-    if not (match := _TRAIN.search(line)):
+    if not (match := _search(_TRAIN, line)):
         return None
     local = _LOCAL.search(match[4])
     return MetricPoint(int(match[1]), _numbers(match[2].strip()), float(local[1]) if local else None)
@@ -73,7 +78,7 @@ def parse_train_metrics(line: str) -> MetricPoint | None:
 
 def parse_eval_metrics(line: str) -> MetricPoint | None:
     """Read the metrics of an Eval line or of the final line; None for any other line."""
-    match = _EVAL.search(line) or _FINAL.search(line)
+    match = _search(_EVAL, line) or _search(_FINAL, line)
     return MetricPoint(int(match[1]), _numbers(match[2])) if match else None
 
 
@@ -92,18 +97,18 @@ def _numbers(text: str) -> dict[str, float]:
 
 def is_progress_line(line: str) -> bool:
     """Return True for a line that any of these functions reads."""
-    return any(kind.search(line) for kind in (_TRAIN, _EVAL, _FINAL, _PERIOD, _REPORT))
+    return bool(_REPORT.match(line)) or any(_search(kind, line) for kind in (_TRAIN, _EVAL, _FINAL, _PERIOD))
 
 
 def parse_period(lines: Iterable[str]) -> int | None:
     """Return the local steps between two exchanges by the last line that has them; None if none has."""
-    periods = [int(match[1]) for line in lines if (match := _PERIOD.search(line))]
+    periods = [int(match[1]) for line in lines if (match := _search(_PERIOD, line))]
     return periods[-1] if periods else None
 
 
 def parse_final_metrics(lines: Iterable[str]) -> dict[str, str]:
     """Read the last `Final metrics after 5006 steps, loss: 0.228, accuracy: 0.935`, numbers as printed."""
-    matches = [match for line in lines if (match := _FINAL.search(line))]
+    matches = [match for line in lines if (match := _search(_FINAL, line))]
     return {"steps": matches[-1][1], **dict(_METRIC.findall(matches[-1][2]))} if matches else {}
 
 
@@ -231,7 +236,7 @@ class ProgressFinder:
             return "" if previously else f"a progress report is invalid, and such are dropped: {error}"
         if report is not None:
             self._take(report, seconds, time)
-        elif len(line) <= LONGEST_LINE:
+        else:
             self._read(line, seconds, time)
         return ""
 

@@ -67,6 +67,24 @@ def test_the_metrics_of_an_eval_line() -> None:
     assert progress.parse_eval_metrics("Eval, step x: loss: 1") is None
 
 
+def test_lines_that_are_too_long_are_not_read() -> None:
+    """Check the samples' lines: the time for a text of words, or of digits, may rise with the square of its length."""
+
+    def parse_all(filler: str) -> list[object]:
+        train, evaluated = f"Train [ps/0], step 3: (0.5 sec) {filler}", f"Eval, step 3: {filler}"
+        final, period = f"{FINAL.format(3, 1, 2)} {filler}", f"{filler} Exchange every 8 steps"
+        parsed = [
+            progress.parse_train_point(train),
+            progress.parse_train_metrics(train),
+            progress.parse_eval_metrics(evaluated),
+        ]
+        of_lines = [progress.parse_final_metrics([final]), progress.parse_period([period])]
+        return [*parsed, *of_lines, *map(progress.is_progress_line, (train, evaluated, final, period))]
+
+    assert all(parse_all("a 1"))
+    assert not any(parse_all("a 1" * progress.LONGEST_LINE))
+
+
 def report(**keys: Any) -> str:
     return json.dumps({REPORT_KEY: keys})
 
@@ -289,3 +307,4 @@ def test_the_metrics_of_a_train_line(line: str, expected: progress.MetricPoint |
 def test_progress_lines() -> None:
     kinds = [progress.TRAIN_LINE, "Eval, step 3: loss: 1", FINAL.format(1, 2, 3), "Exchange every 8 steps", report(step=1)]
     assert [progress.is_progress_line(line) for line in [*kinds, "step 3", "", "ReEval, step 3: x"]] == [True] * 5 + [False] * 3
+    assert not progress.is_progress_line(f"x {report(step=1)}"), "it is not read as a report"
