@@ -155,6 +155,11 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
+def rate(value: float) -> str:
+    """Format a rate, such as steps per second: `200.4`, and below 1 with three digits: `0.0323`."""
+    return f"{value:.1f}" if value >= 1 else f"{value:.3g}"
+
+
 def dollars(amount: float | None) -> str:
     """Format US dollars with 4 places, as prices have: `0.0036`."""
     return "" if amount is None else f"{amount:.4f}"

@@ -295,15 +295,20 @@ def read(module: str, args: Sequence[str]) -> tuple[dict[str, Any], TrainerConfi
     )
 
 
+def rounded(value: float) -> float:
+    """Round a rate or a time for programs: to two places, or below 1 to three digits."""
+    return round(value, 2) if value >= 1 else float(f"{value:.3g}")
+
+
 def prediction_to_dict(prediction: Prediction, learned: TargetModel | None = None) -> dict[str, Any]:
     """Return a prediction for programs: rates in steps/s, and the seconds to a target if that is known."""
     return {
-        "stepsPerSecond": round(prediction.rate, 2),
-        "alone": round(prediction.alone, 2),
+        "stepsPerSecond": rounded(prediction.rate),
+        "alone": rounded(prediction.alone),
         "speedUp": round(prediction.speed_up, 3),
         "efficiency": round(prediction.efficiency, 3),
         "replicas": prediction.replicas,
         "bound": prediction.bound,
-        "untilSeconds": round(learned.seconds(prediction), 2) if learned else None,
+        "untilSeconds": rounded(learned.seconds(prediction)) if learned else None,
         "untilSpeedUp": round(learned.speed_up(prediction), 3) if learned else None,
     }

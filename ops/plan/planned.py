@@ -18,7 +18,7 @@ from ops.errors import DONE, UsageError
 from ops.logs.read import read_logs
 from ops.package.trainer_config import TrainerConfig
 from ops.plan import profile
-from ops.plan.plan import models, prediction_to_dict, read, resolve_strategy, sync_period
+from ops.plan.plan import models, prediction_to_dict, read, resolve_strategy, rounded, sync_period
 from ops.plan.scaling import PlannedMachine, Prediction, Shape, Work
 from ops.plan.show import time_to
 from ops.plan.time_to_target import TargetModel, crossing
@@ -145,14 +145,14 @@ def _show(job_id: str, checked: PlanCheck, as_json: bool) -> None:
     if as_json:
         plan = {key: content[key] for key in ("createTime", "package", "work")}
         predicted, seconds = prediction_to_dict(prediction, checked.learned), checked.reached
-        figures = {"predicted": predicted, "measured": round(measured, 2), "errorPercent": round(error, 1)}
-        until = {"untilSeconds": None if seconds is None else round(seconds, 2)}
+        figures = {"predicted": predicted, "measured": rounded(measured), "errorPercent": round(error, 1)}
+        until = {"untilSeconds": None if seconds is None else rounded(seconds)}
         terminal.print_json({"job": job_id, "plan": plan, **figures, **until})
         return
     heads, rows = ["", "STEPS/S", "SPEED-UP", "EFFICIENCY"], []
     for what, rate in (("predicted", prediction.rate), ("measured", measured)):
         gain = rate / prediction.alone
-        rows.append([what, f"{rate:.1f}", f"{gain:.2f}", f"{gain / prediction.replicas:.2f}"])
+        rows.append([what, terminal.rate(rate), f"{gain:.2f}", f"{gain / prediction.replicas:.2f}"])
     if checked.learned and checked.reached is not None:
         heads.append(f"TO {checked.learned.target}")
         rows[0].append(time_to(checked.learned.seconds(prediction)))

@@ -22,9 +22,8 @@ def show(
     kind = "hyperthreads" if per_cpu == 1 else "whole cores"
     here = len(os.sched_getaffinity(0))
     seconds = work.cpu_seconds / (here * per_cpu)
-    terminal.out(
-        f"one process here: {1 / seconds:.1f} steps/s, {1000 * seconds:.1f} ms a step on {here} cpus, counted as {kind}"
-    )
+    rate = terminal.rate(1 / seconds)
+    terminal.out(f"one process here: {rate} steps/s, {1000 * seconds:.1f} ms a step on {here} cpus, counted as {kind}")
     often = f"every {work.period} steps" if work.period > 1 else "every step"
     # `share` is the part of the bytes that moves each way per exchange.
     moved = f"{work.parameters * work.share / _MEGA:.1f} MB each way to and from parameter servers, {often}"
@@ -37,7 +36,7 @@ def show(
         spec = preset(tier)
         servers = spec.roles[Role.PS].count if Role.PS in spec.roles else 0
         for strategy, prediction in of_tier.items():
-            rates = f"{prediction.rate:.1f}", f"{prediction.alone:.1f}"
+            rates = terminal.rate(prediction.rate), terminal.rate(prediction.alone)
             gains = f"{prediction.speed_up:.2f}", f"{prediction.efficiency:.2f}"
             target = ["", ""] if learned else []
             if there := learned and learned.by(strategy):

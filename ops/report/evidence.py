@@ -150,8 +150,9 @@ class JobEvidence:
         except (OpsError, BucketError, OSError):
             return None
         forecast = checked.prediction
-        figures = (round(forecast.rate, 2), round(checked.measured, 2), round(checked.error, 1), round(forecast.speed_up, 2))
-        return Planned(checked.plan["createTime"], *figures, forecast.bound)
+        rates = plan.rounded(forecast.rate), plan.rounded(checked.measured)
+        figures = round(checked.error, 1), round(forecast.speed_up, 2)
+        return Planned(checked.plan["createTime"], *rates, *figures, forecast.bound)
 
 
 def _is_used(line: LogLine) -> bool:

@@ -168,7 +168,7 @@ def _progress(progress: JobProgress | None) -> str | None:
     total, rate = progress.totalSteps, progress.stepsPerSecond
     parts = [
         f"step {progress.step}" + (f" of {total} ({min(100 * progress.step // total, 100)} %)" if total else ""),
-        f"{rate:.1f} steps/s" if rate else "",
+        f"{terminal.rate(rate)} steps/s" if rate else "",
         f"{terminal.duration(progress.etaSeconds)} left" if progress.etaSeconds is not None else "",
     ]
     return ", ".join(filter(None, parts))

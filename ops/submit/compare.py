@@ -34,7 +34,8 @@ class ComparedValue:
             return "same"
         try:
             digits = max(len(text.partition(".")[2]) for text in (original, again))
-            return f"{float(again) - float(original):+.{digits}f}"
+            form = "+.3g" if "e" in f"{original}{again}".lower() else f"+.{digits}f"
+            return f"{float(again) - float(original):{form}}"
         except ValueError:
             return "differs"
 

@@ -257,6 +257,28 @@ def test_the_printed_plan(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
+def test_rates_below_one_have_three_digits(capsys: pytest.CaptureFixture[str]) -> None:
+    slow = Prediction(0.03228, 0.033351, 5, "network")
+    assert plan.prediction_to_dict(slow).items() >= {"stepsPerSecond": 0.0323, "alone": 0.0334, "speedUp": 0.968}.items()
+    work = Work(62.0, 40e6, 1, 1.0)
+    show.show(work, 1, {ScaleTier.STANDARD_1: {"apart": slow}}, None)
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("one process here: 0.0323 steps/s, 31000.0 ms a step")
+    assert last.split()[4:7] == ["0.0323", "0.0334", "0.97"]
+    check = planned.PlanCheck({"createTime": "", "package": "", "work": vars(work)}, slow, 0.041236, None, 0.0051236)
+    planned._show("job01", check, True)
+    assert json.loads(capsys.readouterr().out).items() >= {"measured": 0.0412, "untilSeconds": 0.00512}.items()
+    planned._show("job01", check, False)
+    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()[1:3]] == ["0.0323", "0.0412"]
+
+
+@pytest.mark.parametrize(
+    ("value", "number"), [(0.0, 0.0), (0.0323456, 0.0323), (0.99951, 1.0), (1.2345, 1.23), (1240.567, 1240.57)]
+)
+def test_numbers_for_programs_keep_their_digits(value: float, number: float) -> None:
+    assert plan.rounded(value) == number
+
+
 @pytest.mark.parametrize(("steps", "every"), [(None, 25), (8000, 100), (400, 5), (79, 1)])
 def test_a_run_has_about_eighty_evaluations(
     package_folder: Path, monkeypatch: pytest.MonkeyPatch, steps: int | None, every: int

@@ -110,6 +110,10 @@ def test_the_report_has_the_plans_prediction(
     (tmp_path / "plans" / "trainer.task-0.json").touch()
     expected = {"stepsPerSecond": 30.12, "measured": 24.32, "errorPercent": 23.9, "speedUp": 3.05, "bound": "processors"}
     assert planned_of_report() == {"createTime": NOON.format(0), **expected}
+    slow = planned.PlanCheck({"createTime": NOON.format(0)}, Prediction(0.03228, 0.01, 5, "processors"), 0.041236)
+    monkeypatch.setattr(planned, "compare", lambda *_: slow)
+    assert planned_of_report().items() >= {"stepsPerSecond": 0.0323, "measured": 0.0412}.items()
+    monkeypatch.setattr(planned, "compare", lambda *_: check)
 
     record = existing_job(cluster.ledger, "job01")
     put_job(cluster.ledger, replace(record, state=JobState.FAILED))

@@ -430,6 +430,7 @@ def test_progress_is_shown(
     assert output["metrics"] == "loss 0.7291, accuracy 0.834"
     for progress, expected in (
         (JobProgress(9), "step 9"),
+        (JobProgress(9, stepsPerSecond=0.0323), "step 9, 0.0323 steps/s"),
         (JobProgress(12, 10, 0.0, 0.0), "step 12 of 10 (100 %), 0.0 s left"),
         (JobProgress(1, 0, None, None), "step 1"),
     ):

@@ -329,3 +329,8 @@ def test_a_moment_is_shown_in_the_time_zone_of_this_machine(monkeypatch: pytest.
 @pytest.mark.parametrize("text", ["yesterday", "2026-13-01T00:00:00Z", "0001-01-01T00:00:00+14:00"])
 def test_a_moment_that_is_none_is_shown_as_it_is(text: str) -> None:
     assert terminal.local_time(text) == text
+
+
+@pytest.mark.parametrize(("rate", "text"), [(200.44, "200.4"), (9.0, "9.0"), (0.032279, "0.0323"), (0.0, "0")])
+def test_a_low_rate_keeps_its_digits(rate: float, text: str) -> None:
+    assert terminal.rate(rate) == text
