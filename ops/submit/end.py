@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 
 from jobs import paths
 from jobs.records import JobRecord
+from jobs.serialization import NewerSchemaError, RecordError
 from jobs.states import JobState, ReplicaState
 from ops import terminal
 from ops.client import Client
@@ -16,6 +17,7 @@ from ops.cluster.ledger import existing_job, replicas_of
 from ops.errors import DONE, FAILED, HostError, UsageError
 
 _LOGS_SECONDS = 30.0
+DAMAGED_HINT = "fab delete JOB deletes a job whose record is damaged"
 
 
 def cancel(cluster: ClusterClient, job_id: str | None, as_json: bool = False) -> int:
@@ -54,7 +56,8 @@ def delete(cluster: ClusterClient, job_id: str | None, sure: bool, as_json: bool
     """Take a job out of the bucket: record, package, logs, and its output where that is below it."""
     if job_id is None:
         raise UsageError("delete which job? fab jobs lists them, and fab prune --keep N deletes all but the newest")
-    existing_job(cluster.ledger, job_id)
+    if not _is_damaged(cluster, job_id):
+        existing_job(cluster.ledger, job_id)
     _check(cluster, [job_id])
     return _delete(cluster, [job_id], sure, as_json)
 
@@ -81,17 +84,32 @@ def prune(cluster: ClusterClient, keep: str | None, sure: bool, as_json: bool = 
     return _delete(cluster, chosen, sure, as_json)
 
 
-def _records(cluster: ClusterClient) -> list[JobRecord]:
-    """Return every job's record.
+def _records(cluster: ClusterClient, deleted: Collection[str] = ()) -> list[JobRecord]:
+    """Return every job's record, without those that are damaged if one of them is to be deleted.
 
     Raises:
-        UsageError: if one cannot be read: its output may be in any other job's.
+        UsageError: if another one cannot be read: its output may be in any other job's.
     """
     with terminal.ProgressLine("reading the jobs"):
         records, unreadable = cluster.ledger.jobs()
+    if unreadable and any(_is_damaged(cluster, job_id) for job_id in deleted):
+        unreadable = [line for line in unreadable if not _is_damaged(cluster, line.partition(":")[0])]
     if unreadable:
-        raise UsageError(f"nothing can be deleted while records are unreadable: {'; '.join(unreadable)}")
+        raise UsageError(f"nothing can be deleted while records are unreadable: {'; '.join(unreadable)}; {DAMAGED_HINT}")
     return records
+
+
+def _is_damaged(cluster: ClusterClient, job_id: str) -> bool:
+    """Return True if a job's record is none at all; that of a newer scaletier, or of another job, is one."""
+    item = cluster.ledger.store.read(paths.job(job_id)) if paths.JOB_ID.fullmatch(job_id) else None
+    try:
+        if item:
+            JobRecord.from_json(item.content)
+    except NewerSchemaError:
+        return False
+    except RecordError:
+        return True
+    return False
 
 
 def _check(cluster: ClusterClient, job_ids: Sequence[str]) -> None:
@@ -100,17 +118,18 @@ def _check(cluster: ClusterClient, job_ids: Sequence[str]) -> None:
     Raises:
         UsageError: for one that has not, or is in use.
     """
-    records = _records(cluster)
+    records = _records(cluster, job_ids)
     records_by_id = {record.jobId: record for record in records}
     queue = cluster.ledger.queue()
     for job_id in job_ids:
         record = records_by_id.get(job_id)
-        if record is None:
+        if record is None and not _is_damaged(cluster, job_id):
             raise UsageError(f"job {job_id} is gone: another user has deleted it")
-        if not record.final:
+        if record and not record.final:
             raise UsageError(f"job {job_id} is {record.state}: fab cancel {job_id} ends it first")
         if queue.entry(job_id):
-            raise UsageError(f"job {job_id} is {record.state}, but its replicas have not all stopped: try again in a moment")
+            state = record.state if record else "in the queue"
+            raise UsageError(f"job {job_id} is {state}, but its replicas have not all stopped: try again in a moment")
     for job_id, user in _users(cluster, records, job_ids).items():
         raise UsageError(f"job {user} has its output in that of {job_id}: delete it first, or keep both")
 

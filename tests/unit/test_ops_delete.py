@@ -127,6 +127,45 @@ def test_a_record_whose_id_is_not_its_folder_is_not_deleted(cluster: ClusterClie
     assert (job_folders(bucket), (bucket / "data" / "mine").exists()) == (before, True)
 
 
+def test_only_jobs_whose_records_are_damaged_can_be_deleted_beside_others(cluster: ClusterClient, bucket: Path) -> None:
+    for name, content in (("half", b'{"jobId": "ha'), ("torn", b"")):
+        cluster.ledger.store.create(f"jobs/{name}/job.json", content)
+    refused = r"^nothing can be deleted while records are unreadable: half: job\.json is no JSON.*; fab delete JOB deletes a"
+    for delete_others in (lambda: delete(cluster, "job00", sure=True), lambda: prune(cluster, "0", sure=True)):
+        with pytest.raises(UsageError, match=refused):
+            delete_others()
+    put_job(cluster.ledger, JobRecord("later", JobState.FAILED, trainingInput={"jobDir": f"{bucket}/jobs/half/output"}))
+    with pytest.raises(UsageError, match="job later has its output in that of half"):
+        delete(cluster, "half", sure=True)
+    put_job(cluster.ledger, JobRecord("later", JobState.FAILED))
+    cluster.ledger.change_queue(lambda queue: queue.added(QueueEntry("half", ["master-0"])))
+    with pytest.raises(
+        UsageError, match="job half is in the queue, but its replicas have not all stopped: try again in a moment"
+    ):
+        delete(cluster, "half", sure=True)
+    cluster.ledger.free_hosts("half")
+    (bucket / "data").mkdir()
+    (bucket / "data" / "job.json").write_bytes(b"no record")
+    with pytest.raises(OpsError, match=r"the record of job \.\./data cannot be read"):
+        delete(cluster, "../data", sure=True)
+    assert delete(cluster, "half", sure=True) == delete(cluster, "torn", sure=True) == 0
+    assert prune(cluster, "0", sure=True) == 0
+    assert job_folders(bucket) == ["job02"]
+
+
+@pytest.mark.parametrize("content", ['{"schema": 99, "jobId": "new"}', '{"jobId": "job00"}'])
+def test_a_record_of_a_newer_scaletier_or_of_another_job_is_not_damaged(
+    cluster: ClusterClient, bucket: Path, content: str
+) -> None:
+    for name, text in (("new", content), ("half", "{}")):
+        cluster.ledger.store.create(f"jobs/{name}/job.json", text.encode())
+    with pytest.raises(OpsError, match=r"the record of job new cannot be read: job\.json (was written by|says)"):
+        delete(cluster, "new", sure=True)
+    with pytest.raises(UsageError, match=r"records are unreadable: new: job\.json (was written by|says)"):
+        delete(cluster, "half", sure=True)
+    assert job_folders(bucket) == ["half", "job00", "job01", "job02", "job03", "new"]
+
+
 def test_changes_during_the_confirmation_are_checked(
     cluster: ClusterClient, bucket: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

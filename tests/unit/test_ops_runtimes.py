@@ -466,7 +466,7 @@ def test_runtimes_are_listed_and_removed(
         assert str(error.value) == message
     damaged = _Cluster(local_inventory)
     damaged.ledger.unreadable = ["job.json of j is no JSON"]
-    with pytest.raises(UsageError, match=r"records are unreadable: job\.json of j is no JSON"):
+    with pytest.raises(UsageError, match=r"records are unreadable: job\.json of j is no JSON; fab delete JOB"):
         run(damaged, "rm", key, True, False)  # type: ignore[arg-type]
     others = (JobRecord("a", manifest={"runtime": {"key": "other"}}), JobRecord("b").ended(""), JobRecord("c"))
     idle = _Cluster(local_inventory, *others, replace(cluster.ledger.jobs()[0][0], state=JobState.FAILED))
