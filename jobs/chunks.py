@@ -15,9 +15,10 @@ import signal
 import sys
 import threading
 import time
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -273,18 +274,28 @@ def _gap_between(source: ChunkSource, before: Chunk | None, chunk: Chunk) -> Log
 
 
 def span(source: ChunkSource, chunks: list[Chunk], since: str = "", until: str = "") -> list[Chunk]:
-    """Return the chunks that may have lines in this time range; empty for no limit."""
+    """Return the chunks that may have lines in this time range; empty for no limit.
 
-    def begins(chunk: Chunk) -> str:
-        return _time(source, chunk)
-
-    begin = max(bisect_left(chunks, since, key=begins) - 1, 0) if since else 0
-    return chunks[begin : bisect_right(chunks, until, key=begins) if until else None]
+    Lines before `until` may follow later ones, whose clock was ahead and then set back.
+    """
+    if since:
+        chunks = chunks[max(bisect_left(chunks, since, key=lambda chunk: _time(source, chunk)) - 1, 0) :]
+    if not until or not chunks:
+        return chunks
+    last = next(_backwards(source, chunks[-1]), None)
+    times = [*(_time(source, chunk) for chunk in chunks), _time_of(last.line if last else b"")]
+    ends = [n for n, (time, after) in enumerate(pairwise(times), 1) if time <= until or after < time]
+    return chunks[: max(ends, default=0)]
 
 
 def _time(source: ChunkSource, chunk: Chunk) -> str:
     """Return the time of a chunk's first line."""
-    match = _BEGINS.match(source.read(chunk.name, 0, min(256, chunk.size)) if chunk.size else b"")
+    return _time_of(source.read(chunk.name, 0, min(256, chunk.size)) if chunk.size else b"")
+
+
+def _time_of(line: bytes) -> str:
+    """Return the time of a line of a log, of which the beginning is enough; empty if it has none."""
+    match = _BEGINS.match(line)
     return match[1].decode("ascii", "replace") if match else ""
 
 

@@ -279,6 +279,22 @@ def test_lines_between_two_times(since: int, until: int, count: int | None) -> N
         assert lines_of(ChunkReader(source, first(source, log_filter), log_filter).entries()) == expected
 
 
+@pytest.mark.parametrize("sizes", [[5, 5, 5, 5], [4, 3, 7, 6], [20], [6, 14]])
+@pytest.mark.parametrize("until", [9, 13, 54, 59])
+def test_lines_before_a_time_are_found_although_a_clock_was_set_back(sizes: list[int], until: int) -> None:
+    log = [text(n) for n in (*range(50, 60), *range(10, 20))]
+    source, log_filter = ChunksInMemory(log, sizes), LogFilter(until=json.loads(text(until))["time"])
+    expected = [line for line in log if log_filter.matches(line)]
+    assert lines_of(ChunkReader(source, log_filter=log_filter).entries()) == expected
+    assert lines_of(newest(source, log_filter._replace(lines=99))[0]) == expected
+
+
+def test_no_chunk_behind_the_last_time_is_read() -> None:
+    source = ChunksInMemory([text(n) for n in range(60)], [10] * 6)
+    chunks_read = chunks.span(source, chunks_of(source.sizes()), until=json.loads(text(25))["time"])
+    assert [chunk.line for chunk in chunks_read] == [0, 10, 20]
+
+
 def test_only_the_end_of_a_long_log_is_read() -> None:
     source = ChunksInMemory([text(n % 60) for n in range(50_000)], [10_000] * 5)
     assert len(newest(source, LogFilter(100))[0]) == 100
