@@ -23,6 +23,7 @@ from jobs import lease
 from jobs.bucket import BucketError
 from jobs.chunks import LogFilter
 from jobs.lease import ChangeTimer
+from jobs.ledger import Stored
 from jobs.progress import JobProgress
 from jobs.records import CancelRequest, JobRecord, Plan, ReplicaRecord
 from jobs.serialization import RecordError
@@ -229,7 +230,7 @@ class Client:
     def cancel(self, job_id: str | None = None, on_poll: OnPoll | None = None) -> JobHandle:
         """Cancel a job, by default the only one that has not ended, and wait until it is CANCELLED."""
         with _as_ops_error():
-            record = existing_job(self._cluster.ledger, job_id or self._only_job())
+            record = existing_job(self._cluster.ledger, self._only_job() if job_id is None else job_id)
             if record.final:
                 raise UsageError(f"job {record.jobId} is {record.state} already: there is nothing to cancel")
             record = self._await_cancelled(record, on_poll)
@@ -239,7 +240,10 @@ class Client:
 
     def _only_job(self) -> str:
         """Return the only job that has not ended."""
-        jobs = [entry.jobId for entry in self._cluster.ledger.queue().entries]
+        ledger = self._cluster.ledger
+        queued = [entry.jobId for entry in ledger.queue().entries]
+        records = ledger.jobs_named(queued)  # an ended job stays in the queue until its replicas have stopped
+        jobs = [name for name in queued if not (isinstance(job := records.get(name), Stored) and job.record.final)]
         if len(jobs) != 1:
             raise UsageError(f"cancel which? There are {', '.join(jobs)}" if jobs else "every job has ended: nothing to cancel")
         return jobs[0]

@@ -46,7 +46,7 @@ def reproduce(cluster: ClusterClient, job_id: str | None, new_id: str | None, fo
     ledger = cluster.ledger
     original = existing_job(ledger, job_id)
     job_id = original.jobId
-    new_id = new_id or _next_free(ledger, job_id)
+    new_id = _next_free(ledger, job_id) if new_id is None else new_id
     check_job_id(new_id)
     existing = find_job(ledger, new_id)
     if existing and existing.manifest.get("reproduces") != job_id:

@@ -217,6 +217,10 @@ def test_the_only_active_job_is_the_default(
     assert not ledger.cancel_requested("job01")
     put_job(ledger, JobRecord("job02", hosts=HOSTS))
     ledger.change_queue(lambda _: Queue([QueueEntry("job02", HOSTS)]))
+    with pytest.raises(UsageError, match=r"^there is no job ''"):
+        cancel(cluster, "")
+    assert not ledger.cancel_requested("job02")
+    put_jobs(ledger, job(JobState.SUCCEEDED))
     assert cancel(cluster, None) == DONE
     assert capsys.readouterr().out == "job02 CANCELLED\n"
 

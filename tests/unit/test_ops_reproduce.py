@@ -328,6 +328,7 @@ def test_another_cluster_and_a_running_original_are_noted(
     ("damage", "new_id", "message", "kind"),
     [
         (lambda bucket: None, "9lives", "job id '9lives' breaks the rule", UsageError),
+        (lambda bucket: None, "", "job id '' breaks the rule", UsageError),
         (lambda bucket: None, "job01", "job id 'job01' was used before", UsageError),
         (lambda bucket: bucket.upload("jobs/job01/package.tar.gz", b"x"), None, "the package of job01 is damaged", OpsError),
         (lambda bucket: bucket.upload("jobs/job01/manifest.json", b"{"), None, "the manifest of job01 is no JSON", OpsError),
