@@ -265,8 +265,9 @@ def _undo(submitter: Submitter, renewal: _Renewal, job_id: str, error: BaseExcep
 
 @contextmanager
 def _defer_signals() -> Iterator[None]:
-    """Defer Ctrl-C, a closed terminal and `timeout` until the block is complete."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    """Defer Ctrl-C, a closed terminal and `timeout` until the block is complete; they interrupt only the main thread."""
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if is_main else ()
     previous = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
     try:
         yield

@@ -24,6 +24,7 @@ from waiting import limit, wait_for
 
 from infra.inventory import Inventory, PowerAccess
 from jobs import paths
+from jobs.background import Background
 from jobs.bucket import Bucket, BucketError, Item, RecordStore
 from jobs.folder_bucket import FolderBucket, open_bucket
 from jobs.ledger import Ledger
@@ -316,6 +317,15 @@ def test_an_interrupt_is_undone(submission: Submission, ledger: Ledger, capsys: 
         submit(make_cluster(InterruptedFleet(submission.inventory), ledger), submission, may_wait=True)
     assert state_and_error(ledger) == ("CANCELLED", "fab train was stopped before the job was handed over")
     assert capsys.readouterr().err == "job01 is CANCELLED, and nothing runs; the next job needs another id\n"
+    assert ledger.queue().entries == []
+
+
+def test_a_failure_in_a_thread_is_undone(submission: Submission, ledger: Ledger) -> None:
+    fleet = FakeFleet(submission.inventory, lambda name, _: CommandResult(name, 1, "boom"))
+    submitted = Background(lambda: submit(make_cluster(fleet, ledger), submission, may_wait=True))
+    with pytest.raises(SeveralHostsError, match="could not start its replica, it ended: boom"):
+        submitted.join(limit())
+    assert state_and_error(ledger)[0] == "FAILED"
     assert ledger.queue().entries == []
 
 
