@@ -258,7 +258,7 @@ class Client:
         deadline = time.monotonic() + seconds
         while True:
             try:
-                record = canceller.step() or record
+                record = canceller.step() or existing_job(ledger, job_id)
             except (BucketError, SeveralHostsError):
                 if time.monotonic() > deadline:
                     raise

@@ -21,7 +21,7 @@ from jobs.records import JobRecord, Plan, ReplicaRecord
 from jobs.states import JobState, ReplicaState
 from ops.cluster.ledger import current_user, find_job
 from ops.cluster.remote import Fleet, Stream
-from ops.errors import HostError
+from ops.errors import HostError, OpsError
 from ops.logs import waits
 from ops.logs.heuristics import read_line
 from ops.logs.lines import LogLine, follow_command, parse_pieces, slow_pattern_error
@@ -236,13 +236,14 @@ class Follower:
         self._active_at = time.monotonic()
         self._has_steps = False
         self._waiting = self._start = ""
+        self._deleted = False
 
     def events(self) -> Iterator[Event]:
         """Yield lines by time, notes, and the job's record at each change of state, until the job has ended."""
         return chain.from_iterable(self.batches())
 
     def batches(self) -> Iterator[list[Event]]:
-        """Yield the events in batches of all that are available."""
+        """Yield the events in batches of all that are available; OpsError at the end if the job was deleted before it ended."""
         began = time.monotonic()
         for name in self._replicas:
             threading.Thread(target=self._guard, args=(self._tail, name), name=f"tail {name}", daemon=True).start()
@@ -259,6 +260,8 @@ class Follower:
             self._closed.set()
             self._merge.close()
             self._end()
+        if self._deleted:
+            raise OpsError(f"nothing is known of job {self._job_id} any more: fab jobs lists those that are left")
 
     def _waits(self) -> list[Event]:
         """Return notes on what a job that has printed nothing for a while waits for, one at each change."""
@@ -351,7 +354,7 @@ class Follower:
             stream.close()
 
     def _watch(self) -> None:
-        """Pass on the job's record when its state changes, and end all when it is final."""
+        """Pass on the job's record when its state changes, and end all when it is final or gone."""
         state, final_since, failing = "", 0.0, False
         while not self._ending.is_set():
             self._poll_now.clear()  # before the record is read, so that no later change is missed
@@ -372,6 +375,10 @@ class Follower:
                 if not failing:
                     self._merge.put_event(Note(f"the bucket does not answer ({error}); the job continues, trying again"))
                 failing = True
+            if record is None and not failing:
+                self._deleted = not final_since
+                self._end()
+                return
             if record and record.placement:
                 self._placement = record.placement
                 self._placed.set()

@@ -196,6 +196,15 @@ def test_a_job_that_ended_first_is_an_error(cluster: ClusterClient, ledger: Ledg
         cancel(cluster, "job01")
 
 
+def test_a_job_that_is_deleted_meanwhile_is_not_waited_for(
+    cluster: ClusterClient, ledger: Ledger, clock: Clock, tmp_path: Path
+) -> None:
+    put_jobs(ledger, job(JobState.RUNNING))
+    clock.ticks.append(lambda: (tmp_path / paths.job("job01")).unlink())
+    with pytest.raises(UsageError, match=r"^there is no job 'job01'; none was started yet$"):
+        cancel(cluster, "job01")
+
+
 @pytest.mark.parametrize("state", [JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED])
 def test_an_ended_job_cannot_be_cancelled(cluster: ClusterClient, ledger: Ledger, state: JobState) -> None:
     put_job(ledger, job(state))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from jobs.ledger import Ledger
 from jobs.queue import Queue, QueueEntry
 from jobs.records import JobRecord, ReplicaRecord, UnsavedFiles
 from jobs.states import JobState, ReplicaState
-from ops.errors import HostError
+from ops.errors import HostError, OpsError
 from ops.logs import follow
 from ops.logs.follow import TICK, Follower, Merge, Note, Replicas, Waiting
 from ops.logs.lines import LogLine, follow_command
@@ -311,6 +312,23 @@ def test_the_record_is_polled_until_the_job_has_ended(world: World) -> None:
     assert follower._merge.take(0) == [JOB, *records, records[-1]]
     assert (follower._ending.is_set(), follower._placed.is_set(), follower._poll_now.is_set()) == (True, True, True)
     assert follower._active_at == 103.0, "the last change of state"
+
+
+@pytest.mark.parametrize("state", [JobState.RUNNING, JobState.FAILED])
+def test_following_ends_once_the_job_is_deleted(world: World, monkeypatch: pytest.MonkeyPatch, state: JobState) -> None:
+    follower = world.follower()
+    world.write(LOOKING)
+    record = world.put(state)
+    follower._poll_now.steps = [lambda: world.ledger.store.remove("jobs/job01", last="jobs/job01/job.json")]
+    follower._watch()
+    assert (len(follower._poll_now.waits), follower._ending.is_set()) == (1, True)
+    monkeypatch.setattr(follow.threading, "Thread", lambda **_: SimpleNamespace(start=lambda: None))
+    follower._merge.end("master-0")
+    events = follower.events()
+    assert next(events) == record
+    gone = r"^nothing is known of job job01 any more: fab jobs lists those that are left$"
+    with pytest.raises(OpsError, match=gone) if state is JobState.RUNNING else contextlib.nullcontext():
+        assert list(events) == []
 
 
 def test_a_screen_gets_the_replicas_with_each_poll(world: World) -> None:
