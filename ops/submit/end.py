@@ -162,12 +162,16 @@ def _delete(cluster: ClusterClient, job_ids: Sequence[str], sure: bool, as_json:
     if not sure:
         terminal.confirm(f"delete {what} with logs and output, {terminal.size(sum(sizes.values()))}")
         _check(cluster, job_ids)  # the confirmation may have taken long
-    for job_id, size in sizes.items():
-        with terminal.ProgressLine(f"deleting {job_id}"):
-            _remove(cluster, job_id)
-        if not as_json:
-            terminal.out(f"{job_id} deleted, {terminal.size(size)}")
-    _remove_host_files(cluster, job_ids)
+    begun = []
+    try:
+        for job_id, size in sizes.items():
+            begun.append(job_id)
+            with terminal.ProgressLine(f"deleting {job_id}"):
+                _remove(cluster, job_id)
+            if not as_json:
+                terminal.out(f"{job_id} deleted, {terminal.size(size)}")
+    finally:
+        _remove_host_files(cluster, begun)
     if as_json:
         terminal.print_json({"deleted": [{"job": job_id, "bytes": size} for job_id, size in sizes.items()]})
     return DONE

@@ -216,6 +216,25 @@ def test_the_record_is_deleted_last(cluster: ClusterClient, bucket: Path, monkey
     assert "job00" not in job_folders(bucket)
 
 
+@pytest.mark.parametrize("error", [HostError("master-0", "broke off"), KeyboardInterrupt()])
+def test_hosts_forget_what_an_interrupted_prune_has_begun_to_delete(
+    cluster: ClusterClient, bucket: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    remove = cluster.bucket.remove
+
+    def break_off(folder: str, last: str) -> None:
+        if folder == "jobs/job01":
+            raise error
+        remove(folder, last)
+
+    monkeypatch.setattr(cluster.bucket, "remove", break_off)
+    with pytest.raises(type(error)):
+        prune(cluster, "0", sure=True)
+    assert job_folders(bucket) == ["job00", "job01", "job02"]
+    command = "sudo -n /usr/lib/scaletier/root-helper forget job03 job01"
+    assert {command for _, command in cluster.fleet.commands} == {command}  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(("answer", "deleted"), [("y\n", True), ("Yes\n", True), ("n\n", False), ("\n", False), ("", False)])
 def test_delete_asks_for_confirmation(
     cluster: ClusterClient, bucket: Path, monkeypatch: pytest.MonkeyPatch, answer: str, deleted: bool
