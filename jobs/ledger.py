@@ -86,11 +86,16 @@ class Ledger:
 
     def replicas(self, job_id: str, names: Iterable[str]) -> dict[str, ReplicaRecord]:
         """Return the records of those replicas that have one; an unreadable record counts as missing."""
+        records = self.replicas_named(job_id, names).items()
+        return {name: stored.record for name, stored in records if isinstance(stored, Stored)}
+
+    def replicas_named(self, job_id: str, names: Iterable[str]) -> dict[str, Stored[ReplicaRecord] | RecordError]:
+        """Return the records of those replicas that have one, or the error in it. Raises NewerSchemaError."""
         names_by_path = {paths.replica(job_id, name): name for name in names}
-        records = {}
-        for path, item in self.store.read_all(names_by_path).items():
-            with contextlib.suppress(RecordError):
-                records[names_by_path[path]] = ReplicaRecord.from_json(item.content)
+        records = self._read_all(names_by_path, lambda _, content: ReplicaRecord.from_json(content))
+        for record in records.values():
+            if isinstance(record, NewerSchemaError):
+                raise record
         return records
 
     def write_replica(self, job_id: str, record: ReplicaRecord, before: str | None) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import getpass
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from jobs.firsterror import FirstError, earliest
-from jobs.ledger import Ledger
+from jobs.ledger import Ledger, Stored
 from jobs.records import JobRecord, ReplicaRecord
 from jobs.serialization import RecordError
 from jobs.states import JobState, ReplicaState
@@ -78,14 +78,22 @@ def replica_names(record: JobRecord) -> list[str]:
     return record.replica_names or [str(item.get("name")) for item in record.replicas]
 
 
-def replicas_of(ledger: Ledger, record: JobRecord) -> list[ReplicaRecord]:
-    """Return the replicas' records, from the job's record for those that left none or are lost."""
+def replicas_of(ledger: Ledger, record: JobRecord, note: Callable[[str], None] = terminal.note) -> list[ReplicaRecord]:
+    """Return the replicas' records, from the job's record for those that left none or are lost.
+
+    `note` gets a line about each that cannot be read; it is left out if the job's record lacks it.
+    """
     names = replica_names(record)
-    own_records = ledger.replicas(record.jobId, names)
+    own_records = ledger.replicas_named(record.jobId, names)
     by_name = {str(item.get("name")): item for item in record.replicas}
     result = []
     for name in names:
-        own, entry = own_records.get(name), by_name.get(name)
+        stored, entry = own_records.get(name), by_name.get(name)
+        own = stored.record if isinstance(stored, Stored) else None
+        if isinstance(stored, RecordError):
+            note(f"not read: {name}: {stored}")
+            if not entry:
+                continue
         if own is None:
             own = ReplicaRecord.from_dict(entry) if entry else ReplicaRecord(name)
         elif name in record.lostReplicas or (entry and entry.get("state") == ReplicaState.LOST):

@@ -25,7 +25,7 @@ from jobs.states import JobState
 from jobs.times import seconds_between
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
-from ops.cluster.ledger import format_elapsed
+from ops.cluster.ledger import format_elapsed, replica_names
 from ops.cluster.remote import COMMAND_SECONDS
 from ops.errors import DONE, UsageError, one_line
 from ops.logs.lines import LogLine
@@ -106,7 +106,7 @@ def check_target(target: Path, force: bool) -> None:
 
 def gather(cluster: ClusterClient, job: JobEvidence, step: terminal.ProgressLine) -> Bundle:
     """Collect all readable evidence of a job; add a note for each part that cannot be read."""
-    bundle, record, names = Bundle(job), job.record, [replica.name for replica in job.replicas]
+    bundle, record, names = Bundle(job), job.record, replica_names(job.record)
     step.count = "(records)"
     bundle.files["describe.txt"] = job.attempt(lambda: _describe(cluster, job), b"", "it cannot be described")
     bundle.files |= {path: _without_target(content) for path, content in job.files.items()}
@@ -146,7 +146,7 @@ def _missing_diagnosis_notes(bundle: Bundle) -> list[str]:
     record = bundle.job.record
     if record.state is not JobState.FAILED:
         return [f"job {record.jobId} is {record.state}: no diagnosis was made, as hosts make one when a job FAILED"]
-    names = [replica.name for replica in bundle.job.replicas if replica.name not in bundle.diagnoses]
+    names = [name for name in replica_names(record) if name not in bundle.diagnoses]
     why = "it never started, was lost, had no bucket, or has not finished it"
     return [f"no diagnosis by {', '.join(names)}: {why}"] if names else []
 

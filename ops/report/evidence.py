@@ -61,14 +61,14 @@ class JobEvidence:
     @cached_property
     def replicas(self) -> list[ReplicaRecord]:
         """The records of the replicas, the chief first."""
-        return replicas_of(self._cluster.ledger, self.record)
+        return replicas_of(self._cluster.ledger, self.record, self.notes.append)
 
     @cached_property
     def files(self) -> dict[str, bytes]:
         """The records in the bucket as they are, by their paths in the job's folder."""
         job_id, folder = self.record.jobId, f"{paths.folder(self.record.jobId)}/"
         places = [paths.job(job_id), paths.plan(job_id), paths.manifest(job_id), paths.cancel(job_id)]
-        places += [paths.replica(job_id, replica.name) for replica in self.replicas]
+        places += [paths.replica(job_id, name) for name in replica_names(self.record)]
         none: dict[str, Item] = {}
         items = self.attempt(lambda: self._cluster.ledger.store.read_all(places), none, "the records were not read")
         return {path.removeprefix(folder): item.content for path, item in items.items()}

@@ -25,7 +25,8 @@ def cancel(cluster: ClusterClient, job_id: str | None, as_json: bool = False) ->
     with terminal.ProgressLine(f"cancelling {job_id or 'the job'}") as step:
 
         def show(record: JobRecord) -> None:
-            running = [r.name for r in replicas_of(cluster.ledger, record) if r.state is not ReplicaState.EXITED]
+            replicas = replicas_of(cluster.ledger, record, lambda _: None)  # what is unreadable is named once, at the end
+            running = [replica.name for replica in replicas if replica.state is not ReplicaState.EXITED]
             step.what = f"cancelling {record.jobId}"
             step.count = f"({record.state}, waiting for {', '.join(running) or 'its leader'})"
 

@@ -15,7 +15,7 @@ from jobs.folder_bucket import FolderBucket
 from jobs.ledger import Ledger, Stored, Trials
 from jobs.queue import Queue, QueueEntry
 from jobs.records import JobRecord, Plan, ReplicaRecord
-from jobs.serialization import RecordError
+from jobs.serialization import NewerSchemaError, RecordError
 from jobs.states import JobState
 from jobs.study import Trial, TrialState
 
@@ -90,6 +90,10 @@ def test_a_replica_overwrites_only_its_own_record(ledger: Ledger, tmp_path: Path
     write(tmp_path, paths.replica("job01", "ps-1"), b"{")
     assert ledger.replica_version("job01", "ps-1") is not None
     assert ledger.replicas("job01", ["ps-0", "ps-1", "ps-2"]) == {"ps-0": replace(record, heartbeatSeq=1)}
+    assert str(ledger.replicas_named("job01", ["ps-1"])["ps-1"]).startswith("the record of a replica is no JSON: ")
+    write(tmp_path, paths.replica("job01", "ps-1"), b'{"schema": 5, "name": "ps-1", "state": "RUNNING"}')
+    with pytest.raises(NewerSchemaError, match="the record of a replica was written by a newer scaletier"):
+        ledger.replicas("job01", ["ps-0", "ps-1"])
 
 
 def test_a_second_cancel_request_changes_nothing(ledger: Ledger) -> None:

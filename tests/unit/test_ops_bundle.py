@@ -109,6 +109,15 @@ def read_bundle(file: str = "job01-bundle.tar.gz") -> dict[str, str]:
         return {name.partition("/")[2]: content.read().decode() for name, content in members.items() if content}
 
 
+def test_an_unreadable_record_of_a_replica_is_noted_and_bundled(job: Job) -> None:
+    job.put(paths.replica("job01", "master-0"), b"{")
+    assert job.bundle() == 0
+    files = read_bundle()
+    assert (files["replicas/master-0.json"], "line 299" in files["logs/master-0.log"]) == ("{", True)
+    assert "Note: not read: master-0: the record of a replica is no JSON" in files["summary.txt"]
+    assert files["summary.txt"].count("not read: master-0") == 1
+
+
 def test_the_content_of_a_failed_jobs_bundle(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     assert job.bundle() == 0
     files = read_bundle()

@@ -313,10 +313,11 @@ def test_wait_returns_the_jobs_exit_code(
 
 
 def test_a_job_whose_plan_is_damaged_can_be_cancelled(
-    cluster: ClusterClient, ledger: Ledger, clock: Clock, tmp_path: Path
+    cluster: ClusterClient, ledger: Ledger, clock: Clock, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     put_jobs(ledger, job(JobState.RUNNING))
     (tmp_path / paths.plan("job01")).write_bytes(b"{")
+    ledger.store.create(paths.replica("job01", "master-0"), b"{")
 
     def cancel_as_leader() -> None:
         stored = ledger.job("job01")
@@ -325,3 +326,4 @@ def test_a_job_whose_plan_is_damaged_can_be_cancelled(
 
     clock.ticks.append(cancel_as_leader)
     assert cancel(cluster, "job01") == DONE
+    assert capsys.readouterr().err.count("not read: master-0") == 1

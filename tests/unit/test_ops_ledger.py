@@ -241,6 +241,19 @@ def test_replica_states_merge_own_records_and_the_leaders_view(ledger: Ledger) -
     ]
 
 
+def test_an_unreadable_record_of_a_replica_is_named_and_skipped(ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
+    hosts = ["master-0", "worker-0"]
+    record = JobRecord("job01", JobState.RUNNING, hosts=hosts)
+    ledger.write_replica("job01", ReplicaRecord("worker-0", ReplicaState.RUNNING), None)
+    ledger.store.create(paths.replica("job01", "master-0"), b"[]")
+    assert [(r.name, r.state) for r in replicas_of(ledger, record)] == [("worker-0", "RUNNING")]
+    assert capsys.readouterr().err == "not read: master-0: the record of a replica must be a JSON object, not []\n"
+    record = replace(record, replicas=[{"name": "master-0", "state": "EXITED"}])
+    notes: list[str] = []
+    assert [r.state for r in replicas_of(ledger, record, notes.append)] == ["EXITED", "RUNNING"]
+    assert len(notes) == 1
+
+
 def test_replicas_of_an_older_record_are_read(ledger: Ledger) -> None:
     replicas = [{"name": "master-0", "exitCode": 0, "state": "EXITED"}]
     record = JobRecord.from_dict({"jobId": "old", "state": "SUCCEEDED", "replicas": replicas})
