@@ -167,6 +167,7 @@ class JobRecord(HostAssignment, Record):
         runSeconds: the time in RUNNING, on its leaders' clocks.
         hourlyCost: the price of these hosts in US dollars an hour when the job was created; None if they have no price.
         cost: their price from the job's start to its end; None before its end.
+        prepareTime: when it became PREPARING; None if it never got hosts.
         attempt: the number of the current start of the whole job, from 0.
         restartsUsed: the restarts of the whole job that count against the limit.
         faults: those of them that its programs caused.
@@ -193,6 +194,7 @@ class JobRecord(HostAssignment, Record):
     candidates: dict[str, list[str]] = field(default_factory=dict)
     priority: int = 0
     createTime: str = field(default_factory=now)
+    prepareTime: str | None = None
     startTime: str | None = None
     endTime: str | None = None
     runSeconds: float = 0.0
@@ -219,9 +221,11 @@ class JobRecord(HostAssignment, Record):
         return self.state.final
 
     def to(self, state: JobState, **changes: Any) -> JobRecord:
-        """Return this record in another state, with startTime, or endTime and cost, set; TransitionError if there is none."""
+        """Return this record in another state, with its time, and at the end its cost; TransitionError if there is none."""
         if state not in TRANSITIONS[self.state]:
             raise TransitionError(f"job {self.jobId} cannot go from {self.state} to {state}")
+        if state is JobState.PREPARING:
+            changes.setdefault("prepareTime", now())
         if state is JobState.RUNNING:
             changes.setdefault("startTime", now())
         if state.final:
@@ -229,10 +233,12 @@ class JobRecord(HostAssignment, Record):
         return replace(self, state=state, **changes)
 
     def cost_until(self, moment: str) -> float | None:
-        """Return the recorded cost, else that until a moment; a job that never started costs from its creation."""
+        """Return the recorded cost, else that until a moment; a job that never started costs from when it got hosts, if any."""
         if self.cost is not None or self.hourlyCost is None:
             return self.cost
-        return round(self.hourlyCost * max(seconds_between(self.startTime or self.createTime, moment), 0) / 3600, 4)
+        # Records of older versions have no prepareTime.
+        begin = self.startTime or ((self.prepareTime or self.createTime) if self.hosts else moment)
+        return round(self.hourlyCost * max(seconds_between(begin, moment), 0) / 3600, 4)
 
     def ended(self, why: str, cancelled: bool = False) -> JobRecord:
         """Return this record in its final state: FAILED, or CANCELLED if `cancelled` is set or the job is CANCELLING."""

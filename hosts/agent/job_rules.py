@@ -226,7 +226,7 @@ def with_facts(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[st
 
 
 def _prepares(job: JobRecord, view: View) -> JobRecord | None:
-    return job.to(JobState.PREPARING, hosts=list(view.plan.hosts.values()) or job.hosts)
+    return job.to(JobState.PREPARING, prepareTime=view.now, hosts=list(view.plan.hosts.values()) or job.hosts)
 
 
 def _succeeded(job: JobRecord, view: View) -> JobRecord | None:

@@ -53,7 +53,7 @@ def test_a_job_prepares_and_runs_once_all_replicas_are_up() -> None:
     assert (empty.silent_for("ps-0"), empty.exited_for("ps-0")) == (0.0, 0.0)
     for plan, hosts in ((PLAN, ["h0"]), (replace(PLAN, hosts={"master-0": "h1", "ps-0": "h2"}), ["h1", "h2"])):
         prepared = advance(job(JobState.QUEUED, hosts=["h0"]), View(plan, {}, NOW))
-        assert (prepared.state, prepared.hosts) == ("PREPARING", hosts)
+        assert (prepared.state, prepared.hosts, prepared.prepareTime) == ("PREPARING", hosts, NOW)
     assert decide(job(JobState.PREPARING), view(record("ps-0", "PREPARING"))) is None
     assert decide(job(JobState.PREPARING), view(record("ps-0", attempt=-1))) is None  # of an earlier attempt
     running = advance(job(JobState.PREPARING), view(record("ps-0", "EXITED", 0)))

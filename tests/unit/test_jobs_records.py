@@ -118,7 +118,8 @@ DEFAULTS: list[tuple[Record, dict[str, Any]]] = [
         {
             "jobId": "job01", "state": "QUEUED", "hosts": [], "candidates": {}, "priority": 0, "createTime": TIME,
             "lease": {"holder": "", "epoch": 0, "heartbeatSeq": 0, "submitter": False},
-            "startTime": None, "endTime": None, "runSeconds": 0.0, "hourlyCost": None, "cost": None, "errorMessage": "",
+            "prepareTime": None, "startTime": None, "endTime": None, "runSeconds": 0.0, "hourlyCost": None, "cost": None,
+            "errorMessage": "",
             "attempt": 0, "restartsUsed": 0, "faults": 0, "lostReplicas": [], "droppedReplicas": [],
             "events": [{"time": TIME, "cause": "x", "seconds": None}], "submittedBy": "", "labels": {}, "trainingInput": {},
             "steps": None, "progress": PROGRESS,
@@ -325,8 +326,18 @@ def test_a_job_changes_its_holder() -> None:
 )
 def test_a_job_costs_from_its_start_to_its_end(start: str | None, price: float | None, cost: float | None) -> None:
     job = JobRecord("job01", state=JobState.RUNNING, createTime="2026-01-31T12:00:00Z", startTime=start, hourlyCost=price)
+    job = replace(job, hosts=["master-0"])
     assert job.to(JobState.FAILED, endTime="2026-01-31T12:40:00Z").cost == cost
     assert job.to(JobState.CANCELLING).cost is None
+
+
+def test_a_job_that_never_started_costs_nothing_for_its_time_in_the_queue() -> None:
+    queued = JobRecord("job01", createTime="2026-01-31T00:00:00Z", hourlyCost=20.0)
+    assert queued.ended("", cancelled=True).cost == 0.0
+    preparing = queued.to(JobState.PREPARING, hosts=["master-0"], prepareTime="2026-01-31T12:00:00Z")
+    assert preparing.cost_until("2026-01-31T12:03:00Z") == 1.0
+    assert preparing.to(JobState.FAILED, endTime="2026-01-31T12:06:00Z").cost == 2.0
+    assert queued.to(JobState.PREPARING).prepareTime is not None
 
 
 @pytest.mark.parametrize(
