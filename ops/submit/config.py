@@ -6,6 +6,7 @@ import os
 import posixpath
 import re
 import shlex
+import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
@@ -250,9 +251,9 @@ def _check_heartbeats(scheduling: Mapping[str, Any], inventory: Inventory, where
 
 
 def generate_job_id(package: str) -> str:
-    """Return an id for a job without one, like Cloud ML's samples: `trainer_20260131_120000`, in UTC."""
+    """Return an id for a job without one: `trainer_20260131_120000_3f9a1c`, in UTC, with a random end."""
     name = re.sub(r"\W", "_", package, flags=re.ASCII).lstrip("_0123456789") or "job"
-    return f"{name}_{datetime.now(UTC):%Y%m%d_%H%M%S}"
+    return f"{name}_{datetime.now(UTC):%Y%m%d_%H%M%S}_{uuid.uuid4().hex[:6]}"
 
 
 def _priority(text: str) -> int:

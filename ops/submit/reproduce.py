@@ -35,7 +35,7 @@ from ops.submit.config import JobSpec, chosen_strategy, detect_job_dir_flag, pol
 from ops.submit.metrics import final_metrics
 from ops.submit.program import flag_sources, script_of
 from ops.submit.schema import Scheduling, check_job_id
-from ops.submit.submit import Submission, duplicate_id_error
+from ops.submit.submit import DuplicateIdError, Submission
 
 
 def reproduce(cluster: ClusterClient, job_id: str | None, new_id: str | None, follow: bool, as_json: bool) -> int:
@@ -46,14 +46,20 @@ def reproduce(cluster: ClusterClient, job_id: str | None, new_id: str | None, fo
     ledger = cluster.ledger
     original = existing_job(ledger, job_id)
     job_id = original.jobId
+    is_given = new_id is not None
     new_id = _next_free(ledger, job_id) if new_id is None else new_id
     check_job_id(new_id)
-    existing = find_job(ledger, new_id)
+    existing = find_job(ledger, new_id) if is_given else None
     if existing and existing.manifest.get("reproduces") != job_id:
-        raise duplicate_id_error(new_id)
-    # stdout is for the result, which a program reads.
-    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-        code = runner.watch(cluster, existing) if existing else _rerun(cluster, original, new_id, follow)
+        raise DuplicateIdError(new_id)
+    try:
+        # stdout is for the result, which a program reads.
+        with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+            code = runner.watch(cluster, existing) if existing else _rerun(cluster, original, new_id, follow)
+    except DuplicateIdError:
+        if is_given:
+            raise
+        return reproduce(cluster, job_id, None, follow, as_json)  # another fab reproduce was quicker
     if code == DETACHED:
         terminal.note(f"fab reproduce {job_id} --job {new_id} continues with it, and compares")
         return code
@@ -67,7 +73,9 @@ def reproduce(cluster: ClusterClient, job_id: str | None, new_id: str | None, fo
 
 
 def _next_free(ledger: Ledger, job_id: str) -> str:
-    return next(name for number in itertools.count(2) if not ledger.job(name := f"{job_id}_{number}"))
+    queue = ledger.queue()  # which a new job enters before its record is written
+    names = (f"{job_id}_{number}" for number in itertools.count(2))
+    return next(name for name in names if not queue.entry(name) and not ledger.job(name))
 
 
 def _rerun(cluster: ClusterClient, original: JobRecord, new_id: str, follow: bool) -> int:

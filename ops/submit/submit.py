@@ -101,8 +101,11 @@ def replace_invalid_utf8(value: Any) -> Any:
     return {key: replace_invalid_utf8(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
-def duplicate_id_error(job_id: str) -> UsageError:
-    return UsageError(f"job id {job_id!r} was used before, and an id is used once: take another (fab jobs lists them)")
+class DuplicateIdError(UsageError):
+    """The id is that of another job."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"job id {job_id!r} was used before, and an id is used once: take another (fab jobs lists them)")
 
 
 def submit(cluster: ClusterClient, submission: Submission, may_wait: bool) -> list[QueueEntry]:
@@ -167,7 +170,7 @@ def _claim(cluster: ClusterClient, submitter: Submitter, may_wait: bool) -> list
                 raise
         return submitter.claim(may_wait)
     except UsedBeforeError as error:
-        raise duplicate_id_error(str(error)) from None
+        raise DuplicateIdError(str(error)) from None
     except BusyError as error:
         raise UsageError(f"{_describe_holders(cluster, error.ahead)}; without --no-queue the job waits for its turn") from None
 

@@ -28,7 +28,7 @@ from ops.package.imports import describe_missing
 from ops.package.trainer_config import check_frameworks
 from ops.submit import job_plan, program, tuning
 from ops.submit.config import JobFlags, build_job
-from ops.submit.submit import Submission, duplicate_id_error
+from ops.submit.submit import DuplicateIdError, Submission
 
 # The check starts a Python on each host; local hosts all share the processors of one machine.
 _CHECK_SECONDS = 120.0
@@ -171,7 +171,7 @@ def _expected_hosts(ledger: Ledger, submission: Submission) -> list[str]:
     """
     job = submission.job
     if find_job(ledger, job.id):
-        raise duplicate_id_error(job.id)
+        raise DuplicateIdError(job.id)
     entry = QueueEntry(job.id, [], candidates=submission.candidates, priority=job.priority)
     return sorted(ledger.queue().added(entry).entries[-1].usable_hosts())
 

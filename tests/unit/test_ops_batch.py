@@ -63,7 +63,7 @@ def test_the_submitted_job(cluster: ClusterClient) -> None:
     serving_files = {path for path in submission.package.files if path.startswith("hosts/serving/")}
     assert serving_files == {f"hosts/serving/{name}.py" for name in ("__init__", "download", "rest", "saved", "signatures")}
     assert submission.data == {}, "it has no training data"
-    assert re.fullmatch(r"predict_\d{8}_\d{6}", prepare(cluster, make_options(cluster)).job.id)
+    assert re.fullmatch(r"predict_\d{8}_\d{6}_[0-9a-f]{6}", prepare(cluster, make_options(cluster)).job.id)
 
 
 @pytest.mark.parametrize(

@@ -676,8 +676,9 @@ def test_a_missing_config_file_is_refused(inventory: Inventory) -> None:
 @pytest.mark.parametrize(("package", "prefix"), [("trainer", "trainer_"), ("9my-pkg", "my_pkg_"), ("_x", "x_"), ("é", "job_")])
 def test_a_job_without_an_id_gets_one(inventory: Inventory, package: str, prefix: str) -> None:
     job = build_job(JobFlags(), inventory, package)
-    assert re.fullmatch(rf"{prefix}20\d{{6}}_\d{{6}}", job.id)
+    assert re.fullmatch(rf"{prefix}20\d{{6}}_\d{{6}}_[0-9a-f]{{6}}", job.id)
     assert job.job_dir == f"/bucket/jobs/{job.id}/output"
+    assert build_job(JobFlags(), inventory, package).id != job.id, "jobs may be started at the same time"
 
 
 @pytest.mark.parametrize("job_id", ["", "1job", "job-1", "job 1", "job1\n", "jöb", "x" * 129, "../x"])

@@ -18,6 +18,7 @@ from jobs.bucket import Bucket
 from jobs.chunks import LogFilter
 from jobs.folder_bucket import open_bucket
 from jobs.ledger import Ledger
+from jobs.queue import Queue, QueueEntry
 from jobs.records import JobRecord
 from jobs.states import JobState
 from jobs.study import PriorTrial
@@ -28,7 +29,7 @@ from ops.package import package
 from ops.package.runtimes import RuntimeRequest
 from ops.submit import compare, manifest, metrics, reproduce, runner
 from ops.submit.config import JobFlags, build_job
-from ops.submit.submit import Submission
+from ops.submit.submit import DuplicateIdError, Submission
 
 TINY = Path(__file__).resolve().parents[1] / "trainers" / "tiny"
 POLICY = {"restartPolicy": "replica", "optionalRoles": ["evaluator"], "restartCodes": [42], "gracePeriod": 30.0}
@@ -131,6 +132,30 @@ def test_a_job_is_reproduced_under_the_next_free_id(
     put_job(ledger, JobRecord("job01_3"))
     assert reproduce.reproduce(make_cluster(local_inventory), "job01", None, True, False) == DONE
     assert runs.submissions[-1].job.id == "job01_4"
+
+
+def test_of_two_reproductions_at_once_each_gets_an_id(
+    local_inventory: Inventory,
+    ledger: Ledger,
+    runs: FakeRuns,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def run(cluster: Any, submission: Submission, may_wait: bool, follow: bool) -> int:
+        if not ledger.queue().entries:
+            ledger.change_queue(lambda queue: queue.added(QueueEntry(submission.job.id, ["master-0"])))
+            put_job(ledger, JobRecord("job01_3", manifest={"reproduces": "job01"}))
+            raise DuplicateIdError(submission.job.id)
+        return runs.run(cluster, submission, may_wait, follow)
+
+    write_job(ledger, local_inventory)
+    monkeypatch.setattr(runner, "run", run)
+    assert reproduce.reproduce(make_cluster(local_inventory), "job01", None, True, True) == DONE
+    assert [submission.job.id for submission in runs.submissions] == ["job01_4"]
+    assert json.loads(capsys.readouterr().out)["job"] == "job01_4"
+    ledger.change_queue(lambda _: Queue([]))
+    with pytest.raises(DuplicateIdError, match="job id 'again' was used before"):
+        reproduce.reproduce(make_cluster(local_inventory), "job01", "again", True, True)
 
 
 def test_the_packages_declaration_is_used_again(
@@ -329,7 +354,7 @@ def test_another_cluster_and_a_running_original_are_noted(
     [
         (lambda bucket: None, "9lives", "job id '9lives' breaks the rule", UsageError),
         (lambda bucket: None, "", "job id '' breaks the rule", UsageError),
-        (lambda bucket: None, "job01", "job id 'job01' was used before", UsageError),
+        (lambda bucket: None, "job01", "job id 'job01' was used before", DuplicateIdError),
         (lambda bucket: bucket.upload("jobs/job01/package.tar.gz", b"x"), None, "the package of job01 is damaged", OpsError),
         (lambda bucket: bucket.upload("jobs/job01/manifest.json", b"{"), None, "the manifest of job01 is no JSON", OpsError),
         (
