@@ -60,11 +60,11 @@ def reproduce(cluster: ClusterClient, job_id: str | None, new_id: str | None, fo
         if is_given:
             raise
         return reproduce(cluster, job_id, None, follow, as_json)  # another fab reproduce was quicker
-    if code == DETACHED:
-        terminal.note(f"fab reproduce {job_id} --job {new_id} continues with it, and compares")
-        return code
-    if not existing and not follow:
-        terminal.note(f"fab reproduce {job_id} --job {new_id} compares the two once it has ended")
+    if code == DETACHED or (not existing and not follow):
+        later = "continues with it, and compares" if code == DETACHED else "compares the two once it has ended"
+        terminal.note(f"fab reproduce {job_id} --job {new_id} {later}")
+        if as_json:
+            _show(job_id, new_id, [], False, as_json)
         return code
     rerun = existing_job(ledger, new_id)
     finals = (final_metrics(cluster, original), final_metrics(cluster, rerun))

@@ -333,6 +333,11 @@ def test_a_detached_reproduction_is_continued(
     assert "job01_2 differs from job01 in accuracy" in capsys.readouterr().out
     assert reproduce.reproduce(make_cluster(local_inventory), "job01", "third", False, False) == DONE
     assert "fab reproduce job01 --job third compares" in capsys.readouterr().err
+    assert reproduce.reproduce(make_cluster(local_inventory), "job01", "fourth", False, True) == DONE
+    assert json.loads(capsys.readouterr().out) == {"original": "job01", "job": "fourth", "differs": [], "compared": []}
+    runs.state = JobState.RUNNING
+    assert reproduce.reproduce(make_cluster(local_inventory), "job01", "fifth", True, True) == DETACHED
+    assert json.loads(capsys.readouterr().out)["job"] == "fifth"
 
 
 def test_another_cluster_and_a_running_original_are_noted(
