@@ -162,7 +162,7 @@ def _without_target(content: bytes) -> bytes:
     return _NOTIFY_TARGET.sub(f'"notify":"{_SECRET}"'.encode(), content)
 
 
-def _diagnoses(cluster: ClusterClient, job: JobEvidence, step: terminal.Step) -> dict[str, bytes]:
+def _diagnoses(cluster: ClusterClient, job: JobEvidence, step: terminal.ProgressLine) -> dict[str, bytes]:
     """Read the diagnoses; of a job that has just FAILED, wait for those that its hosts still write."""
     job_id, names = job.record.jobId, [replica.name for replica in job.replicas]
     deadline = time.monotonic() + _seconds_left(job.record)
