@@ -239,7 +239,7 @@ def train_line(
     Rates are since the previous line, `seconds` since the first step. It is
     `Train [worker/0], step 348: loss: 0.729, accuracy: 0.834 (1.037 sec) 200.4 global steps/s, 99.7 local steps/s`.
     """
-    rates = f"{global_rate:.1f} global steps/s, {local_rate:.1f} local steps/s"
+    rates = f"{_rate(global_rate)} global steps/s, {_rate(local_rate)} local steps/s"
     return f"Train [{replica}], step {step}: {_figures(loss, metrics)} ({seconds:.3f} sec) {rates}"
 
 
@@ -254,7 +254,16 @@ def final_line(steps: int, loss: float, metrics: Mapping[str, float]) -> str:
 
 
 def _figures(loss: float, metrics: Mapping[str, float]) -> str:
-    return ", ".join(f"{name}: {value:.3f}" for name, value in {"loss": loss, **metrics}.items())
+    return ", ".join(f"{name}: {_figure(value)}" for name, value in {"loss": loss, **metrics}.items())
+
+
+def _figure(value: float) -> str:
+    """Format a metric with three decimals, or one below 0.01 with three digits, as `fab plan --until` compares it."""
+    return f"{value:.3f}" if abs(value) >= 0.01 or value == 0.0 else f"{value:.3g}"
+
+
+def _rate(value: float) -> str:
+    return f"{value:.1f}" if value >= 1.0 else f"{value:.3f}"
 
 
 @dataclass
