@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from jobs import paths
 from jobs.firsterror import FirstError, earliest
 from jobs.ledger import Ledger, Stored
 from jobs.records import JobRecord, ReplicaRecord
@@ -25,7 +26,7 @@ def current_user() -> str:
 def find_job(ledger: Ledger, job_id: str) -> JobRecord | None:
     """Return a job's record, or None if missing; OpsError if it cannot be read."""
     try:
-        stored = ledger.job(job_id)
+        stored = ledger.job(job_id) if paths.JOB_ID.fullmatch(job_id) else None
     except RecordError as error:
         raise OpsError(f"the record of job {job_id} cannot be read: {error}") from None
     return stored.record if stored else None

@@ -197,6 +197,11 @@ def test_an_unreadable_record_is_one_line(ledger: Ledger, content: bytes, messag
     assert find_job(ledger, "job02") is None
 
 
+def test_a_name_outside_the_jobs_is_no_job(ledger: Ledger) -> None:
+    ledger.store.create("data/job.json", JobRecord("data").to_json())
+    assert find_job(ledger, "../data") is None
+
+
 def test_the_newest_job_is_the_last_that_started_or_holds_hosts(ledger: Ledger) -> None:
     for n, started in enumerate(("2026-01-31T12:00:00Z", "2026-01-31T12:00:05Z", None)):
         put_job(ledger, JobRecord(f"job0{n}", createTime=f"2026-01-31T12:00:0{n}.000Z", startTime=started))
