@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -50,6 +51,11 @@ class Cost:
             f"about {self.total:.2f} USD an hour in {region}: {', '.join(parts)}, network {self.network:.2f} "
             f"(estimated on {self.date}, without traffic and the bucket)"
         )
+
+
+def round_up(dollars: float) -> str:
+    """Return the lowest limit in whole cents that allows a cost of at most four decimals."""
+    return f"{math.ceil(round(dollars * 100, 2)) / 100:.2f}"
 
 
 @cache

@@ -12,7 +12,7 @@ import requests
 from pulumi import Output
 from pulumi.runtime.config import get_config
 
-from infra.cost import Cost, HostSpec, hourly, price_list
+from infra.cost import Cost, HostSpec, hourly, price_list, round_up
 from infra.gcp.api import COMPUTE, STORAGE, TIMEOUT, GcpError, ReadConfig, endpoint, session
 from infra.gcp.cluster import GcpCluster, ProjectState
 from infra.gcp.config import GcpConfig
@@ -57,7 +57,7 @@ def check_cost(price: Cost | None, most: float | None, region: str) -> None:
     if price.total > most:
         raise TargetError(
             f"this cluster costs {price.line(region)}, more than maxHourlyCost {most:g}: take a smaller tier or spot hosts, "
-            f"or `pulumi config set maxHourlyCost {price.total:.2f}`"
+            f"or `pulumi config set maxHourlyCost {round_up(price.total)}`"
         )
 
 

@@ -216,6 +216,13 @@ COST = Cost({Role.MASTER: 0.25}, {Role.MASTER: 0.5}, 0.0, "2026-01-01")
             "or `pulumi config set maxHourlyCost 0.50`",
         ),
         (
+            Cost({Role.MASTER: 0.2104}, {Role.MASTER: 0.2104}, 0.0, "2026-01-01"),
+            0.2,
+            "this cluster costs about 0.21 USD an hour in here: master 0.21, network 0.00 (estimated on 2026-01-01, without "
+            "traffic and the bucket), more than maxHourlyCost 0.2: take a smaller tier or spot hosts, "
+            "or `pulumi config set maxHourlyCost 0.22`",
+        ),
+        (
             None,
             1.0,
             "maxHourlyCost is 1 and infra/prices.yaml has no price for this cluster in here: add it there, "
