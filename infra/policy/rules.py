@@ -6,6 +6,7 @@ Each yields its violations.
 from __future__ import annotations
 
 import ipaddress
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,6 +62,11 @@ class Rule:
 
 def _list_of(props: Props, key: str) -> Sequence[Any]:
     return props.get(key) or ()
+
+
+def _machine_type(props: Props) -> str:
+    """Return the name of an instance's machine type, which may be given as a link."""
+    return str(props.get("machineType")).rpartition("/")[2]
 
 
 def no_open_ingress(kind: str, props: Props, config: Props) -> Iterator[str]:
@@ -139,7 +145,7 @@ def terminates_on_maintenance(kind: str, props: Props, config: Props) -> Iterato
     """Require that a host with GPUs and a spot host end at maintenance, as they cannot migrate."""
     if kind != INSTANCE:
         return
-    machine = MACHINES.get(str(props.get("machineType")))
+    machine = MACHINES.get(_machine_type(props))
     scheduling = props.get("scheduling") or {}
     gpus = _list_of(props, "guestAccelerators") or (machine and machine.accelerator)
     spot = scheduling.get("provisioningModel") == "SPOT" or scheduling.get("preemptible")
@@ -151,28 +157,35 @@ def known_machine_type(kind: str, props: Props, config: Props) -> Iterator[str]:
     """Require a machine type of the list: the pack's `allowed`, else every type that MACHINES has."""
     if kind == INSTANCE:
         allowed = config.get("allowed") or MACHINES
-        name = str(props.get("machineType")).rpartition("/")[2]
+        name = _machine_type(props)
         if name not in allowed:
             yield f"machine type {name} is not on the list of {len(allowed)}"
 
 
 def hourly_cost(resources: Iterable[tuple[str, Props]], config: Props) -> Iterator[str]:
-    """Require that all hosts cost at most `maxHourlyCost` US dollars an hour, by the list of prices."""
-    total, most = 0.0, float(config.get("maxHourlyCost") or 0)
+    """Require that all hosts cost at most `maxHourlyCost` US dollars an hour.
+
+    A host's price is that of its machine type in the pack's `prices`, else the one by the list of prices.
+    """
+    total, most, prices = 0.0, float(config.get("maxHourlyCost") or 0), config.get("prices") or {}
     for kind, props in resources:
         if kind != INSTANCE:
             continue
-        dollars = _cost(props)
-        if dollars is None:
-            yield f"there is no price for a {props.get('machineType')} in {props.get('zone')}: add it to infra/prices.yaml"
-        else:
+        name = _machine_type(props)
+        dollars = prices[name] if name in prices else _cost(props)
+        if dollars is not None:
             total += dollars
+        elif name in MACHINES:
+            yield f"there is no price for a {name} in {props.get('zone')}: add it to infra/prices.yaml"
+        else:
+            setting = json.dumps({"hourly-cost": {"prices": {name: 0.5}}})
+            yield f"the price of a {name} is unknown: set the USD an hour of such a host, as {setting}, by --policy-pack-config"
     if most and total > most:
         yield f"the hosts cost {total:.2f} USD an hour, more than {most:g}"
 
 
 def _cost(props: Props) -> float | None:
-    machine = MACHINES.get(str(props.get("machineType")))
+    machine = MACHINES.get(_machine_type(props))
     if machine is None:
         return None
     disk = (props.get("bootDisk") or {}).get("initializeParams") or {}
@@ -218,7 +231,12 @@ DEFAULT_MAX_HOURLY_COST = 50
 
 def policies() -> list[Policy]:
     """Return every rule as a policy, and the limit of the cost, which reads the whole stack."""
-    schema = PolicyConfigSchema(properties={"maxHourlyCost": {"type": "number", "default": DEFAULT_MAX_HOURLY_COST}})
+    schema = PolicyConfigSchema(
+        properties={
+            "maxHourlyCost": {"type": "number", "default": DEFAULT_MAX_HOURLY_COST},
+            "prices": {"type": "object", "additionalProperties": {"type": "number"}, "default": {}},
+        }
+    )
     ceiling = StackValidationPolicy(
         name="hourly-cost",
         description="The hosts together cost no more than maxHourlyCost",

@@ -151,7 +151,10 @@ def test_the_pack_has_every_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     assert schemas == {
         "no-public-address": {"allowed": {"type": "boolean", "default": False}},
         "known-machine-type": {"allowed": {"type": "array", "items": {"type": "string"}, "default": []}},
-        "hourly-cost": {"maxHourlyCost": {"type": "number", "default": 50}},
+        "hourly-cost": {
+            "maxHourlyCost": {"type": "number", "default": 50},
+            "prices": {"type": "object", "additionalProperties": {"type": "number"}, "default": {}},
+        },
     }
 
 
@@ -222,6 +225,8 @@ RULE = {rule.name: rule.check for rule in RULES}
         ("shielded", "gcp:other:Other", {}, []),
         ("terminates", INSTANCE, {"machineType": "g2-standard-4"}, ["onHostMaintenance is MIGRATE, and it must be TERMINATE"]),
         ("terminates", INSTANCE, {"machineType": "g2-standard-4", "scheduling": {"onHostMaintenance": "TERMINATE"}}, []),
+        ("terminates", INSTANCE, {"machineType": "zones/z/g2-standard-4"},
+         ["onHostMaintenance is MIGRATE, and it must be TERMINATE"]),
         ("terminates", INSTANCE, {"scheduling": {"provisioningModel": "SPOT", "onHostMaintenance": "X"}},
          ["onHostMaintenance is X, and it must be TERMINATE"]),
         ("terminates", INSTANCE, {"machineType": "n1-standard-4"}, []),
@@ -268,3 +273,18 @@ def test_the_cost_of_hosts_is_that_of_their_parts() -> None:
         "there is no price for a n1-standard-4 in mars-north1-a: add it to infra/prices.yaml",
         f"the hosts cost {limit:.2f} USD an hour, more than {limit / 2:g}",
     ]
+
+
+def test_a_machine_type_that_the_pack_does_not_know_needs_a_price_in_its_configuration() -> None:
+    resources = [(INSTANCE, {"machineType": f"{link}c3-standard-4", "zone": "us-central1-a"}) for link in ("", "zones/z/")]
+    line = (
+        'the price of a c3-standard-4 is unknown: set the USD an hour of such a host, as {"hourly-cost": {"prices": '
+        '{"c3-standard-4": 0.5}}}, by --policy-pack-config'
+    )
+    assert list(hourly_cost(resources, {})) == [line] * 2
+    assert list(hourly_cost(resources, {"prices": {"c3-standard-4": 0.5}, "maxHourlyCost": 1})) == []
+    assert list(hourly_cost(resources, {"prices": {"c3-standard-4": 0.75}, "maxHourlyCost": 1})) == [
+        "the hosts cost 1.50 USD an hour, more than 1"
+    ]
+    known = {"machineType": "zones/z/n1-standard-4", "zone": "us-central1-a"}
+    assert _cost(known) == _cost({**known, "machineType": "n1-standard-4"}) is not None
