@@ -20,6 +20,8 @@ from infra.validation import Section, one_line
 
 _LABEL_KEY = re.compile(r"^[a-z][a-z0-9_-]{0,62}$")
 _LABEL_VALUE = re.compile(r"^[a-z0-9_-]{0,63}$")
+# Private by Python's table, but no host can have such an address: "this network", loopback, link-local, broadcast.
+_UNUSABLE = [ipaddress.IPv4Network(text) for text in ("0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "255.255.255.255/32")]
 
 
 def matches(pattern: str, valid: str) -> AfterValidator:
@@ -38,7 +40,8 @@ def private_range(example: str) -> AfterValidator:
     prefix = ipaddress.IPv4Network(example).prefixlen
 
     def check(network: ipaddress.IPv4Network) -> ipaddress.IPv4Network:
-        if network.prefixlen != prefix or not network.is_private:
+        unusable = any(network.overlaps(other) for other in _UNUSABLE)
+        if network.prefixlen != prefix or unusable or not network.is_private:
             raise ValueError(f"write a private /{prefix} range, such as {example}")
         return network
 

@@ -66,6 +66,7 @@ CONFIGS: list[tuple[str, dict[str, Any]]] = [
     ("a bucket's name has 3 to 63 lowercase letters", {"bucket": "My Bucket"}),
     ("ssh from a range larger than /8 is refused", {"operatorCidr": "0.0.0.0/0"}),
     ("write a private /20 range", {"network": "10.0.0.0/24"}),
+    ("write a private /20 range", {"network": "127.0.0.0/20"}),
     ("scaletier:egress 'none' is unknown; valid are closed, open", {"egress": "none"}),
     ("write a whole version of TensorFlow 2", {"runtimeVersion": "1.15"}),
     ("write a time of 5 minutes or more", {"idleTimeout": "10s"}),

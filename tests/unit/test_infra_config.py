@@ -149,8 +149,11 @@ def test_sizes_of_local_hosts_are_bytes() -> None:
     assert repr(list(config.cpus.values())) == "[1, 0.05, 0.99]"
     assert config.memory == {Role.PS: 2**28, Role.WORKER: 2**31}
     assert (config.disk_of(Role.PS), config.disk_of(Role.WORKER), config.bucket_size) == (2**30, 2**32, 2**30)
-    public = error_of({"network": "8.8.8.0/24"}, LxdConfig)
-    assert public.endswith("is invalid: write a private /24 range, such as 10.77.0.0/24")
+    for unusable in ("8.8.8.0", "0.7.7.0", "127.0.0.0", "127.9.9.0", "169.254.7.0", "255.255.255.0"):
+        error = error_of({"network": f"{unusable}/24"}, LxdConfig)
+        assert error.endswith("is invalid: write a private /24 range, such as 10.77.0.0/24")
+    for usable in ("10.0.0.0", "172.31.255.0", "192.168.7.0", "198.18.0.0"):
+        assert str(LxdConfig.parse({"network": f"{usable}/24"}).network) == f"{usable}/24"
     assert error_of({"memory": '{"ps": "255MiB"}'}, LxdConfig).endswith(
         "write a size of 256MiB or more, such as 512MiB or 2GiB"
     )
