@@ -58,7 +58,7 @@ class ServiceIdentity(ComponentResource):
         start_role = IAMCustomRole(
             "start",
             project=self._project,
-            title=f"scaletier {self._names.stack} start",
+            title=self._names.role_title,
             description=f"Start hosts of stack {self._names.stack}",
             permissions=list(START),
             opts=self._inside,

@@ -26,6 +26,11 @@ class GoogleNames:
     bucket: str
     stack: str
 
+    @property
+    def role_title(self) -> str:
+        """The title of the custom role, whose id has a suffix that Pulumi draws."""
+        return self.of("start")
+
     def of(self, *parts: str) -> str:
         """Return a name of RFC 1035, at most 63 characters."""
         return "-".join((self.prefix, *parts))

@@ -1,8 +1,9 @@
 """List and delete resources at Google that have this stack's names but are not in its state.
 
 A killed `pulumi up` leaves them. `python -m infra.gcp.orphans` prints those of the selected stack, one per line; `--delete`
-deletes them. They are hosts, networks and service accounts. The bucket is never deleted: the next `pulumi up` reuses it. If the
-state is empty, another person's state may have the resources: then `--delete` also needs `--state-is-lost`.
+deletes them. They are hosts, networks, firewall rules, service accounts and the custom role. The bucket is never deleted: the
+next `pulumi up` reuses it. If the state is empty, another person's state may have the resources: then `--delete` also needs
+`--state-is-lost`.
 """
 
 from __future__ import annotations
@@ -22,16 +23,18 @@ import requests
 
 from infra import backend
 from infra.gcp.api import COMPUTE, IAM, TIMEOUT, ApiError, GcpError, ReadConfig, endpoint, get_all, get_json, session
+from infra.gcp.config import GcpConfig
 from infra.gcp.names import names
 from infra.gcp.zones import project
 from infra.scale_tiers import SpecError
 from infra.templates import ROOT
 
+_FIREWALLS = "global/firewalls"
 # The kinds in the order of deletion, by the path below a project.
 _COMPUTE = {
     "aggregated/instances": "instance",
     "aggregated/addresses": "address",
-    "global/firewalls": "firewall",
+    _FIREWALLS: "firewall",
     "aggregated/routers": "router",
     "aggregated/subnetworks": "subnetwork",
     "global/networks": "network",
@@ -60,10 +63,13 @@ class Leftover:
 
 def leftovers(project: str, stack: str, known: Iterable[str], get: ReadConfig) -> list[Leftover]:
     """Return resources that have the stack's names and whose ids are not in its state, in the order of deletion."""
-    client, prefix, state = session(get), names(project, stack).prefix, frozenset(known)
-    resources = [resource for kind in _COMPUTE for resource in _compute(client, project, kind, get)]
+    client, own, state = session(get), names(project, stack), frozenset(known)
+    projects = {kind: [project] for kind in _COMPUTE} | {_FIREWALLS: _firewall_projects(project, get)}
+    resources = [item for kind in _COMPUTE for where in projects[kind] for item in _compute(client, where, kind, get)]
     resources += _accounts(client, project, get)
-    return [resource for resource in resources if f"{resource.name}-".startswith(f"{prefix}-") and resource.id not in state]
+    resources = [resource for resource in resources if f"{resource.name}-".startswith(f"{own.prefix}-")]
+    resources += _roles(client, project, own.role_title, get)
+    return [resource for resource in resources if resource.id not in state]
 
 
 def delete(resources: Iterable[Leftover], get: ReadConfig) -> None:
@@ -89,12 +95,19 @@ def delete(resources: Iterable[Leftover], get: ReadConfig) -> None:
 
 def _exists(client: requests.Session, item: Leftover) -> bool:
     try:
-        get_json(client, item.url)
+        return not get_json(client, item.url).get("deleted")  # Google still returns a deleted role for weeks
     except ApiError as error:
         if error.status == requests.codes.not_found:
             return False
         raise
-    return True
+
+
+def _firewall_projects(project: str, get: ReadConfig) -> list[str]:
+    """Return the stack's project, and the one of the configured subnet if the stack's rules are there."""
+    given = {key: value for key in ("subnetwork", "firewall") if (value := get(f"scaletier:{key}"))}
+    config = GcpConfig.parse(given)
+    shared = config.subnetwork.split("/")[1:2] if config.subnetwork and config.firewall else []
+    return list(dict.fromkeys([project, *shared]))
 
 
 def _compute(client: requests.Session, project: str, path: str, get: ReadConfig) -> Iterator[Leftover]:
@@ -109,6 +122,13 @@ def _accounts(client: requests.Session, project: str, get: ReadConfig) -> Iterat
     base = endpoint(IAM, get)
     for item in get_all(client, f"{base}projects/{project}/{_ACCOUNTS}", "accounts"):
         yield Leftover("service account", str(item["name"]), f"{base}{item['name']}")
+
+
+def _roles(client: requests.Session, project: str, title: str, get: ReadConfig) -> Iterator[Leftover]:
+    base = endpoint(IAM, get)
+    for item in get_all(client, f"{base}projects/{project}/roles", "roles"):
+        if item.get("title") == title:
+            yield Leftover("role", str(item["name"]), f"{base}{item['name']}")
 
 
 def _pulumi(*arguments: str) -> Any:

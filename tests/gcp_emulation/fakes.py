@@ -48,6 +48,7 @@ _KINDS = {
     "subnetworks": "Subnetwork",
     "networks": "Network",
     "serviceAccounts": "Account",
+    "roles": "IAMCustomRole",
 }
 ZONES = ("us-central1-a", "us-central1-b", "europe-west4-a")
 """The existing zones."""
@@ -389,7 +390,7 @@ class Compute(_StartHandler):
     """The program's queries before creation, `pulumi up`'s queries of its hosts, and existing resources.
 
     Source: Compute Engine's reference, `regions.get`, `instances.getGuestAttributes`, `instances.aggregatedList` and the like;
-    IAM's, `projects.serviceAccounts`.
+    IAM's, `projects.serviceAccounts` and `projects.roles`.
     """
 
     def do_GET(self) -> None:
@@ -398,10 +399,11 @@ class Compute(_StartHandler):
         *_, name, what = url.path.split("/")
         if what in _KINDS:
             resources = [
-                {"name": each["name"], "selfLink": each.get("selfLink")} for each in self.google.list_resources(_KINDS[what])
+                {key: each[key] for key in ("name", "selfLink", "title") if key in each}
+                for each in self.google.list_resources(_KINDS[what])
             ]
             items = {"zones/any": {what: resources}} if name == "aggregated" else resources
-            self.reply_json({"accounts" if what == "serviceAccounts" else "items": items})
+            self.reply_json({{"serviceAccounts": "accounts", "roles": "roles"}.get(what, "items"): items})
         elif id_ in self.google.subnets:
             self.reply_json(self.google.subnets[id_])
         elif name == "regions":

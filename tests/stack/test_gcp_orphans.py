@@ -14,9 +14,10 @@ from replicahosts import Clock
 
 from infra import backend
 from infra.gcp import orphans
-from infra.gcp.api import GcpError
+from infra.gcp.api import GcpError, session
 from infra.gcp.names import names
 from infra.gcp.orphans import Leftover
+from infra.scale_tiers import SpecError
 
 PREFIX = names("my-project-1", "dev").prefix
 ALL = "/compute/v1/projects/my-project-1"
@@ -32,6 +33,7 @@ def empty_project(fake: FakeGoogle) -> None:
     ):
         fake.answers[f"{ALL}/{kind}"] = (200, {})
     fake.answers["/v1/projects/my-project-1/serviceAccounts"] = (200, {})
+    fake.answers["/v1/projects/my-project-1/roles"] = (200, {})
 
 
 def config(fake: FakeGoogle, key: str) -> str | None:
@@ -67,6 +69,41 @@ def test_orphans_are_found_by_the_stacks_own_names_only(fake: FakeGoogle, state:
         Leftover("network", network, f"{base}/compute/v1/{network}"),
         Leftover("service account", account, f"{base}/v1/{account}"),
     ]
+
+
+def test_firewall_rules_in_the_project_of_a_shared_subnet_are_found(fake: FakeGoogle) -> None:
+    rule = f"projects/the-host/global/firewalls/{PREFIX}-deny"
+    fake.answers["/compute/v1/projects/the-host/global/firewalls"] = (200, {"items": [item(rule)]})
+
+    def leftovers(**keys: str) -> list[str]:
+        keys = {f"scaletier:{key}": value for key, value in keys.items()}
+        listed = orphans.leftovers("my-project-1", "dev", [], lambda key: keys.get(key) or config(fake, key))
+        return [leftover.id for leftover in listed]
+
+    shared = "projects/the-host/regions/us-central1/subnetworks/shared"
+    assert leftovers(subnetwork=shared) == [rule]
+    assert leftovers(subnetwork=shared, firewall="false") == leftovers(subnetwork="mine") == leftovers() == []
+    assert leftovers(subnetwork=shared.replace("the-host", "my-project-1")) == []
+    with pytest.raises(SpecError, match="write NAME, or projects/PROJECT/regions/REGION/subnetworks/NAME"):
+        leftovers(subnetwork="projects/the-host")
+
+
+def test_a_custom_role_is_found_by_its_title(fake: FakeGoogle) -> None:
+    recorded, orphan, other = (f"projects/my-project-1/roles/start{digits}" for digits in ("0000001", "0000002", "0000003"))
+    roles = [{"name": name, "title": f"{PREFIX}-start"} for name in (recorded, orphan)]
+    fake.answers["/v1/projects/my-project-1/roles"] = (
+        200,
+        {"roles": [*roles, {"name": other, "title": f"{PREFIX}x-start"}, {"name": other}]},
+    )
+    leftovers = orphans.leftovers("my-project-1", "dev", [recorded], lambda key: config(fake, key))
+    assert leftovers == [Leftover("role", orphan, f"http://127.0.0.1:{fake.port}/v1/{orphan}")]
+
+
+def test_a_role_that_is_marked_as_deleted_is_gone(fake: FakeGoogle) -> None:
+    fake.answers["/role"] = [(200, {"name": "r"}), (200, {"name": "r", "deleted": True})]
+    role = Leftover("role", "r", f"http://127.0.0.1:{fake.port}/role")
+    client = session(fake.config)
+    assert [orphans._exists(client, role) for _ in range(2)] == [True, False]
 
 
 def test_a_resource_that_is_only_a_pending_operation_is_an_orphan(fake: FakeGoogle, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import re
 from gcpcases import account_email, role_of
 from stackmocks import PROJECT, STACK, ZONE, Program, Stack
 
+from infra.gcp import names
 from infra.gcp.firewall import DENY_PRIORITY, IAP_RANGE
 from infra.ports import SERVING_PORT
 from infra.scale_tiers import Role
@@ -100,6 +101,7 @@ def test_accounts_of_jobs_may_only_start_the_hosts_of_jobs(stack: Stack) -> None
     }
     role = stack.one("IAMCustomRole")
     assert role.inputs["permissions"] == ["compute.instances.start"]
+    assert role.inputs["title"] == names.names(PROJECT, STACK).role_title, "a leftover is found by it"
     assert "roleId" not in role.inputs, "an id that was used once cannot be used again for weeks"
     hosts = {item.name: item for item in stack.of("Instance") if role_of(item) != Role.SERVING}
     bindings = {item.name.removeprefix("start-"): item for item in stack.of("InstanceIAMBinding")}
