@@ -22,6 +22,8 @@ from infra.gcp.zones import GPU_ZONES, Place, check_gpu
 from infra.scale_tiers import Accelerator, ClusterSpec, SpecError
 
 _LINK = re.compile(r"projects/([^/]+)/(?:global/networks|regions/([^/]+)/subnetworks)/([^/]+)$")
+# Source: VPC documentation, "Subnets", unusable addresses in IPv4 subnet ranges.
+_RESERVED_ADDRESSES = 4
 _MACHINE = "items(name,guestCpus,memoryMb,accelerators),nextPageToken"
 
 
@@ -120,7 +122,13 @@ def discover(
     zones = {host.zone for host in existing or ()}
     stay = [place for place in choice if place.zone in zones]
     place, resolved, offers = _first(spec, [_catalogue(client, compute, place) for place in stay or choice], stay or choice)
-    return Discovery(place, resolved, offers, existing, subnet(client, compute, subnetwork, place) if subnetwork else None)
+    other = subnet(client, compute, subnetwork, place) if subnetwork else None
+    if other and len(resolved.replicas) > (room := other.range.num_addresses - _RESERVED_ADDRESSES):
+        raise GcpError(
+            f"subnetwork {other.link} has {other.range}, which has room for {room} hosts, and this cluster has "
+            f"{len(resolved.replicas)}: take a larger subnet, or a smaller tier"
+        )
+    return Discovery(place, resolved, offers, existing, other)
 
 
 def _first(spec: ClusterSpec, catalogues: Sequence[Catalogue], choice: Sequence[Place]) -> tuple[Place, ClusterSpec, Catalogue]:

@@ -243,6 +243,7 @@ def test_existing_hosts_are_discovered(fake: Google) -> None:
     )
 
 
+N1 = "n1-standard-4"
 SUBNET = "projects/the-host/regions/us-central1/subnetworks/shared"
 
 
@@ -257,6 +258,19 @@ def test_a_subnet_of_another_project_or_ones_own_is_read(fake: Google) -> None:
     fake.answers[f"{COMPUTE}/regions/us-central1/subnetworks/mine"] = (200, answer | {"privateIpGoogleAccess": False})
     own = run_discover(fake, STANDARD, subnetwork="mine").subnet
     assert (own.link, own.reaches_google) == (f"projects/{PROJECT}/regions/us-central1/subnetworks/mine", False)
+
+
+def test_a_subnet_has_room_for_all_hosts(fake: Google) -> None:
+    answer = {"network": "https://x/projects/the-host/global/networks/net", "ipCidrRange": "10.9.0.0/28"}
+    fake.answers[f"/compute/v1/{SUBNET}"] = (200, answer)
+    full, more = (custom({Role.MASTER: RoleSpec(1, N1), Role.WORKER: RoleSpec(count, N1)}) for count in (11, 12))
+    assert run_discover(fake, full, subnetwork=SUBNET).subnet
+    with pytest.raises(GcpError) as caught:
+        run_discover(fake, more, subnetwork=SUBNET)
+    assert str(caught.value) == (
+        f"subnetwork {SUBNET} has 10.9.0.0/28, which has room for 12 hosts, and this cluster has 13: "
+        "take a larger subnet, or a smaller tier"
+    )
 
 
 def test_an_unusable_subnet_is_an_error(fake: Google) -> None:
