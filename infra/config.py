@@ -178,9 +178,15 @@ class ClusterConfig(Section):
                         f"`pulumi config rm {set_key}`, or `pulumi config set scaleTier CUSTOM`"
                     )
             return preset(self.scale_tier)
-        roles = {}
+        roles, given = {}, {to_camel(name) for name in self.model_fields_set}
         for role, (key, count, machine_type) in sizes.items():
             if count and not machine_type:
                 raise SpecError(f"scaleTier CUSTOM needs scaletier:{key}Type: `pulumi config set {key}Type n1-highcpu-8`")
+            # A count of 0 that was set says that the type is kept for later.
+            if machine_type and not count and f"{key}Count" not in given:
+                raise SpecError(
+                    f"scaletier:{key}Type is {machine_type}, and scaletier:{key}Count is not set: "
+                    f"`pulumi config set {key}Count 1`, or `pulumi config rm {key}Type`"
+                )
             roles[role] = RoleSpec(count, machine_type or "")
         return custom(roles)

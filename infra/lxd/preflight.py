@@ -63,7 +63,7 @@ def preflight(stack: str, spec: ClusterSpec, config: LxdConfig, before: StackSta
                 "make one with `make lxd`, or `pulumi config set storagePool NAME`"
             )
         network = choose_range(own.project, own.bridge, config.network)
-        warnings = (*forward_drops(BRIDGE_NF_CALL, list_chains), *_limitless(pool))
+        warnings = (*_unused(spec, config), *forward_drops(BRIDGE_NF_CALL, list_chains), *_limitless(pool))
         here = image.require(), image.require_runtime()
         total = _disk(spec, pool, own.project)
     return PreflightResult(own, *here, network, _bucket_size(own, config, total), warnings)
@@ -76,6 +76,16 @@ def _kinds(spec: ClusterSpec) -> None:
                 f"{role} has {role_spec.accelerator.count} {role_spec.accelerator.type}, and local hosts have no GPUs: "
                 "`pulumi config set target gcp`, or a tier without, such as BASIC"
             )
+
+
+def _unused(spec: ClusterSpec, config: LxdConfig) -> list[str]:
+    """Return a warning for each limit of a role without hosts, which may be kept for a larger tier."""
+    return [
+        f"{key}.{role} has no effect: this cluster has no {role}; it has {', '.join(spec.roles)}"
+        for key in ("cpus", "memory", "disk")
+        for role in getattr(config, key)
+        if role not in spec.roles
+    ]
 
 
 def _bucket_size(own: LxdNames, config: LxdConfig, total: int) -> int:

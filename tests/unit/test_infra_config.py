@@ -76,6 +76,12 @@ def test_a_custom_cluster_has_what_its_keys_say() -> None:
     assert gpu == {Role.MASTER: RoleSpec(1, "n1-standard-8", Accelerator("nvidia-tesla-t4", 4))}
 
 
+def test_a_type_may_stay_while_its_role_has_no_hosts() -> None:
+    for key in ("parameterServer", "worker", "evaluator"):
+        config = {**CUSTOM, f"{key}Type": "n1-standard-4", f"{key}Count": "0"}
+        assert ClusterConfig.parse(config).spec().roles == {Role.MASTER: RoleSpec(1, "n1-standard-4")}
+
+
 LABEL = "is not valid: keys start with a lowercase letter, and keys and values have up to 63 lowercase letters, digits, _ and -"
 
 
@@ -100,6 +106,14 @@ LABEL = "is not valid: keys start with a lowercase letter, and keys and values h
         (
             {**CUSTOM, "workerCount": "1"},
             "scaleTier CUSTOM needs scaletier:workerType: `pulumi config set workerType n1-highcpu-8`",
+        ),
+        *(
+            (
+                {**CUSTOM, f"{key}Type": "n1-standard-4"},
+                f"scaletier:{key}Type is n1-standard-4, and scaletier:{key}Count is not set: "
+                f"`pulumi config set {key}Count 1`, or `pulumi config rm {key}Type`",
+            )
+            for key in ("parameterServer", "worker", "evaluator")
         ),
         (
             {"scaleTier": "CUSTOM"},

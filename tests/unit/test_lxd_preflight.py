@@ -288,6 +288,17 @@ def test_a_pool_without_limits_is_reported(monkeypatch: pytest.MonkeyPatch) -> N
     assert _preflight({}).warnings == ()
 
 
+@pytest.mark.usefixtures("interfaces")
+def test_a_limit_of_a_role_without_hosts_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    _machine(monkeypatch, free=30 * 2**30)
+    limits = {"cpus": '{"worker": 2, "master": 1}', "memory": '{"ps": "3GiB"}', "disk": '{"evaluator": "8GiB"}'}
+    assert _preflight(limits, preset(ScaleTier.BASIC)).warnings == tuple(
+        f"{key} has no effect: this cluster has no {key.rpartition('.')[2]}; it has master"
+        for key in ("cpus.worker", "memory.ps", "disk.evaluator")
+    )
+    assert _preflight({"cpus": '{"worker": 2}', "memory": '{"ps": "3GiB"}'}).warnings == ()
+
+
 def _chains(*fields: tuple[str, str, str, str]) -> str:
     listed = [{"chain": dict(zip(("family", "table", "hook", "policy"), each, strict=True))} for each in fields]
     return json.dumps(
