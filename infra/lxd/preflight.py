@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from infra.scale_tiers import ClusterSpec
 from infra.state import StackState
 from infra.templates import ROOT
 
+_SHARED_MODE = 0o755
 _HOST_DISK = 64 * 2**20
 _SPARE_DISK = 2**30
 _GIB = 2**30
@@ -47,8 +49,7 @@ class PreflightResult:
 def preflight(stack: str, spec: ClusterSpec, config: LxdConfig, before: StackState) -> PreflightResult:
     """Check LXD, the image, the storage pool and the address range; LxdError for the first check that fails."""
     _kinds(spec)
-    image.RUNTIMES_HERE.mkdir(parents=True, exist_ok=True)  # hosts mount it, and cannot start without it
-    image.RUNTIMES_HERE.chmod(0o755)  # whatever the umask: their users are others
+    _share(image.RUNTIMES_HERE)
     own, pool = names_of(stack, ROOT, before), config.storage_pool
     with errors("storage pools"):
         if (existing := pool_of(own.project)) not in (None, pool):
@@ -67,6 +68,17 @@ def preflight(stack: str, spec: ClusterSpec, config: LxdConfig, before: StackSta
         here = image.require(), image.require_runtime()
         total = _disk(spec, pool, own.project)
     return PreflightResult(own, *here, network, _bucket_size(own, config, total), warnings)
+
+
+def _share(folder: Path) -> None:
+    """Create the folder that hosts mount, which cannot start without it; their users read it, whatever the umask."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # Only its owner may change the mode: not a user after a `pulumi up` as root.
+        if stat.S_IMODE(folder.stat().st_mode) != _SHARED_MODE:
+            folder.chmod(_SHARED_MODE)
+    except OSError as error:
+        raise LxdError(f"{folder} cannot be used ({error.strerror}): `sudo chown -R $USER {folder.parent}`") from None
 
 
 def _kinds(spec: ClusterSpec) -> None:

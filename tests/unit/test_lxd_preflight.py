@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import json
 import os
@@ -231,6 +232,26 @@ def test_the_folder_of_the_jobs_pythons_is_there_for_all_users(monkeypatch: pyte
     finally:
         os.umask(umask)
     assert folder.stat().st_mode & 0o777 == 0o755
+
+
+@pytest.mark.usefixtures("interfaces")
+def test_a_folder_of_another_user_is_used_or_refused_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
+
+    folder = tmp_path / "runtimes"
+    monkeypatch.setattr(image, "RUNTIMES_HERE", folder)
+    _machine(monkeypatch, free=30 * 2**30)
+    _preflight({})
+    line = rf"^{folder} cannot be used \(Operation not permitted\): `sudo chown -R \$USER {tmp_path}`$"
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "chmod", refuse)
+        assert _preflight({}).names == NAMES, "its mode is right already"
+    folder.chmod(0o700)
+    for call in ("chmod", "mkdir"):
+        monkeypatch.setattr(Path, call, refuse)
+        with pytest.raises(LxdError, match=line):
+            _preflight({})
 
 
 @pytest.mark.usefixtures("interfaces")
