@@ -61,6 +61,7 @@ def main() -> None:
     pulumi.export("target", config.target)
     pulumi.export("scaleTier", str(target.spec.scale_tier))
     pulumi.export("bucket", cluster.bucket)
+    pulumi.export("retainBucket", config.retain_bucket)
     pulumi.export("hosts", {replica.name: at for replica, at in zip(cluster.hosts, cluster.addresses, strict=True)})
     pulumi.export("sshConfig", f"{folder}/ssh_config")
     if cluster.hourly_costs is not None:

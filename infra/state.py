@@ -37,6 +37,11 @@ class StackState:
         return next((outputs.get("target") for outputs in self.of("pulumi:Stack").values()), None)
 
     @property
+    def retains_bucket(self) -> bool:
+        """True if the last update had retainBucket: Pulumi deletes or retains a replaced bucket by what its state says."""
+        return any(outputs.get("retainBucket") for outputs in self.of("pulumi:Stack").values())
+
+    @property
     def hosts(self) -> list[str]:
         """The hosts of the last update by the stack's outputs; none if there is no cluster yet."""
         return [str(name) for outputs in self.of("pulumi:Stack").values() for name in outputs.get("hosts") or {}]

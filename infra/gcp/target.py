@@ -106,7 +106,8 @@ def _check_replaced_bucket(current: str | None, new: str, retain: bool, get: Rea
     if current and current != new and not retain and has_content(current, get):
         raise TargetError(
             f"this stack's bucket {current} contains data, and {new} would replace it: `pulumi config set bucket {current}` "
-            "to go on using it, or `pulumi config set retainBucket true && pulumi up` first to retain it unused"
+            "to go on using it; to retain it unused, then also `pulumi config set retainBucket true && pulumi up` before you "
+            f"`pulumi config set bucket {new}`"
         )
 
 
@@ -127,7 +128,8 @@ class GcpTarget(Target):
         bucket, state_bucket = config.bucket or own.bucket, _bucket_of(state)
         has_own_bucket = preflight(result, config, bucket, own.stack, get)
         _check_own_hosts(bool(result.hosts), bool(state_bucket or state.hosts), result.place.project, stack)
-        _check_replaced_bucket(state_bucket, bucket, config.retain_bucket, get)
+        # Both: an update that failed may have applied either.
+        _check_replaced_bucket(state_bucket, bucket, config.retain_bucket and state.retains_bucket, get)
         _warn_unrecorded(result, state)
         pulumi.log.info(price.line(region) if price else f"infra/prices.yaml has no price for this cluster in {region}")
         _log_choice(result, choice)

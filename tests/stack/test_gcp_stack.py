@@ -113,6 +113,28 @@ def test_a_bucket_with_content_is_not_replaced(
         target._check_replaced_bucket(target._bucket_of(state), "new", retain, lambda _: None)
 
 
+def test_a_replaced_bucket_is_retained_only_if_the_last_update_retains_it(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(target, "has_content", lambda *_: True)
+    retaining = {"scaleTier": "BASIC", "bucket": "new", "forceDestroy": "true", "retainBucket": "true"}
+    for outputs in ({}, dict(program("gcp", scaleTier="BASIC").exports)):
+        monkeypatch.setattr(Recorder, "state", state_with_bucket("old", **outputs))
+        error = get_error(monkeypatch, GOOD, **retaining)
+        assert "`pulumi config set bucket old` to go on using it; to retain it unused, then also `pulumi config set" in error
+    monkeypatch.setattr(Recorder, "state", state_with_bucket("old", **program("gcp", **retaining | {"bucket": "old"}).exports))
+    assert program("gcp", **retaining).one("Bucket").inputs["name"] == "new"
+    assert "contains data" in get_error(monkeypatch, GOOD, **retaining | {"retainBucket": "false"})
+
+
+def state_with_bucket(name: str, **outputs: Any) -> dict[str, Any]:
+    """Return the state of a stack with these outputs."""
+    return {
+        "urn::a::bucket": {"type": "gcp:storage/bucket:Bucket", "outputs": {"name": name}},
+        "urn::a::stack": {"type": "pulumi:pulumi:Stack", "outputs": outputs},
+    }
+
+
 def test_both_targets_export_the_same_schema(program: Program) -> None:
     stack = program("gcp", scaleTier="STANDARD_1", labels='{"team": "vision"}')
     inventory = stack.inventory
