@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from infra.scale_tiers import Replica, Role
+from infra.state import StackState
 
 # Where each role's block begins in the stack's /20 (4,096 addresses); Google keeps the first two and the last two of a subnet.
 _BLOCK: Mapping[Role, int] = {Role.MASTER: 2, Role.EVALUATOR: 16, Role.PS: 1024, Role.WORKER: 2048, Role.SERVING: 4048}
@@ -41,8 +42,22 @@ def names(project: str, stack: str) -> GoogleNames:
     key = hashlib.sha256(f"{project}\0{stack}".encode()).hexdigest()[:6]
     plain = re.sub(r"[^a-z0-9]+", "-", stack.lower()).strip("-") or "stack"
     prefix = f"st-{plain[:10].strip('-')}-{key}"
+    return GoogleNames(prefix, _bucket(project, prefix), plain[:63].strip("-"))
+
+
+def _bucket(project: str, prefix: str) -> str:
     owner = re.sub(r"[^a-z0-9]+", "-", project.lower()).strip("-")[:30]
-    return GoogleNames(prefix, f"{owner}-{prefix}", plain[:63].strip("-"))
+    return f"{owner}-{prefix}"
+
+
+def names_of(project: str, stack: str, before: StackState) -> GoogleNames:
+    """Return the names in the stack's state, which a renamed stack keeps, or new ones."""
+    for host, outputs in before.of("compute/instance:Instance").items():
+        label = (outputs.get("labels") or {}).get("scaletier-stack")
+        if label and outputs.get("project") == project:
+            prefix = str(outputs["name"]).removesuffix(f"-{host}")
+            return GoogleNames(prefix, _bucket(project, prefix), str(label))
+    return names(project, stack)
 
 
 def address(network: ipaddress.IPv4Network, replica: Replica) -> str:

@@ -24,9 +24,10 @@ import requests
 from infra import backend
 from infra.gcp.api import COMPUTE, IAM, TIMEOUT, ApiError, GcpError, ReadConfig, endpoint, get_all, get_json, session
 from infra.gcp.config import GcpConfig
-from infra.gcp.names import names
+from infra.gcp.names import GoogleNames, names_of
 from infra.gcp.zones import project
 from infra.scale_tiers import SpecError
+from infra.state import StackState
 from infra.templates import ROOT
 
 _FIREWALLS = "global/firewalls"
@@ -61,9 +62,9 @@ class Leftover:
         return self.id.rpartition("/")[2]
 
 
-def leftovers(project: str, stack: str, known: Iterable[str], get: ReadConfig) -> list[Leftover]:
+def leftovers(project: str, own: GoogleNames, known: Iterable[str], get: ReadConfig) -> list[Leftover]:
     """Return resources that have the stack's names and whose ids are not in its state, in the order of deletion."""
-    client, own, state = session(get), names(project, stack), frozenset(known)
+    client, state = session(get), frozenset(known)
     projects = {kind: [project] for kind in _COMPUTE} | {_FIREWALLS: _firewall_projects(project, get)}
     resources = [item for kind in _COMPUTE for where in projects[kind] for item in _compute(client, where, kind, get)]
     resources += _accounts(client, project, get)
@@ -147,9 +148,11 @@ def of_stack(get: ReadConfig) -> tuple[list[Leftover], bool]:
 
     If it has none, another state may have the resources with the stack's names.
     """
-    own = project(lambda key: get(f"gcp:{key}"), os.environ)
+    project_id = project(lambda key: get(f"gcp:{key}"), os.environ)
     resources = _pulumi("stack", "export").get("deployment", {}).get("resources") or []
-    leftover_list = leftovers(own, _pulumi("stack", "--show-name"), [str(item.get("id")) for item in resources], get)
+    state = StackState({str(item.get("urn")): {"outputs": {}, **item} for item in resources})
+    own = names_of(project_id, _pulumi("stack", "--show-name"), state)
+    leftover_list = leftovers(project_id, own, [str(item.get("id")) for item in resources], get)
     return leftover_list, any(str(item.get("type")).startswith("gcp:") for item in resources)
 
 

@@ -18,7 +18,7 @@ from infra.gcp.cluster import GcpCluster, ProjectState
 from infra.gcp.config import GcpConfig
 from infra.gcp.discovery import Discovery, discover
 from infra.gcp.machines import MachineType
-from infra.gcp.names import names
+from infra.gcp.names import names_of
 from infra.gcp.preflight import has_content, preflight
 from infra.gcp.zones import Place, places
 from infra.scale_tiers import ClusterSpec, TargetError
@@ -120,7 +120,7 @@ class GcpTarget(Target):
         """Read the project's state; raise TargetError or SpecError for what Google would refuse."""
         get: ReadConfig = provider_config
         choice = places(get, os.environ, config.zones)
-        own = names(choice[0].project, stack)
+        own = names_of(choice[0].project, stack, state)
         result = discover(spec, choice, own, config.subnetwork, get)
         self.config, self.spec, region, machines = config, result.spec, result.place.region, result.catalogue.machines
         price = cost(self.spec, config, region, machines)

@@ -19,7 +19,8 @@ from infra.gcp.names import names
 from infra.gcp.orphans import Leftover
 from infra.scale_tiers import SpecError
 
-PREFIX = names("my-project-1", "dev").prefix
+NAMES = names("my-project-1", "dev")
+PREFIX = NAMES.prefix
 ALL = "/compute/v1/projects/my-project-1"
 
 
@@ -61,7 +62,7 @@ def test_orphans_are_found_by_the_stacks_own_names_only(fake: FakeGoogle, state:
         {"items": [item(network), item("projects/my-project-1/global/networks/default")]},
     )
     fake.answers["/v1/projects/my-project-1/serviceAccounts"] = (200, {"accounts": [{"name": account}]})
-    leftovers = orphans.leftovers("my-project-1", "dev", [recorded], lambda key: config(fake, key))
+    leftovers = orphans.leftovers("my-project-1", NAMES, [recorded], lambda key: config(fake, key))
     base = f"http://127.0.0.1:{fake.port}"
     assert leftovers == [
         Leftover("instance", orphan, f"{base}/compute/v1/{orphan}", runs=True),
@@ -77,7 +78,7 @@ def test_firewall_rules_in_the_project_of_a_shared_subnet_are_found(fake: FakeGo
 
     def leftovers(**keys: str) -> list[str]:
         keys = {f"scaletier:{key}": value for key, value in keys.items()}
-        listed = orphans.leftovers("my-project-1", "dev", [], lambda key: keys.get(key) or config(fake, key))
+        listed = orphans.leftovers("my-project-1", NAMES, [], lambda key: keys.get(key) or config(fake, key))
         return [leftover.id for leftover in listed]
 
     shared = "projects/the-host/regions/us-central1/subnetworks/shared"
@@ -95,7 +96,7 @@ def test_a_custom_role_is_found_by_its_title(fake: FakeGoogle) -> None:
         200,
         {"roles": [*roles, {"name": other, "title": f"{PREFIX}x-start"}, {"name": other}]},
     )
-    leftovers = orphans.leftovers("my-project-1", "dev", [recorded], lambda key: config(fake, key))
+    leftovers = orphans.leftovers("my-project-1", NAMES, [recorded], lambda key: config(fake, key))
     assert leftovers == [Leftover("role", orphan, f"http://127.0.0.1:{fake.port}/v1/{orphan}")]
 
 
@@ -120,6 +121,19 @@ def test_a_resource_that_is_only_a_pending_operation_is_an_orphan(fake: FakeGoog
     leftovers, state_known = orphans.of_stack(lambda key: "my-project-1" if key == "gcp:project" else config(fake, key))
     assert [leftover.id for leftover in leftovers] == [pending]
     assert state_known
+
+
+def test_orphans_of_a_renamed_stack_have_its_first_names(fake: FakeGoogle, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded, orphan = (f"projects/my-project-1/zones/z/instances/{PREFIX}-{name}" for name in ("master-0", "worker-3"))
+    page = {"zones/z": {"instances": [item(recorded), item(orphan)]}}
+    fake.answers[f"{ALL}/aggregated/instances"] = (200, {"items": page})
+    outputs = {"name": f"{PREFIX}-master-0", "project": "my-project-1", "labels": {"scaletier-stack": "dev"}}
+    urn = "urn:pulumi:prod::scaletier::gcp:compute/instance:Instance::master-0"
+    resources = [{"urn": urn, "id": recorded, "type": "gcp:compute/instance:Instance", "outputs": outputs}]
+    answer = {"deployment": {"resources": resources}}
+    monkeypatch.setattr(orphans, "_pulumi", lambda *args: "prod" if "--show-name" in args else answer)
+    leftovers, _ = orphans.of_stack(lambda key: "my-project-1" if key == "gcp:project" else config(fake, key))
+    assert [leftover.id for leftover in leftovers] == [orphan]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 from gcpcases import GPUS, role_of
 from stackmocks import PROJECT, ZONE, Program, Recorder, Stack
 from test_bad_input import GOOD, get_error
+from test_lxd import state_of
 
 from infra.cost import price_list
 from infra.gcp import target
@@ -24,6 +25,19 @@ from infra.state import StackState
 def test_a_second_run_declares_the_same(program: Program, fresh_program: Program) -> None:
     first, second = program("gcp", **GPUS), fresh_program("gcp", **GPUS)
     assert {item.urn: item.inputs for item in first.resources} == {item.urn: item.inputs for item in second.resources}
+
+
+def test_a_renamed_stack_keeps_its_resources(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    stack = program("gcp", **GPUS)
+    monkeypatch.setattr(Recorder, "state", state_of(stack))
+    monkeypatch.setattr(pulumi, "get_stack", lambda: "prod")
+    renamed = program("gcp", **GPUS)
+    assert renamed.inventory["stack"] == "prod"
+    before, after = (
+        {(item.type, item.name): item.inputs for item in each.resources if item.type.startswith("gcp:")}
+        for each in (stack, renamed)
+    )
+    assert after == before
 
 
 def test_another_tier_changes_only_what_differs(program: Program) -> None:

@@ -15,9 +15,10 @@ from infra.cost import Cost, HostSpec, hourly
 from infra.gcp import target
 from infra.gcp.config import GcpConfig
 from infra.gcp.machines import MACHINES, MachineType, gpu_name, machine, resolve_accelerator
-from infra.gcp.names import MAX_HOSTS, GoogleNames, address, names
+from infra.gcp.names import MAX_HOSTS, GoogleNames, address, names, names_of
 from infra.gcp.zones import GPU_ZONES, Place, check_gpu, place, places, zones_with
 from infra.scale_tiers import Accelerator, Replica, Role, SpecError, TargetError
+from infra.state import StackState
 
 T4, L4 = Accelerator("nvidia-tesla-t4", 1), Accelerator("nvidia-l4", 1)
 
@@ -139,6 +140,17 @@ def test_names_are_legal_and_those_of_one_stack() -> None:
     assert own.of("ps-0", "x") == "st-my-stack-o-b67dc5-ps-0-x"
     assert (names("p", "...").stack, len(names("p" * 40, "s" * 80).stack)) == ("stack", 63)
     assert len(names("p" * 40, "s" * 80).prefix) == 20
+
+
+def test_names_are_those_of_the_stacks_hosts_in_the_project() -> None:
+    def named(**outputs: Any) -> GoogleNames:
+        resource = {"type": "gcp:compute/instance:Instance", "outputs": {"name": "st-old-0-worker-1", **outputs}}
+        return names_of(PROJECT, "new", StackState({"urn:pulumi:new::scaletier::x::worker-1": resource}))
+
+    labels = {"scaletier-stack": "old"}
+    assert named(project=PROJECT, labels=labels) == GoogleNames("st-old-0", f"{PROJECT}-st-old-0", "old")
+    new = names(PROJECT, "new")
+    assert [named(project="another", labels=labels), named(project=PROJECT), named()] == [new] * 3
 
 
 def test_each_role_has_room_for_its_hosts() -> None:
