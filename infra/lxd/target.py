@@ -14,7 +14,7 @@ from pulumi import ComponentResource, Input, Output, Resource, ResourceOptions
 from infra import backend
 from infra.dynamic import changes
 from infra.lxd import host
-from infra.lxd.api import LxdError, errors
+from infra.lxd.api import LxdError, errors, hosts_of
 from infra.lxd.bucket import BucketVolume
 from infra.lxd.bucket_guard import BucketGuard, running
 from infra.lxd.config import LxdConfig
@@ -140,11 +140,18 @@ class LxdTarget(Target):
         )
 
     def read(self, path: str) -> bytes | None:
-        """Return a file in the stack's bucket, through the first running host."""
-        with suppress(LxdError), errors("LXD"):
-            if (instance := running(self.preflight.names.project)) is not None:
-                content: bytes = instance.files.get(f"{BUCKET}/{path}")
-                return content
+        """Return a file in the stack's bucket, through the first running host; LxdError if there are hosts and none runs."""
+        project = self.preflight.names.project
+        with errors("the bucket"):
+            if (instance := running(project)) is not None:
+                with suppress(pylxd.exceptions.NotFound):
+                    content: bytes = instance.files.get(f"{BUCKET}/{path}")
+                    return content
+            elif hosts_of(project) and not self.config.disrupt_jobs:
+                raise LxdError(
+                    "this removes or replaces hosts, and no host runs that could list their jobs: "
+                    "`fab doctor --fix` starts them, or `pulumi config set disruptJobs true`"
+                )
         return None
 
     def create(self, path: str, content: bytes) -> None:

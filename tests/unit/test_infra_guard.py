@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import requests
-from pylxd.exceptions import NotFound
+from pylxd.exceptions import LXDAPIException, NotFound
 
 from infra import guard
 from infra.guard import AffectedJob, Change
@@ -203,9 +203,11 @@ def test_a_local_bucket_is_read_through_a_running_host(monkeypatch: pytest.Monke
 
     lxd = object.__new__(target.LxdTarget)  # without a call to LXD
     lxd.preflight = SimpleNamespace(names=LxdNames("scaletier-local-abcdef"))  # type: ignore[assignment]
+    lxd.config = target.LxdConfig.parse({"disruptJobs": "true"})
     monkeypatch.setattr(bucket_guard, "client", lambda _: SimpleNamespace(instances=SimpleNamespace(get=host)))
     for hosts, read in ((["ps-0", "worker-0"], b"worker-0:/bucket/cluster/queue.json"), (["ps-0"], None), ([], None)):
-        monkeypatch.setattr(bucket_guard, "hosts_of", lambda _, hosts=hosts: hosts)
+        for module in (bucket_guard, target):
+            monkeypatch.setattr(module, "hosts_of", lambda _, hosts=hosts: hosts)
         assert lxd.read(QUEUE) == read
         if read is None:
             with pytest.raises(TargetError, match="no host of the stack runs"):
@@ -213,3 +215,43 @@ def test_a_local_bucket_is_read_through_a_running_host(monkeypatch: pytest.Monke
         for _ in range(2 if read else 0):  # the second time it exists
             lxd.create("jobs/j/cancel.json", b"{}")
     assert put == [("worker-0", "/bucket/jobs/j/cancel.json")]
+
+
+def test_a_local_queue_that_cannot_be_read_protects_its_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from infra.lxd import target
+    from infra.lxd.layout import LxdNames
+
+    def fail_if_called(*_: object) -> Any:
+        raise AssertionError("no job is known")
+
+    def fail(status: int) -> Any:
+        def get(_: str) -> bytes:
+            raise (NotFound if status == 404 else LXDAPIException)(
+                SimpleNamespace(status_code=status, json=lambda: {"error": "busy"})
+            )
+
+        return SimpleNamespace(files=SimpleNamespace(get=get))
+
+    def protect() -> None:
+        guard.protect_jobs(Change(["ps-0"]), lxd.read, fail_if_called, preview=False, allowed=lxd.config.disrupt_jobs)
+
+    lxd = object.__new__(target.LxdTarget)  # without a call to LXD
+    lxd.preflight = SimpleNamespace(names=LxdNames("scaletier-local-abcdef"))  # type: ignore[assignment]
+    lxd.config = target.LxdConfig.parse({})
+    monkeypatch.setattr(target, "hosts_of", lambda _: ["ps-0"])
+    monkeypatch.setattr(target, "running", lambda _: None)
+    with pytest.raises(
+        TargetError, match=r"no host runs .*: `fab doctor --fix` starts them, or `pulumi config set disruptJobs"
+    ):
+        protect()
+    monkeypatch.setattr(target, "running", lambda _: fail(500))
+    with pytest.raises(TargetError, match=r"^the bucket: busy"):
+        protect()
+    monkeypatch.setattr(target, "running", lambda _: fail(404))
+    protect()
+    monkeypatch.setattr(target, "running", lambda _: None)
+    lxd.config = target.LxdConfig.parse({"disruptJobs": "true"})
+    protect()
+    lxd.config = target.LxdConfig.parse({})
+    monkeypatch.setattr(target, "hosts_of", lambda _: [])
+    protect()
