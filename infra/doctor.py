@@ -22,6 +22,7 @@ from typing import Any
 import yaml
 
 from infra import backend
+from infra.config import ClusterConfig
 from infra.connection import FOLDER
 from infra.findings import Check, Finding, Severity, fail, ok, one_line, run_checks, warning
 from infra.templates import ROOT
@@ -35,7 +36,7 @@ _MIN_FREE, _LOW_FREE = _GIB, 5 * _GIB
 def checks(stack: str | None) -> dict[str, Check]:
     """Return all checks of this machine, and of the stack if there is one."""
     inventory = known(stack) if stack else None
-    target = inventory["target"] if inventory else "lxd"
+    target = inventory["target"] if inventory else configured_target(stack)
     # Imported here, so the libraries of one target are not needed for the other.
     target_checks: Mapping[str, Any] = importlib.import_module(f"infra.{target}.doctor").CHECKS
     own = {name: partial(check, inventory) for name, check in target_checks.items()}
@@ -51,6 +52,15 @@ def _as_warnings(check: Check) -> Iterator[Finding]:
             yield replace(finding, severity=Severity.WARNING) if finding.severity is Severity.ERROR else finding
     except Exception as error:  # noqa: BLE001  a check may raise anything
         yield warning(one_line(error))
+
+
+def configured_target(stack: str | None) -> str:
+    """Return the target in a stack's configuration, `lxd` if there is none that can be read."""
+    try:
+        config = yaml.safe_load((ROOT / f"Pulumi.{stack}.yaml").read_text())["config"]
+        return ClusterConfig.target_of({"target": config["scaletier:target"]})
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+        return "lxd"
 
 
 def known(stack: str) -> dict[str, Any] | None:

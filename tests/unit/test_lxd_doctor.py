@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import ipaddress
 import json
 import sys
@@ -339,6 +340,21 @@ def test_the_space_of_this_machine_is_a_finding(project: Path, monkeypatch: pyte
 
 def set_free(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free))
+
+
+@pytest.mark.parametrize(
+    ("text", "target"),
+    [
+        ("config:\n  scaletier:target: gcp\n", "gcp"),
+        ("config:\n  scaletier:target: lxd\n", "lxd"),
+        *((text, "lxd") for text in ("config:\n  scaletier:target: [aws]\n", "config:\n", "", "{", "config: {x: 1}", None)),
+    ],
+)
+def test_a_stack_without_hosts_has_the_checks_of_its_configured_target(project: Path, text: str | None, target: str) -> None:
+    if text is not None:
+        (project / "Pulumi.new.yaml").write_text(text)
+    own = importlib.import_module(f"infra.{target}.doctor").CHECKS
+    assert list(general.checks("new")) == ["pulumi", "python", "machine", "state", *own]
 
 
 @pytest.mark.parametrize(("text", "known"), [(None, False), ("[]", False), ('{"hosts": []}', False), ('{"hosts": [{}]}', True)])
