@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, field_validator
 
 from infra.config import ClusterConfig, matches, private_range
 from infra.gcp.machines import gpu_name
-from infra.gcp.names import MAX_HOSTS
+from infra.gcp.names import BUCKET, MAX_HOSTS
 from infra.scale_tiers import ClusterSpec, Role, SpecError
 
 _LEAST_IDLE = 300
@@ -37,9 +37,9 @@ Account = Annotated[
 Bucket = Annotated[
     str,
     matches(
-        r"(?!goog)(?!.*google)(?!.*\.\.)[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]",
+        BUCKET,
         "a bucket's name has 3 to 63 lowercase letters, digits, -, _ and ., a letter or digit at both ends, no .., "
-        "no google, and no goog in front",
+        "no google or the like, no goog in front, and is no IP address",
     ),
 ]
 Image = Annotated[

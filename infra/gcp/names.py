@@ -15,6 +15,12 @@ from infra.state import StackState
 _BLOCK: Mapping[Role, int] = {Role.MASTER: 2, Role.EVALUATOR: 16, Role.PS: 1024, Role.WORKER: 2048, Role.SERVING: 4048}
 MAX_HOSTS: Mapping[Role, int] = {Role.MASTER: 1, Role.EVALUATOR: 1000, Role.PS: 1000, Role.WORKER: 2000, Role.SERVING: 40}
 
+# Source: Cloud Storage documentation, "Bucket names".
+BUCKET = (
+    r"(?!goog)(?!.*g[o0]{2}g[l1]e)(?!.*\.\.)(?!\d+(\.\d+){3}$)"
+    r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]"
+)
+
 
 @dataclass(frozen=True)
 class GoogleNames:
@@ -39,15 +45,21 @@ class GoogleNames:
 
 def names(project: str, stack: str) -> GoogleNames:
     """Return the names of one stack in one project. 6 hexadecimal digits of a hash keep stacks with similar names apart."""
-    key = hashlib.sha256(f"{project}\0{stack}".encode()).hexdigest()[:6]
+    key = _hash(project, stack)[:6]
     plain = re.sub(r"[^a-z0-9]+", "-", stack.lower()).strip("-") or "stack"
     prefix = f"st-{plain[:10].strip('-')}-{key}"
     return GoogleNames(prefix, _bucket(project, prefix), plain[:63].strip("-"))
 
 
 def _bucket(project: str, prefix: str) -> str:
+    """Return the default name of a stack's bucket: by project and prefix, or a hash if Cloud Storage refuses that name."""
     owner = re.sub(r"[^a-z0-9]+", "-", project.lower()).strip("-")[:30]
-    return f"{owner}-{prefix}"
+    name = f"{owner}-{prefix}"
+    return name if re.fullmatch(BUCKET, name) else f"st-{_hash(project, prefix)[:20]}"
+
+
+def _hash(project: str, name: str) -> str:
+    return hashlib.sha256(f"{project}\0{name}".encode()).hexdigest()
 
 
 def names_of(project: str, stack: str, before: StackState) -> GoogleNames:

@@ -142,6 +142,24 @@ def test_names_are_legal_and_those_of_one_stack() -> None:
     assert len(names("p" * 40, "s" * 80).prefix) == 20
 
 
+def test_the_default_name_of_a_bucket_is_one_that_google_takes() -> None:
+    plain, *others = (
+        names(project, stack).bucket
+        for project, stack in (
+            ("my-project", "goo"),
+            ("my-project", "Google"),
+            ("goog-x", "dev"),
+            ("google.com:x-123456", "dev"),
+        )
+    )
+    assert plain.startswith("my-project-st-goo-")
+    for name in (plain, *others):
+        assert GcpConfig.parse({"bucket": name}).bucket == name
+    assert all(name.startswith("st-") for name in others)
+    assert len({*others}) == len(others)
+    assert names("my-project", "google").prefix.startswith("st-google-"), "only the bucket's name is restricted"
+
+
 def test_names_are_those_of_the_stacks_hosts_in_the_project() -> None:
     def named(**outputs: Any) -> GoogleNames:
         resource = {"type": "gcp:compute/instance:Instance", "outputs": {"name": "st-old-0-worker-1", **outputs}}
@@ -183,6 +201,8 @@ def test_each_role_has_room_for_its_hosts() -> None:
         ("acceleratorType", '{"master": "NVIDIA_L4"}', {Role.MASTER: "nvidia-l4"}),
         ("network", "10.64.0.0/20", ipaddress.IPv4Network("10.64.0.0/20")),
         ("network", "8.8.0.0/20", None),
+        *(("bucket", text, text) for text in ("a-1", "my_bucket.example.com", "192.168.1.x", "10.1.1.1.1", "not-goog")),
+        *(("bucket", text, None) for text in ("192.168.1.1", "googly", "my-google", "a-g00gle-b", "go0g1e", "a..b")),
     ],
 )  # fmt: skip
 def test_keys_have_limits(key: str, value: str, parsed: Any) -> None:
