@@ -89,6 +89,7 @@ class ExistingHost:
     accelerator: Accelerator | None
     spot: bool
     disk: int
+    public_address: bool = False
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,7 @@ def existing_hosts(client: requests.Session, compute: str, project: str, names: 
                             accelerator=gpus[0] if gpus else None,
                             spot=(item.get("scheduling") or {}).get("provisioningModel") == "SPOT",
                             disk=sum(int(disk.get("diskSizeGb", 0)) for disk in item.get("disks") or ()),
+                            public_address=any(each.get("accessConfigs") for each in item.get("networkInterfaces") or ()),
                         )
                     )
     except (ApiError, UnreachableError, KeyError, ValueError):

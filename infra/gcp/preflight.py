@@ -41,6 +41,9 @@ _GPUS = {
     "nvidia-tesla-a100": "NVIDIA_A100_GPUS",
     "nvidia-a100-80gb": "NVIDIA_A100_80GB_GPUS",
 }
+# Quotas of the project. Hosts with preemptible quotas are left to the API: Google does not document whether they count.
+_ALL_CPUS, _ALL_GPUS = "CPUS_ALL_REGIONS", "GPUS_ALL_REGIONS"
+_ADDRESSES = "IN_USE_ADDRESSES"
 _DISKS = {"pd-ssd": "SSD_TOTAL_GB", "pd-balanced": "SSD_TOTAL_GB", "pd-standard": "DISKS_TOTAL_GB"}
 
 
@@ -54,11 +57,11 @@ def preflight(discovery: Discovery, config: GcpConfig, bucket: str, stack: str, 
     zones = [str(link).rpartition("/")[2] for link in region.get("zones", [])]
     if zones and place.zone not in zones:
         raise GcpError(f"region {place.region} has no zone {place.zone}; it has {', '.join(sorted(zones))}")
-    limits, usage = (
-        {str(item["metric"]): float(item.get(what, 0)) for item in region.get("quotas", [])} for what in ("limit", "usage")
-    )
+    quotas = [*region.get("quotas", []), *_project_quotas(client, f"{endpoint(COMPUTE, get)}projects/{place.project}")]
+    limits, usage = ({str(item["metric"]): float(item.get(what, 0)) for item in quotas} for what in ("limit", "usage"))
     own = quota_usage(discovery.hosts, machines, config.boot_disk_type, limits)
-    needs = quota_needs(discovery.spec, config.boot_disk_type, config.boot_disk_size, limits, machines)
+    disk = config.boot_disk_type, config.boot_disk_size
+    needs = quota_needs(discovery.spec, *disk, limits, machines, config.public_address)
     for name, needed in needs.items():
         if name not in limits:
             continue
@@ -66,8 +69,9 @@ def preflight(discovery: Discovery, config: GcpConfig, bucket: str, stack: str, 
         others = 0.0 if own is None else max(0.0, usage[name] - own[name])
         if needed > limit - others:
             used = f", of which others use {others:g}" if others else ""
+            where = f"of project {place.project}" if name in (_ALL_CPUS, _ALL_GPUS) else f"in {place.region}"
             raise GcpError(
-                f"quota {name} in {place.region} is {limit:g}{used} and this cluster needs {needed}: ask for more at "
+                f"quota {name} {where} is {limit:g}{used} and this cluster needs {needed}: ask for more at "
                 f"{_QUOTAS}?project={place.project}, or take a smaller tier"
             )
     return _bucket(client, f"{endpoint(STORAGE, get)}b", bucket, stack, place)
@@ -79,14 +83,15 @@ def quota_needs(
     disk_size: int,
     limits: Mapping[str, float] | None = None,
     machines: Mapping[str, MachineType] = MACHINES,
+    public_address: bool = False,
 ) -> dict[str, int]:
-    """Return a cluster's use of the region's quotas, by the quota's name; pure.
+    """Return a cluster's use of the region's and the project's quotas, by the quota's name; pure.
 
     Spot hosts use the preemptible quotas of a project that has some, else the standard ones.
     """
     needed: Counter[str] = Counter()
     for role in spec.roles.values():
-        one = _host_usage(machines[role.machine_type], role.accelerator, role.spot, limits or {})
+        one = _host_usage(machines[role.machine_type], role.accelerator, role.spot, public_address, limits or {})
         one[_DISKS[disk_type]] += disk_size
         needed.update({name: role.count * count for name, count in one.items()})
     return dict(needed)
@@ -101,23 +106,29 @@ def quota_usage(
         kind = machines.get(host.machine_type) or MACHINES.get(host.machine_type)
         if kind is None:
             return None
-        used.update(_host_usage(kind, host.accelerator or kind.accelerator, host.spot, limits))
+        used.update(_host_usage(kind, host.accelerator or kind.accelerator, host.spot, host.public_address, limits))
         used[_DISKS[disk_type]] += host.disk
     return used if hosts is not None else None
 
 
-def _host_usage(kind: MachineType, accelerator: Accelerator | None, spot: bool, limits: Mapping[str, float]) -> Counter[str]:
+def _host_usage(
+    kind: MachineType, accelerator: Accelerator | None, spot: bool, public_address: bool, limits: Mapping[str, float]
+) -> Counter[str]:
     """Return the use of the quotas by one host, without its disk."""
     used: Counter[str] = Counter(INSTANCES=1)
+    if public_address:
+        used[_ADDRESSES] = 1
 
-    def take(name: str | None, count: int) -> None:
-        if name:
-            used[f"PREEMPTIBLE_{name}" if spot and limits.get(f"PREEMPTIBLE_{name}") else name] += count
+    def take(name: str | None, count: int, total: str) -> None:
+        if name and spot and limits.get(f"PREEMPTIBLE_{name}"):
+            used[f"PREEMPTIBLE_{name}"] += count
+        elif name:
+            used.update({name: count, total: count})
 
     cpus = _CPUS.get(kind.series)
-    take("CPUS" if cpus and spot and limits.get("PREEMPTIBLE_CPUS") else cpus, kind.cpus)
+    take("CPUS" if cpus and spot and limits.get("PREEMPTIBLE_CPUS") else cpus, kind.cpus, _ALL_CPUS)
     if accelerator:
-        take(_GPUS.get(accelerator.type), accelerator.count)
+        take(_GPUS.get(accelerator.type), accelerator.count, _ALL_GPUS)
     return used
 
 
@@ -151,6 +162,15 @@ def _region(client: requests.Session, url: str, place: Place) -> Mapping[str, An
         return {}
     except UnreachableError:
         return {}
+
+
+def _project_quotas(client: requests.Session, url: str) -> list[Mapping[str, Any]]:
+    """Return the project's quotas of all regions; none if Google does not answer."""
+    try:
+        quotas: list[Mapping[str, Any]] = get_json(client, url, fields="quotas").get("quotas", [])
+    except (ApiError, UnreachableError):
+        return []
+    return [item for item in quotas if item.get("metric") in (_ALL_CPUS, _ALL_GPUS)]
 
 
 def _bucket(client: requests.Session, url: str, bucket: str, stack: str, place: Place) -> bool:

@@ -389,8 +389,8 @@ class Buckets(Storage):
 class Compute(_StartHandler):
     """The program's queries before creation, `pulumi up`'s queries of its hosts, and existing resources.
 
-    Source: Compute Engine's reference, `regions.get`, `instances.getGuestAttributes`, `instances.aggregatedList` and the like;
-    IAM's, `projects.serviceAccounts` and `projects.roles`.
+    Source: Compute Engine's reference, `projects.get`, `regions.get`, `instances.getGuestAttributes`,
+    `instances.aggregatedList` and the like; IAM's, `projects.serviceAccounts` and `projects.roles`.
     """
 
     def do_GET(self) -> None:
@@ -409,6 +409,8 @@ class Compute(_StartHandler):
         elif name == "regions":
             zones = [zone for zone in ZONES if zone.startswith(f"{what}-")]
             self.reply_json({"zones": zones}) if zones else self.reply_not_found(what)
+        elif name == "projects":
+            self.reply_json({"quotas": []})
         elif what == "serialPort":
             self.reply_json({"contents": self.google.serial(name)})
         elif what == "getGuestAttributes":

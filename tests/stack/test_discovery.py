@@ -13,7 +13,7 @@ from fakegoogle import FakeGoogle
 from infra.gcp.api import GcpError
 from infra.gcp.config import GcpConfig
 from infra.gcp.discovery import Discovery, ExistingHost, discover, local_catalogue
-from infra.gcp.machines import MachineType
+from infra.gcp.machines import MACHINES, MachineType
 from infra.gcp.names import names
 from infra.gcp.preflight import preflight, quota_usage
 from infra.gcp.zones import Place, places
@@ -212,9 +212,11 @@ def test_quotas_in_use_are_those_of_the_stacks_hosts() -> None:
         "INSTANCES": 4,
         "SSD_TOTAL_GB": 350,
         "CPUS": 4,
+        "CPUS_ALL_REGIONS": 4,
         "PREEMPTIBLE_CPUS": 4,
         "NVIDIA_T4_GPUS": 2,
         "NVIDIA_L4_GPUS": 1,
+        "GPUS_ALL_REGIONS": 3,
         "PREEMPTIBLE_NVIDIA_L4_GPUS": 1,
     }
     assert quota_usage(hosts, {}, "pd-ssd", spot) is None
@@ -230,6 +232,12 @@ def test_existing_hosts_may_lack_parts(fake: Google) -> None:
         existing_host("ps-0", "n1-standard-4", disk=7),
         existing_host("ps-1", "n1-standard-4", disk=0),
     )
+    public = {**bare, "networkInterfaces": [{"accessConfigs": [{"natIP": "203.0.113.9"}]}]}
+    fake.answers[INSTANCES] = (200, {"items": {f"zones/{A.zone}": {"instances": [public]}}})
+    (host,) = run_discover(fake, STANDARD).hosts or ()
+    assert quota_usage([host], MACHINES, "pd-ssd", {}) == {
+        "INSTANCES": 1, "IN_USE_ADDRESSES": 1, "CPUS": 4, "CPUS_ALL_REGIONS": 4, "SSD_TOTAL_GB": 7,
+    }  # fmt: skip
     fake.answers[INSTANCES] = (200, {"items": {"zones/z": {"instances": [{"name": f"{OWN.prefix}-ps-0"}]}}})
     assert run_discover(fake, STANDARD).hosts is None
 

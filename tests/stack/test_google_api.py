@@ -24,6 +24,7 @@ from infra.scale_tiers import Accelerator, ClusterSpec, Role, ScaleTier, preset
 
 PLACE = Place("my-project-1", "us-central1", "us-central1-a")
 REGION = "/compute/v1/projects/my-project-1/regions/us-central1"
+QUOTAS = "/compute/v1/projects/my-project-1?fields=quotas"
 BUCKET = "/storage/v1/b/a-bucket"
 OWN_BUCKETS = "/storage/v1/b?project=my-project-1&prefix=a-bucket"
 STANDARD = preset(ScaleTier.STANDARD_1)
@@ -45,21 +46,31 @@ def run_preflight(fake: FakeGoogle, place: Place = PLACE) -> bool:
 
 
 def test_quota_needs_of_each_tier() -> None:
-    assert quota_needs(preset(ScaleTier.BASIC), "pd-ssd", 100) == {"CPUS": 4, "SSD_TOTAL_GB": 100, "INSTANCES": 1}
-    assert quota_needs(STANDARD, "pd-balanced", 100) == {"CPUS": 52, "SSD_TOTAL_GB": 800, "INSTANCES": 8}
+    basic = {"CPUS": 4, "CPUS_ALL_REGIONS": 4, "SSD_TOTAL_GB": 100, "INSTANCES": 1}
+    assert quota_needs(preset(ScaleTier.BASIC), "pd-ssd", 100) == basic
+    assert quota_needs(preset(ScaleTier.BASIC), "pd-ssd", 100, public_address=True) == {**basic, "IN_USE_ADDRESSES": 1}
+    assert quota_needs(STANDARD, "pd-balanced", 100) == {
+        "CPUS": 52,
+        "CPUS_ALL_REGIONS": 52,
+        "SSD_TOTAL_GB": 800,
+        "INSTANCES": 8,
+    }
     assert quota_needs(preset(ScaleTier.PREMIUM_1), "pd-standard", 100) == {
         "CPUS": 408,
+        "CPUS_ALL_REGIONS": 408,
         "DISKS_TOTAL_GB": 3100,
         "INSTANCES": 31,
     }
     gpu = preset(ScaleTier.BASIC_GPU)
-    assert quota_needs(gpu, "pd-ssd", 100)["NVIDIA_T4_GPUS"] == 1
+    needs = quota_needs(gpu, "pd-ssd", 100)
+    assert needs["NVIDIA_T4_GPUS"] == needs["GPUS_ALL_REGIONS"] == 1
     master = dataclasses.replace(gpu.roles[Role.MASTER], machine_type="a2-highgpu-2g", spot=True)
     spot = ClusterSpec(
         ScaleTier.CUSTOM, {Role.MASTER: dataclasses.replace(master, accelerator=Accelerator("nvidia-tesla-a100", 2))}
     )
     common = {"SSD_TOTAL_GB": 100, "INSTANCES": 1}
-    assert quota_needs(spot, "pd-ssd", 100) == {"A2_CPUS": 24, "NVIDIA_A100_GPUS": 2, **common}
+    all_regions = {"CPUS_ALL_REGIONS": 24, "GPUS_ALL_REGIONS": 2}
+    assert quota_needs(spot, "pd-ssd", 100) == {"A2_CPUS": 24, "NVIDIA_A100_GPUS": 2, **all_regions, **common}
     limits = {"PREEMPTIBLE_CPUS": 100.0, "PREEMPTIBLE_NVIDIA_A100_GPUS": 4.0}
     assert quota_needs(spot, "pd-ssd", 100, limits) == {"PREEMPTIBLE_CPUS": 24, "PREEMPTIBLE_NVIDIA_A100_GPUS": 2, **common}
 
@@ -67,8 +78,26 @@ def test_quota_needs_of_each_tier() -> None:
 def test_a_project_with_enough_quota_passes(fake: FakeGoogle) -> None:
     fake.answers[REGION] = quotas_response(CPUS=72, SSD_TOTAL_GB=1000)
     run_preflight(fake)
-    assert fake.requests == [REGION, BUCKET]
+    assert fake.requests == [REGION, QUOTAS, BUCKET]
     assert fake.tokens == {"Bearer token-of-a-test"}
+
+
+def test_quotas_of_the_project_and_of_addresses_are_checked(fake: FakeGoogle) -> None:
+    gpu = Discovery(PLACE, preset(ScaleTier.BASIC_GPU), local_catalogue(PLACE.zone), ())
+
+    def check(**config: str) -> None:
+        preflight(gpu, GcpConfig.parse(config), "a-bucket", "dev", fake.config)
+
+    fake.answers |= {REGION: quotas_response(NVIDIA_T4_GPUS=1, IN_USE_ADDRESSES=0), QUOTAS: quotas_response(NETWORKS=0)}
+    check()
+    with pytest.raises(GcpError, match="quota IN_USE_ADDRESSES in us-central1 is 0 and this cluster needs 1: ask for more"):
+        check(publicAddress="true")
+    for quota, needed in (("GPUS_ALL_REGIONS", 1), ("CPUS_ALL_REGIONS", 8)):
+        fake.answers[QUOTAS] = quotas_response(**{quota: 0})
+        with pytest.raises(GcpError, match=f"quota {quota} of project my-project-1 is 0 and this cluster needs {needed}: ask"):
+            check()
+    fake.answers[QUOTAS] = error_response(403, "no right")
+    check()
 
 
 @pytest.mark.parametrize(
