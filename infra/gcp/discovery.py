@@ -24,12 +24,15 @@ from infra.scale_tiers import Accelerator, ClusterSpec, SpecError
 _LINK = re.compile(r"projects/([^/]+)/(?:global/networks|regions/([^/]+)/subnetworks)/([^/]+)$")
 # Source: VPC documentation, "Subnets", unusable addresses in IPv4 subnet ranges.
 _RESERVED_ADDRESSES = 4
-_MACHINE = "items(name,guestCpus,memoryMb,accelerators),nextPageToken"
+_MACHINE = "items(name,architecture,guestCpus,memoryMb,accelerators),nextPageToken"
 
 
 @dataclass(frozen=True)
 class Catalogue:
-    """The machine types and GPUs of a zone. `gpu_zones` are the zones of each GPU, by its name."""
+    """The machine types and GPUs of a zone. `gpu_zones` are the zones of each GPU, by its name.
+
+    It lacks Arm machine types: images and the hosts' Python are for x86-64.
+    """
 
     zone: str
     machines: Mapping[str, MachineType]
@@ -62,7 +65,8 @@ def _catalogue(client: requests.Session, compute: str, place: Place) -> Catalogu
     """Return the answer of the API at `compute`, or the local copy if it has none."""
     project, here = f"{compute}projects/{place.project}", f"{compute}projects/{place.project}/zones/{place.zone}"
     try:
-        machines = [_machine(item) for item in get_all(client, f"{here}/machineTypes", fields=_MACHINE)]
+        listed_types = get_all(client, f"{here}/machineTypes", fields=_MACHINE)
+        machines = [_machine(item) for item in listed_types if item.get("architecture") != "ARM64"]
         zones: dict[str, tuple[str, ...]] = {}
         for scope, listed in sorted(get_all(client, f"{project}/aggregated/acceleratorTypes"), key=itemgetter(0)):
             for item in listed.get("acceleratorTypes", ()):

@@ -70,6 +70,21 @@ _N1_GPUS: Mapping[str, Mapping[int, int]] = {
     "nvidia-tesla-p4": {1: 24, 2: 48, 4: 96},
 }
 
+# Source: Compute Engine documentation, "Machine series support" of Persistent Disk. Other series are left to the API.
+_ONLY_HYPERDISK = frozenset({"a4", "c4", "c4d", "g4", "h4d", "m4", "n4", "n4d", "x4"})
+_NO_STANDARD_DISK = frozenset({"a3", "c3", "c3d", "g2", "h3", "z3"})
+
+
+def check_disk(kind: MachineType, disk_type: str) -> None:
+    """Raise SpecError if a machine type cannot boot from a disk of this type."""
+    if kind.series in _ONLY_HYPERDISK:
+        raise SpecError(
+            f"{kind.name} boots from Hyperdisk only, and bootDiskType is {disk_type}: "
+            "take a machine type of a series with Persistent Disk, such as n2"
+        )
+    if disk_type == "pd-standard" and kind.series in _NO_STANDARD_DISK:
+        raise SpecError(f"{kind.name} does not boot from pd-standard: `pulumi config set bootDiskType pd-balanced`")
+
 
 def gpu_name(text: str) -> str:
     """Compute Engine's name of a GPU, from it or from Cloud ML's (`NVIDIA_TESLA_T4`)."""

@@ -17,7 +17,7 @@ from infra.gcp.api import COMPUTE, STORAGE, TIMEOUT, GcpError, ReadConfig, endpo
 from infra.gcp.cluster import GcpCluster, ProjectState
 from infra.gcp.config import GcpConfig
 from infra.gcp.discovery import Discovery, discover
-from infra.gcp.machines import MachineType
+from infra.gcp.machines import MachineType, check_disk
 from infra.gcp.names import names_of
 from infra.gcp.preflight import has_content, preflight
 from infra.gcp.zones import Place, places
@@ -123,6 +123,8 @@ class GcpTarget(Target):
         own = names_of(choice[0].project, stack, state)
         result = discover(spec, choice, own, config.subnetwork, get)
         self.config, self.spec, region, machines = config, result.spec, result.place.region, result.catalogue.machines
+        for role_spec in self.spec.roles.values():
+            check_disk(machines[role_spec.machine_type], config.boot_disk_type)
         price = cost(self.spec, config, region, machines)
         check_cost(price, config.max_hourly_cost, region)
         bucket, state_bucket = config.bucket or own.bucket, _bucket_of(state)

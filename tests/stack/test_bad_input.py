@@ -80,6 +80,8 @@ CONFIGS: list[tuple[str, dict[str, Any]]] = [
      {"servingCount": "1", "servingType": "n1-standard-3"}),
     ("scaletier:servingType is n1-standard-4, and scaletier:servingCount is 0: `pulumi config set servingCount 1`, or",
      {"servingType": "n1-standard-4"}),
+    ("g2-standard-4 does not boot from pd-standard: `pulumi config set bootDiskType pd-balanced`",
+     {**CUSTOM, "workerType": "g2-standard-4", "bootDiskType": "pd-standard"}),
     ("this cluster has no serving; it has master", {"scaleTier": "BASIC", "acceleratorType": '{"serving": "nvidia-l4"}'}),
 ]  # fmt: skip
 

@@ -111,6 +111,17 @@ def test_machine_types_are_those_that_google_lists(fake: Google) -> None:
         run_discover(fake, master_only("a3-highgpu-8g", Accelerator("nvidia-k80", 1)))
 
 
+def test_machine_types_with_arm_processors_are_not_offered(fake: Google) -> None:
+    answer = machine_list(MachineType("c2-standard-8", 8, 32), MachineType("t2a-standard-4", 4, 16))
+    for item, architecture in zip(answer[1]["items"], ("X86_64", "ARM64"), strict=True):
+        item["architecture"] = architecture
+    fake.answers |= {machine_types_path(A.zone): answer, GPUS: gpu_list()}
+    assert list(run_discover(fake, master_only("c2-standard-8")).catalogue.machines) == ["c2-standard-8"]
+    with pytest.raises(SpecError, match="machine type 't2a-standard-4' is unknown; valid are c2-…"):
+        run_discover(fake, master_only("t2a-standard-4"))
+    assert "architecture" in next(path for path in fake.requests if "machineTypes" in path)
+
+
 def test_the_local_catalogue_is_used_if_google_lists_nothing(fake: Google) -> None:
     discovery = run_discover(fake, master_only("g2-standard-24"))
     assert discovery.spec.roles[Role.MASTER].accelerator == Accelerator("nvidia-l4", 2)

@@ -14,7 +14,7 @@ from stackmocks import PROJECT
 from infra.cost import Cost, HostSpec, hourly
 from infra.gcp import target
 from infra.gcp.config import GcpConfig
-from infra.gcp.machines import MACHINES, MachineType, gpu_name, machine, resolve_accelerator
+from infra.gcp.machines import MACHINES, MachineType, check_disk, gpu_name, machine, resolve_accelerator
 from infra.gcp.names import MAX_HOSTS, GoogleNames, address, names, names_of
 from infra.gcp.zones import GPU_ZONES, Place, check_gpu, place, places, zones_with
 from infra.scale_tiers import Accelerator, Replica, Role, SpecError, TargetError
@@ -101,6 +101,15 @@ def test_the_most_processors_of_each_number_of_gpus() -> None:
             resolve_accelerator(MachineType("n1-x", 1, 1), Accelerator(gpu, 3))
     with pytest.raises(SpecError, match=r"goes with 96 vCPUs at most, n1-x has 97$"):
         resolve_accelerator(MachineType("n1-x", 97, 1), Accelerator("nvidia-tesla-t4", 4))
+
+
+def test_a_machine_type_boots_from_disks_of_its_series() -> None:
+    for kind in MACHINES.values():
+        check_disk(kind, "pd-ssd")
+    check_disk(machine("n1-standard-4"), "pd-standard")
+    for disk_type in ("pd-ssd", "pd-balanced", "pd-standard"):
+        with pytest.raises(SpecError, match=f"^n4-standard-4 boots from Hyperdisk only, and bootDiskType is {disk_type}: take"):
+            check_disk(MachineType("n4-standard-4", 4, 16), disk_type)
 
 
 def test_a_gpu_is_refused_outside_its_zones() -> None:
