@@ -47,9 +47,12 @@ _ADDRESSES = "IN_USE_ADDRESSES"
 _DISKS = {"pd-ssd": "SSD_TOTAL_GB", "pd-balanced": "SSD_TOTAL_GB", "pd-standard": "DISKS_TOTAL_GB"}
 
 
-def preflight(discovery: Discovery, config: GcpConfig, bucket: str, stack: str, get: ReadConfig) -> bool:
+def preflight(
+    discovery: Discovery, config: GcpConfig, bucket: str, stack: str, get: ReadConfig, recorded: bool = False
+) -> bool:
     """Check credentials, API, zone, quotas and bucket; return True if the bucket has this stack's label.
 
+    `recorded` is True if the stack's state has the bucket: then it needs no label, as it may have been imported by hand.
     The usage of a quota is without the stack's own hosts. GcpError for the first check that fails.
     """
     client, place, machines = session(get), discovery.place, discovery.catalogue.machines
@@ -74,7 +77,7 @@ def preflight(discovery: Discovery, config: GcpConfig, bucket: str, stack: str, 
                 f"quota {name} {where} is {limit:g}{used} and this cluster needs {needed}: ask for more at "
                 f"{_QUOTAS}?project={place.project}, or take a smaller tier"
             )
-    return _bucket(client, f"{endpoint(STORAGE, get)}b", bucket, stack, place)
+    return _bucket(client, f"{endpoint(STORAGE, get)}b", bucket, stack, place, recorded)
 
 
 def quota_needs(
@@ -173,7 +176,7 @@ def _project_quotas(client: requests.Session, url: str) -> list[Mapping[str, Any
     return [item for item in quotas if item.get("metric") in (_ALL_CPUS, _ALL_GPUS)]
 
 
-def _bucket(client: requests.Session, url: str, bucket: str, stack: str, place: Place) -> bool:
+def _bucket(client: requests.Session, url: str, bucket: str, stack: str, place: Place, recorded: bool) -> bool:
     try:
         facts = get_json(client, f"{url}/{bucket}")
         project_buckets = get_json(client, url, project=place.project, prefix=bucket).get("items", [])
@@ -187,7 +190,6 @@ def _bucket(client: requests.Session, url: str, bucket: str, stack: str, place: 
     except UnreachableError:
         return False
     owner = (facts.get("labels") or {}).get("scaletier-stack")
-    # One without the label may have been imported.
     if owner and owner != stack:
         raise GcpError(f"bucket {bucket} is that of the stack {owner}: `pulumi config set bucket ANOTHER-NAME`")
     if bucket not in [item.get("name") for item in project_buckets]:
@@ -201,4 +203,6 @@ def _bucket(client: requests.Session, url: str, bucket: str, stack: str, place: 
             f"bucket {bucket} is in {location} and no bucket can move: choose a zone of {location}, or create another stack in "
             f"{place.region} (`pulumi stack init`)"
         )
+    if not owner and not recorded:
+        raise GcpError(f"bucket {bucket} exists and is not this stack's: `pulumi config set bucket ANOTHER-NAME`")
     return bool(owner)

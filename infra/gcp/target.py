@@ -128,14 +128,14 @@ class GcpTarget(Target):
         price = cost(self.spec, config, region, machines)
         check_cost(price, config.max_hourly_cost, region)
         bucket, state_bucket = config.bucket or own.bucket, _bucket_of(state)
-        has_own_bucket = preflight(result, config, bucket, own.stack, get)
+        has_own_bucket = preflight(result, config, bucket, own.stack, get, bucket == state_bucket)
         _check_own_hosts(bool(result.hosts), bool(state_bucket or state.hosts), result.place.project, stack)
         # Both: an update that failed may have applied either.
         _check_replaced_bucket(state_bucket, bucket, config.retain_bucket and state.retains_bucket, get)
         _warn_unrecorded(result, state)
         pulumi.log.info(price.line(region) if price else f"infra/prices.yaml has no price for this cluster in {region}")
         _log_choice(result, choice)
-        foreign_bucket_exists = bool(has_own_bucket and not state_bucket)
+        foreign_bucket_exists = bool(has_own_bucket and bucket != state_bucket)
         self.project_state = ProjectState(
             own, bucket, endpoint(COMPUTE, get), endpoint(STORAGE, get), price, foreign_bucket_exists, result
         )

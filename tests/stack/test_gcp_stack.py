@@ -104,6 +104,9 @@ def test_an_existing_bucket_is_adopted(program: Program, monkeypatch: pytest.Mon
     assert bool(bucket.options.ignoreChanges) is exists
     monkeypatch.setattr(target, "_bucket_of", lambda _: bucket.inputs["name"])
     assert not program("gcp", scaleTier="BASIC").one("Bucket").options.importId
+    monkeypatch.setattr(target, "_bucket_of", lambda _: "another-one")
+    monkeypatch.setattr(target, "has_content", lambda *_: False)
+    assert program("gcp", scaleTier="BASIC").one("Bucket").options.importId == (bucket.inputs["name"] if exists else "")
 
 
 @pytest.mark.parametrize(

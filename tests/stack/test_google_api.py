@@ -40,9 +40,9 @@ def error_response(status: int, message: str, reason: str = "") -> tuple[int, di
     return status, {"error": {"code": status, "message": message, "errors": [{"reason": "forbidden"}], "details": details}}
 
 
-def run_preflight(fake: FakeGoogle, place: Place = PLACE) -> bool:
+def run_preflight(fake: FakeGoogle, place: Place = PLACE, recorded: bool = False) -> bool:
     discovery = Discovery(place, STANDARD, local_catalogue(place.zone))
-    return preflight(discovery, GcpConfig.parse({}), "a-bucket", "dev", fake.config)
+    return preflight(discovery, GcpConfig.parse({}), "a-bucket", "dev", fake.config, recorded)
 
 
 def test_quota_needs_of_each_tier() -> None:
@@ -155,7 +155,7 @@ def test_a_bucket_is_this_stacks_if_it_has_its_label(fake: FakeGoogle) -> None:
         (error_response(500, "busy"), False),
     ):
         fake.answers[BUCKET] = answer
-        assert run_preflight(fake) is own
+        assert run_preflight(fake, recorded=True) is own
 
 
 @pytest.mark.parametrize(
@@ -165,6 +165,7 @@ def test_a_bucket_is_this_stacks_if_it_has_its_label(fake: FakeGoogle) -> None:
         ((200, {"labels": {"scaletier-stack": "other"}}), True, "is that of the stack other"),
         ((200, {"labels": {}, "location": "EU"}), True, "bucket a-bucket is in eu and no bucket can move"),
         ((200, {"labels": {}, "location": "US-CENTRAL1"}), False, "bucket a-bucket is not in project my-project-1"),
+        ((200, {"labels": {}}), True, "bucket a-bucket exists and is not this stack's: `pulumi config set bucket ANOTHER"),
     ],
 )
 def test_the_bucket_of_another_project_is_refused(fake: FakeGoogle, answer: Any, in_project: bool, error: str) -> None:
