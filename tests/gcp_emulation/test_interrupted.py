@@ -127,3 +127,19 @@ def test_a_retained_bucket_is_adopted_by_the_next_stack(records: Cloud, stack: S
     stack.up()
     assert [each["labels"]["team"] for each in records.world.resources_of("Bucket")] == ["vision"]
     assert stack.plan() == []
+
+
+def test_a_stack_uses_its_earlier_retained_bucket_again(records: Cloud, stack: Stack) -> None:
+    stack.up(retainBucket="true")
+    bucket = stack.inventory["bucket"].removeprefix("gs://")
+    records.put(bucket, "jobs/job01/output/model", b"dear")
+    stack.up(bucket="another-bucket")
+    stack.up(bucket=bucket, retainBucket="true")
+    assert stack.inventory["bucket"] == f"gs://{bucket}"
+    buckets = {each["name"]: each for each in records.world.resources_of("Bucket")}
+    assert buckets.keys() == {bucket, "another-bucket"}
+    buckets["another-bucket"]["forceDestroy"] = True
+    records.world.delete("Bucket", "another-bucket")
+    stack.up(retainBucket="false")
+    assert records.objects("jobs/") == ["jobs/job01/output/model"]
+    assert stack.plan() == []
