@@ -258,8 +258,8 @@ def _figures(loss: float, metrics: Mapping[str, float]) -> str:
 
 
 def _figure(value: float) -> str:
-    """Format a metric with three decimals, or one below 0.01 with three digits, as `fab plan --until` compares it."""
-    return f"{value:.3f}" if abs(value) >= 0.01 or value == 0.0 else f"{value:.3g}"
+    """Format a metric with three decimals, or with three digits if these are zeros: `fab plan --until` compares it."""
+    return f"{value:.3g}" if 0.0 < abs(value) < 0.0005 else f"{value:.3f}"
 
 
 def _rate(value: float) -> str:

@@ -13,7 +13,7 @@ from waiting import limit, wait_for
 
 TRAINERS = ("master-0", "worker-0", "worker-1")
 LINE = (
-    r"^Train \[{}\], step \d+: loss: \d+\.\d{{3}}, accuracy: \d\.\d{{3}} \(\d+\.\d{{3}} sec\) "
+    r"^Train \[{}\], step \d+: loss: (?:\d+\.\d{{3}}|0\.000\d+|\d\S*e-\d\d), accuracy: \d\.\d{{3}} \(\d+\.\d{{3}} sec\) "
     r"\d+\.\d global steps/s, \d+\.\d local steps/s$"
 )
 ONCE = "trainingInput:\n  scheduling: {maxRestarts: 0, maxRetries: 0}\n"

@@ -18,6 +18,9 @@ from typing import TypeVar
 from forked import Program
 from waiting import limit, wait_for
 
+SMALL_METRIC = r"(?:0\.\d{3}|0\.000\d+|\d\S*e-\d\d)"
+"""A metric below 1 in a log line: three decimals, or three digits of one below 0.0005."""
+METRIC = rf"(?:\d+\.\d{{3}}|{SMALL_METRIC})"
 SECONDS = 240.0  # the limit of each wait on a typical machine
 Value = TypeVar("Value")
 

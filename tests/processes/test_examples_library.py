@@ -26,7 +26,7 @@ SMALL = {
 
 def start(folder: Path, *words: str) -> Program:
     env = {key: value for key, value in os.environ.items() if key not in ("TF_CONFIG", "JOB_DIR")}
-    env["PYTHONPATH"] = f"{ROOT}:{ROOT / 'examples'}"
+    env |= {"PYTHONPATH": f"{ROOT}:{ROOT / 'examples'}", "SCALETIER_DATA": "."}
     return Program(*words, "--job-dir=job", env=env, folder=folder, log=folder / "log")
 
 
@@ -39,12 +39,17 @@ def start_example(example: str, folder: Path, *flags: str) -> Program:
 )
 def test_the_program_of_a_page_trains(page: str, tmp_path: Path) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
-    (program,) = [block for block in blocks if "__main__" in block]
-    (tmp_path / "task.py").write_text(program)
-    process = start(tmp_path, "task.py", "--max-steps=9")
-    out = process.output(limit())
-    assert process.returncode == 0, out
-    assert (tmp_path / "job/export/model.keras").exists()
+    programs = [block for block in blocks if "__main__" in block]
+    assert programs
+    for number, program in enumerate(programs):
+        (folder := tmp_path / str(number)).mkdir()
+        (folder / "task.py").write_text(program)
+        np.save(folder / "inputs.npy", np.zeros([90, 20], np.float32))
+        np.save(folder / "targets.npy", np.arange(90) % 3)
+        process = start(folder, "task.py", "--max-steps=9")
+        out = process.output(limit())
+        assert process.returncode == 0, out
+        assert (folder / "job/export/model.keras").exists()
 
 
 def run_to_the_end(example: str, folder: Path, *flags: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from loopback import METRIC
 
 import scaletier
 from scaletier.data import BatchSource
@@ -850,7 +851,7 @@ def test_averages_begin_with_the_weights_of_a_checkpoint_without_them(
 
 def test_a_subclassed_model_without_build_trains(main: Main, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(job(model=Subclassed, eval_data=dataset(), metrics=["mae"]), "--max-steps=60") == 0
-    assert re.search(r"^Final metrics after 60 steps, loss: \d\.\d{3}, mae: \d\.\d{3}$", capfd.readouterr().out, re.MULTILINE)
+    assert re.search(rf"^Final metrics after 60 steps, loss: {METRIC}, mae: {METRIC}$", capfd.readouterr().out, re.MULTILINE)
 
 
 def test_a_compiled_model_fills_missing_job_settings(main: Main, capfd: pytest.CaptureFixture[str]) -> None:

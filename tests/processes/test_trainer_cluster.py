@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from loopback import Job, slow_answers
+from loopback import METRIC, SMALL_METRIC, Job, slow_answers
 
 from trainer import records
 from trainer.mnist import Split
@@ -45,7 +45,9 @@ def test_a_job_survives_lost_replicas_and_reaches_its_last_step(job: Job) -> Non
     for role, index in reversed(ROLES):  # the chief first: it waits for the others in any order
         job.start(role, index)
     job.start("evaluator", 0)
-    line = r"step \d+: loss: \d+\.\d{3}, accuracy: \d\.\d{3} \(\d+\.\d{3} sec\) \d+\.\d global steps/s, \d+\.\d local steps/s$"
+    line = (
+        rf"step \d+: loss: {METRIC}, accuracy: \d\.\d{{3}} \(\d+\.\d{{3}} sec\) \d+\.\d global steps/s, \d+\.\d local steps/s$"
+    )
     for name, replica in (("chief-0", "master/0"), ("worker-0", "worker/0"), ("worker-1", "worker/1")):
         job.await_line(name, rf"^Train \[{replica}\], {line}")
         assert len(set(re.findall(r"\[(\w+/\d)\]", job.log(name)))) == 1
@@ -63,7 +65,7 @@ def test_a_job_survives_lost_replicas_and_reaches_its_last_step(job: Job) -> Non
     assert job.wait("chief-0") == 0, job.log("chief-0")
     assert int(job.await_line("chief-0", r"^Resuming from .*, step (\d+)$")[1]) == saved
     # A round that ends after the job's wait goes past the last step, as in the sample ("after 5006 steps").
-    final = job.await_line("chief-0", r"^Final metrics after (\d+) steps, loss: 0\.\d{3}, accuracy: 1\.000$")
+    final = job.await_line("chief-0", rf"^Final metrics after (\d+) steps, loss: {SMALL_METRIC}, accuracy: 1\.000$")
     assert int(final[1]) >= saved + 2000
     assert job.log("ps-0").splitlines() == [f"Started [ps/0] on {job.cluster['ps'][0]}, serves variables"]
     (exported,) = (job.directory / "job/export/Servo").iterdir()
@@ -139,7 +141,7 @@ def test_all_devices_of_a_host_train(job: Job, strategy: str) -> None:
     job.environ["SCALETIER_CPU_DEVICES"] = "2"
     job.start_all()
     assert job.wait("chief-0") == 0, job.log("chief-0")
-    final = job.await_line("chief-0", r"^Final metrics after (\d+) steps, loss: 0\.\d{3}, accuracy: 1\.000$")
+    final = job.await_line("chief-0", rf"^Final metrics after (\d+) steps, loss: {SMALL_METRIC}, accuracy: 1\.000$")
     assert int(final[1]) >= 1000
     assert "as 2 devices" in job.log("chief-0")
     if strategy == "model-parallel":

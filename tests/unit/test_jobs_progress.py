@@ -60,7 +60,7 @@ def test_the_shipped_trainer_s_lines_are_parsed() -> None:
 
 
 def test_small_numbers_of_the_library_are_not_read_as_zero() -> None:
-    losses = {"loss": 3.25e-4, "mae": -1.5e-7, "zero": 0.0}
+    losses = {"loss": 3.25e-4, "mae": -1.5e-7, "zero": 0.0, "usual": 0.004}
     point = progress.parse_eval_metrics(loop.eval_line(9, losses["loss"], losses))
     assert point and point.values == losses
     trained = progress.parse_train_metrics(loop.train_line("master/0", 9, 0.5, {}, 1.0, 0.033, 0.033))
