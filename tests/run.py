@@ -208,7 +208,7 @@ def count_all(run: Run) -> tuple[int, list[str]]:
             break
         shards = [SHARDS[name] for name in names]
         command = [
-            BIN / "pytest",
+            str(BIN / "pytest"),
             "--collect-only",
             "-qq",
             *shards[0].options,

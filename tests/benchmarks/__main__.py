@@ -7,6 +7,7 @@ missed; 1 something could not be measured; 2 an unknown name.
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -47,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UnknownError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    os.environ.pop("PULUMI_BACKEND_URL", None)  # a team's state is no place for the stack of a measurement
     for number in _SIGNALS:
         # Ctrl-C too: a shell's background processes ignore it, and so would the commands that they start.
         signal.signal(number, _interrupt)

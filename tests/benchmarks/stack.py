@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -13,11 +14,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from run import MARKS
+
 from benchmarks.measure import MeasureError, Ran, must, run
 from infra.inventory import Inventory
 from infra.lxd.api import client
 from infra.lxd.host import ALLOWANCE
-from infra.lxd.orphans import names_of
+from infra.lxd.orphans import claimed, names_of
 from infra.scale_tiers import ScaleTier
 from ops.cluster.inventory import parse
 from ops.cluster.shell import USER
@@ -163,13 +166,21 @@ class BenchStack:
             self.tier = None
 
     def _create(self) -> None:
-        self._created = True
-        init = self.run("pulumi", "stack", "init", NAME, "--no-select", "--non-interactive")
-        if init.code and "already exists" in init.err + init.out:
+        mark = MARKS / NAME
+        if NAME in [each["name"] for each in json.loads(self.pulumi("stack", "ls", "--json").out)]:
+            if not mark.exists():
+                raise MeasureError(
+                    f"stack {NAME} exists, and no measurement created it: `pulumi stack rename --stack {NAME} OTHER` keeps "
+                    f"yours; `pulumi destroy --stack {NAME}` and `pulumi stack rm {NAME}` remove it"
+                )
             say(f"destroying the stack {NAME} that an earlier run left")
             self._remove()
-            init = self.run("pulumi", "stack", "init", NAME, "--no-select", "--non-interactive")
-        must(init, "pulumi stack init")
+        if remaining := claimed(NAME):
+            raise MeasureError(f"stack {NAME} has something on this machine already ({'; '.join(remaining)}): see `fab doctor`")
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+        self._created = True
+        self.pulumi("stack", "init", NAME, "--no-select")
         self._config = {}
         self.pulumi("config", "set", "forceDestroy", "true")
 
@@ -178,6 +189,7 @@ class BenchStack:
         self.pulumi("config", "set", "forceDestroy", "true")
         self.pulumi("destroy", "--yes", "--skip-preview")
         self.pulumi("stack", "rm", NAME, "--yes")
+        (MARKS / NAME).unlink(missing_ok=True)
 
     @contextmanager
     def tiny_job(self, label: str, arguments: str) -> Iterator[str]:
