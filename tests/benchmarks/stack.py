@@ -248,5 +248,8 @@ def login(commands: Sequence[Sequence[str]], env: Mapping[str, str]) -> None:
 
 
 def say(text: str) -> None:
-    """Print a line of progress on stderr."""
-    print(f"bench: {text}", file=sys.stderr, flush=True)
+    """Print a line of progress on stderr, or nothing more once that is closed: the hosts must still be destroyed."""
+    try:
+        print(f"bench: {text}", file=sys.stderr, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -59,6 +61,16 @@ def test_the_stack_of_a_killed_run_is_replaced(calls: list[str], tmp_path: Path)
     assert calls[-2:] == ["pulumi destroy", "pulumi stack rm bench"]
     with pytest.raises(MeasureError):
         BenchStack()._create()
+
+
+def test_hosts_are_destroyed_if_the_output_is_closed(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w", buffering=1) as broken:
+        monkeypatch.setattr(sys, "stderr", broken)
+        with BenchStack() as stack:
+            stack._create()
+        assert "pulumi destroy" in calls
 
 
 def test_a_measurement_uses_no_state_of_a_team(monkeypatch: pytest.MonkeyPatch) -> None:
