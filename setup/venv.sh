@@ -17,17 +17,25 @@ compile_checkout() {
   .venv/bin/python -m compileall -q fabfile.py "$@"
 }
 
-if [ -x .venv/bin/python ] && [ "$(cat "$stamp" 2>/dev/null)" = "$recipe" ]; then
+# made_here: false if .venv comes from another folder, by `cp` or `mv` of the checkout: its programs name that folder.
+made_here() {
+  [ ! -L .venv ] || return 0 # another checkout's, shared on purpose
+  case $(grep '^command = ' .venv/pyvenv.cfg 2>/dev/null) in '' | *" $root/.venv") return 0 ;; esac
+  return 1
+}
+
+if [ -x .venv/bin/python ] && made_here && [ "$(cat "$stamp" 2>/dev/null)" = "$recipe" ]; then
   compile_checkout
   exit 0
 fi
-if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then # it is missing, or was left half made
+# It is of another folder, or missing, or was left half made.
+if ! made_here || ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
   if ! find_python; then
     may_install || fail "install Python 3.11, 3.12 or 3.13 with its venv module first, or say where it is: make PYTHON=…"
     apt python3 python3-venv
     find_python || fail "the Python of this system is none of 3.11 to 3.13: install one, then make PYTHON=…"
   fi
-  "$python" -m venv .venv
+  "$python" -m venv --clear .venv # with the stamps of its packages
 fi
 case $extra in
   image) what="the packages that pulumi up and fab need" ;;

@@ -394,6 +394,38 @@ def test_a_venv_left_half_made_is_made_again(checkout: Path) -> None:
     assert (result.returncode, result.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("fault", ["copied", "half made", "shared", "none"])
+def test_a_venv_of_another_folder_is_made_again(checkout: Path, fault: str) -> None:
+    """Its programs and the editable install name the folder in which it was made; its stamps fit packages that it loses."""
+    write_recipe(checkout)
+    (checkout / "fabfile.py").touch()
+    (checkout / "infra").mkdir()
+    (checkout / "infra/__init__.py").touch()
+    (checkout / "setup/packages.py").write_text("")
+    whole = write_program(checkout / "whole", f'[ "$2" = "import grpc" ] || exec {sys.executable} "$@"')
+    made = f"rm -rf .venv; mkdir -p .venv/bin; cp {whole} .venv/bin/python; echo 'command = it -m venv {checkout}/.venv'"
+    python = write_program(checkout / "python", f'[ "$2" != venv ] || {{ echo "$@" >>made; {made} >.venv/pyvenv.cfg; }}')
+
+    def run_venv(*extra: str) -> list[str]:
+        result = run_script(checkout, "setup/venv.sh", *extra, PYTHON=str(python))
+        assert (result.returncode, result.stderr) == (0, "")
+        return (checkout / "made").read_text().splitlines()
+
+    assert run_venv("dev") == run_venv() == ["-m venv --clear .venv"]
+    if fault in ("copied", "shared"):
+        (checkout / ".venv/pyvenv.cfg").write_text("command = it -m venv /x/checkout/.venv\n")
+    if fault == "half made":
+        (checkout / ".venv/.image").unlink()
+        write_program(checkout / ".venv/bin/python", "exit 1")
+    if fault == "shared":
+        (checkout / ".venv").rename(checkout / "other")
+        (checkout / ".venv").symlink_to("other")
+    remade = fault in ("copied", "half made")
+    assert run_venv() == ["-m venv --clear .venv"] * (2 if remade else 1)
+    assert (checkout / ".venv/.dev").exists() is not remade
+    assert run_venv() == ["-m venv --clear .venv"] * (2 if remade else 1)
+
+
 def test_sizes_and_times_of_missing_parts_are_added_up(checkout: Path) -> None:
     """Add up size and time of the missing parts; print nothing if none is missing."""
     for tool in ("nft", "mksquashfs", "mmdebstrap", "mkfs.btrfs"):
