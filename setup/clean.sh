@@ -22,6 +22,8 @@ if [ -x .venv/bin/python ] && lxd_is_here; then
   left=$(.venv/bin/python -m infra.lxd.orphans --up) || fail "nothing is removed, as it is unknown whether hosts are left"
   [ -z "$left" ] || fail "hosts of a stack are still there, of this checkout or another ($left): \`pulumi destroy\` first"
   .venv/bin/python -m infra.lxd.orphans --kept | while read -r line; do say "$line"; done
+elif [ -d .cache ] && lxd_is_here; then
+  fail "nothing is removed, as it takes Python to see what is left in LXD: \`make venv\` first"
 fi
 for stack in $(stacks); do
   [ -x .venv/bin/pulumi ] || continue
@@ -42,5 +44,13 @@ if [ -x .venv/bin/python ]; then
   .venv/bin/python -m infra.lxd.image remove || true
   setup/lxd.sh down
 fi
-rm -rf .venv .cache scaletier.egg-info
+kept=''
+for record in .cache/lxd/limits .cache/lxd/*.pid; do [ ! -e "$record" ] || kept=yes; done
+if [ -n "$kept" ]; then
+  find .cache -mindepth 1 -maxdepth 1 ! -name lxd -exec rm -rf {} +
+  say ".cache/lxd stays, with the kernel's limits and the LXD to undo: once its storage pool is unused, \`make venv clean\`"
+else
+  rm -rf .cache
+fi
+rm -rf .venv scaletier.egg-info
 say "done; what stays: packages of the system, and root's lines in /etc/subuid and /etc/subgid"

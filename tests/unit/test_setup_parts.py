@@ -557,6 +557,37 @@ def test_clean_stops_if_lxd_is_down(checkout: Path) -> None:
     assert run_clean(checkout).returncode == 0, "a checkout for Google alone"
 
 
+def test_clean_needs_python_to_see_what_is_left(checkout: Path) -> None:
+    (socket := checkout / "socket").touch()
+    assert run_clean(checkout, socket).returncode == 0, "nothing was set up here"
+    (checkout / ".cache/image").mkdir(parents=True)
+    result = run_clean(checkout, socket)
+    message = "clean: nothing is removed, as it takes Python to see what is left in LXD: `make venv` first\n"
+    assert (result.returncode, result.stderr) == (2, message)
+    assert (checkout / ".cache/image").exists()
+
+
+def test_clean_keeps_the_record_of_what_it_does_not_undo(checkout: Path) -> None:
+    """A retained bucket keeps the pool, its LXD, and the limits that root raised."""
+    (socket := checkout / "socket").touch()
+    write_tools(checkout)
+    python = checkout / ".venv/bin/python"
+    python.write_text(f"{python.read_text()}\n[ $2 != infra.lxd.pool ]\n")
+    write_program(checkout / "bin/python3", "exit 0")  # LXD answers
+    (limits := checkout / ".cache/lxd/limits").parent.mkdir(parents=True)
+    limits.write_text(f"{checkout}/limit 1\n")
+    (checkout / ".cache/mnist").mkdir()
+    result = run_clean(checkout, socket)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "clean: .cache/lxd stays, with the kernel's limits and the LXD to undo" in result.stdout
+    assert [path.name for path in (checkout / ".cache").iterdir()] == ["lxd"]
+    assert limits.exists()
+    limits.unlink()
+    write_tools(checkout)
+    assert ".cache/lxd stays" not in run_clean(checkout, socket).stdout
+    assert not (checkout / ".cache").exists()
+
+
 def run_demo(root: Path, exported: str, claimed: str = "", left: int = 3) -> subprocess.CompletedProcess[str]:
     write_tools(root, f"if [ $3$4 = --claimeddemo ]; then echo '{claimed}'; else exit {left}; fi")
     (root / "exported").write_text(exported)
