@@ -10,8 +10,10 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
+import hashlib
 import os
 import random
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -128,19 +130,34 @@ def _unrun(node: ast.AST) -> Iterator[ast.AST]:
 
 def draw(count: int, seed: int) -> list[Mutant]:
     """Draw mutants, from each package in proportion to its own, at most one per line."""
-    files = sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py") if file.name != "__main__.py")
+    files = sorted(ROOT / name for name in list_files() if re.match(rf"({'|'.join(PACKAGES)})/.*(?<!__main__)\.py$", name))
     every = [mutant for file in files for mutant in mutants_of(file)]
     random.Random(seed).shuffle(every)
     return list({(mutant.path, mutant.line): mutant for mutant in every[: 2 * count]}.values())[:count]
 
 
+def list_files() -> list[str]:
+    """Return the files of the working tree, without those that git ignores."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return sorted(name for name in {*listed.split("\0")} if (ROOT / name).is_file())
+
+
 def coverage() -> Path:
-    """Run all of these tests once, and return the file that says which of them run which line."""
+    """Run mypy and all of these tests once, and return the file that says which tests run which line.
+
+    Raises:
+        SystemExit: they fail without a mutant, so that every mutant would count as caught.
+    """
     data = CACHE / "coverage"
-    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    mark = CACHE / "head"
-    if data.exists() and mark.exists() and mark.read_text() == head:
+    digest = hashlib.sha256()
+    for name in list_files():
+        digest.update(f"{name}\0".encode() + hashlib.sha256((ROOT / name).read_bytes()).digest())
+    tree, mark = digest.hexdigest(), CACHE / "tree"
+    if data.exists() and mark.exists() and mark.read_text() == tree:
         return data
+    if (types := _run([str(BIN / "mypy")], ROOT)).returncode:
+        sys.exit(f"mypy fails without a mutant:\n{types.stdout}{types.stderr}")
     CACHE.mkdir(parents=True, exist_ok=True)
     mark.unlink(missing_ok=True)
     data.unlink(missing_ok=True)
@@ -155,7 +172,7 @@ def coverage() -> Path:
     )
     if result.returncode:
         sys.exit("the tests fail without a mutant")
-    mark.write_text(head)
+    mark.write_text(tree)
     return data
 
 
@@ -236,11 +253,9 @@ def copy_tree(number: int) -> Path:
     """Make a copy of the working tree's files, with the same environment."""
     tree = CACHE / f"tree{number}"
     shutil.rmtree(tree, ignore_errors=True)
-    tracked_files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for name in filter(None, tracked_files.split("\0")):
-        if (ROOT / name).exists():
-            (tree / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, tree / name)
+    for name in list_files():
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, tree / name)
     (tree / ".cache").mkdir()
     for shared_folder in ("mnist", "pulumi", "hosts", "image", "lxd"):
         if (ROOT / ".cache" / shared_folder).exists():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
 from pathlib import Path
 
 import mutants
@@ -47,3 +48,42 @@ def test_a_test_that_pytest_does_not_find_ends_the_tool(tmp_path: Path) -> None:
         mutants.judge(tmp_path, mutant, [["sh", "-c", "echo not found: a.py::test >&2; exit 4"]])
     assert ended.value.code == "pytest rejects the tests of module.py:1: not found: a.py::test"
     assert (tmp_path / "module.py").read_text() == "x = True\n"
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a repository whose tests pass, and log that they ran; mypy fails if there is a file `untyped`."""
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    (tmp_path / ".gitignore").write_text(".cache/\n/bin/\nignored.py\nran\n")
+    (tmp_path / "jobs").mkdir()
+    for name in ("module.py", "ignored.py", "__main__.py"):
+        (tmp_path / "jobs" / name).write_text("x = True\n")
+    for name, script in {"pytest": 'echo tests >>ran; : >"$COVERAGE_FILE"', "mypy": "[ ! -e untyped ]"}.items():
+        (program := tmp_path / "bin" / name).parent.mkdir(exist_ok=True)
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+    for name, path in {"ROOT": "", "BIN": "bin", "CACHE": ".cache/mutants"}.items():
+        monkeypatch.setattr(mutants, name, tmp_path / path)
+    return tmp_path
+
+
+def test_coverage_is_recorded_again_if_a_file_has_changed(tree: Path) -> None:
+    for _ in range(2):
+        mutants.coverage()
+    assert (tree / "ran").read_text().splitlines() == ["tests"]
+    (tree / "jobs/module.py").write_text("x = False\n")
+    mutants.coverage()
+    assert (tree / "ran").read_text().splitlines() == ["tests"] * 2
+
+
+def test_a_tree_that_fails_without_a_mutant_ends_the_tool(tree: Path) -> None:
+    (tree / "untyped").touch()
+    with pytest.raises(SystemExit, match="mypy fails without a mutant"):
+        mutants.coverage()
+    assert not (tree / "ran").exists()
+
+
+def test_modules_that_are_not_committed_are_changed_too(tree: Path) -> None:
+    (mutant,) = mutants.draw(10, 1)
+    assert (mutant.path, mutant.after) == ("jobs/module.py", "x = (False)")
+    assert (mutants.copy_tree(0) / mutant.path).exists()
