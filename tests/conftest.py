@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+import pwd
 
 import pytest
 from hosts_report import pytest_runtest_makereport
@@ -13,8 +15,10 @@ __all__ = ["pytest_runtest_makereport"]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Scale the time limit of a single test, which only ends hanging tests; use no proxy on loopback."""
+    """Scale the time limit of a single test, which only ends hanging tests; use no proxy on loopback, and one user name."""
     gc.disable()  # what collection makes is kept
+    with contextlib.suppress(KeyError):  # a container's user may have no name; plain `su` leaves the caller's in these
+        os.environ |= dict.fromkeys(("LOGNAME", "USER"), pwd.getpwuid(os.getuid()).pw_name)
     for name in ("no_proxy", "NO_PROXY"):
         os.environ[name] = ",".join(filter(None, ["127.0.0.1,localhost", os.environ.get(name)]))
     scale()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import gc
+import getpass
 import json
 import os
+import pwd
 import signal
 import subprocess
 import sys
@@ -141,6 +144,17 @@ def test_processes_side_by_side_fit_a_container(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(run, "available_cpus", lambda processors=processors: processors)
         monkeypatch.setattr(run, "available_memory", lambda gibibytes=gibibytes: gibibytes * 2**30)
         assert run.cores() == expected
+
+
+def test_the_user_s_name_is_that_of_the_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain `su` leaves USER and LOGNAME as they were, and tests give files to the user of that name."""
+    for name in ("LOGNAME", "USER", "no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(name, "nobody")
+    monkeypatch.setattr(gc, "disable", lambda: None)
+    plugins = {getattr(plugin, "__file__", ""): plugin for plugin in request.config.pluginmanager.get_plugins()}
+    conftest = plugins[str(Path(run.__file__).with_name("conftest.py"))]
+    conftest.pytest_configure(SimpleNamespace(getini=lambda _: ""))
+    assert {os.environ["LOGNAME"], os.environ["USER"], getpass.getuser()} == {pwd.getpwuid(os.getuid()).pw_name}
 
 
 def test_a_full_disk_leaves_no_pytest_behind(lock: run.Lock, monkeypatch: pytest.MonkeyPatch) -> None:
