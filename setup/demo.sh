@@ -25,6 +25,14 @@ if [ -n "$claimed" ]; then
   exit 2
 fi
 
+# What this stack has on this machine, and what no stack known here has, one a line.
+list_leftovers() {
+  local found
+  found=$(python -m infra.lxd.orphans "$PULUMI_STACK") || return
+  [ -z "$found" ] || printf '%s\n' "${found//; /$'\n'}" | sort
+}
+strangers=$(list_leftovers)
+
 run() {
   printf '\n$ %s\n' "$*"
   "$@"
@@ -52,9 +60,10 @@ destroy() {
   [ "$status" = 0 ] || pulumi cancel --yes --non-interactive >/dev/null 2>&1 || true  # a killed Pulumi's lock
   pulumi config rm forceDestroy || true  # the last `pulumi up` counts
   run pulumi destroy --yes --skip-preview --non-interactive
-  leftovers=$(python -m infra.lxd.orphans "$PULUMI_STACK")
+  leftovers=$(list_leftovers)
+  leftovers=$(comm -13 <(printf '%s\n' "$strangers") <(printf '%s\n' "$leftovers"))
   if [ -n "$leftovers" ]; then
-    echo "demo: destroy left behind: $leftovers" >&2
+    echo "demo: destroy left behind: ${leftovers//$'\n'/; }" >&2
     exit 1
   fi
   echo "Nothing is left: no instance, volume, network, nft table or process of the stack."

@@ -632,6 +632,20 @@ def test_a_demo_ends_with_the_next_commands(checkout: Path) -> None:
         )
 
 
+def test_a_demo_reports_only_what_it_has_left(checkout: Path) -> None:
+    """Bridges and processes of an LXD in a container may be in sight of this machine."""
+    write_program(checkout / ".venv/bin/fab", "echo Final metrics after 2000 steps: accuracy: 0.98")
+    assert run_demo(checkout, '{"deployment": {}}').returncode == 3, "it is unknown what is there"
+    assert "up" not in (checkout / "pulumi.log").read_text().split()
+    strangers, own = "network stffffff; nft table scaletier_ffffff", "network staaaaaa; process 7 (dnsmasq staaaaaa)"
+    for left, code, message in (("", 0, ""), (f"{own}; ", 1, f"demo: destroy left behind: {own}\n")):
+        (checkout / "pulumi.log").unlink()
+        listed = f"if grep -q ^destroy pulumi.log; then echo '{left}{strangers}'; else echo '{strangers}'; fi"
+        write_tools(checkout, f"[ $3 != --claimed ] || exit 0; {listed}")
+        result = run_script(checkout, "setup/demo.sh")
+        assert (result.returncode, result.stderr) == (code, message), result.stdout
+
+
 def test_a_demo_whose_terminal_closes_destroys_its_hosts(checkout: Path) -> None:
     """Pulumi gets SIGHUP too, and may leave its lock."""
     write_tools(checkout)
