@@ -685,6 +685,21 @@ def test_limits_raised_by_root_are_restored_only_by_root(checkout: Path) -> None
     assert not (checkout / "limit").exists()
 
 
+def test_a_failed_image_leaves_no_files_of_root(checkout: Path) -> None:
+    (checkout / "ansible").mkdir()
+    write_program(checkout / "bin/id", "echo 0")
+    write_program(checkout / "bin/chown", 'echo "$@" >>owned')
+    image = '[ "$2" != infra.lxd.image ] || exit 1'
+    write_program(checkout / ".venv/bin/python", f'{image}; exec {sys.executable} "$@"')
+    write_program(checkout / ".venv/bin/ansible-playbook", "exit 7")
+    write_nice(checkout)
+    result = run_script(checkout, "setup/image.sh", SETUP_ALONE="image")
+    assert result.returncode == 7, result.stderr
+    cache = checkout / ".cache"
+    owned = "".join(path.read_text() for path in checkout.glob("**/owned")).split()
+    assert {str(cache), f"{cache}/image", f"{cache}/image.log"} <= {*owned}
+
+
 @pytest.mark.parametrize("importing", ["echo imported", "exit 3"])
 def test_an_image_is_built_in_a_folder_with_a_space(checkout: Path, importing: str) -> None:
     root = checkout.rename(checkout.with_name("check out"))
