@@ -8,8 +8,8 @@ SECONDS ?= 600
 COUNT ?= 100
 SEED ?= 1
 export PYTHON STACK
-# They may name another checkout.
-unexport PYTHONPATH MYPYPATH
+# They may name another checkout, or leave out tests.
+unexport PYTHONPATH MYPYPATH PYTEST_ADDOPTS PYTEST_PLUGINS
 # Parts of set-up that need nothing of one another are made side by side.
 TOGETHER = setup/together.sh $(MAKE) -j8
 LOCAL := venv pulumi lxd image data stack

@@ -736,7 +736,18 @@ def test_the_tests_use_no_repository_or_state_of_the_shell(checkout: Path) -> No
     write_program(checkout / "setup/needs.sh", "exit 0")
     write_program(checkout / ".venv/bin/python", 'echo "$@"; env')
     names = ("PULUMI_BACKEND_URL", "PYTHONPATH", "MYPYPATH", "SCALETIER_PROJECT", "GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE")
+    names += ("PYTEST_ADDOPTS", "PYTEST_PLUGINS")
     result = run_script(checkout, "setup/test.sh", "all", SET_UP="true", **dict.fromkeys(names, str(checkout / "other")))
     first, *variables = result.stdout.splitlines()
     assert (result.returncode, first) == (0, "tests/run.py all"), result.stderr
     assert not {*names} & {line.partition("=")[0] for line in variables}
+
+
+def test_make_runs_all_tests_of_this_checkout(checkout: Path) -> None:
+    shutil.copy(SETUP.parent / "Makefile", checkout)
+    write_program(checkout / "setup/venv.sh", "exit 0")
+    write_program(checkout / ".venv/bin/pytest", "env")
+    names = ("PYTHONPATH", "MYPYPATH", "PYTEST_ADDOPTS", "PYTEST_PLUGINS")
+    result = run_script(checkout, "make", "unit", **dict.fromkeys(names, "other"))
+    assert result.returncode == 0, result.stderr
+    assert not {*names} & {line.partition("=")[0] for line in result.stdout.splitlines()}
