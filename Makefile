@@ -81,8 +81,8 @@ unit: dev ## tests with no network, in seconds, and stack tests under Pulumi's m
 test: ## what a change must pass: lint, tests without hosts, and one story on real hosts
 	@SET_UP="$(TOGETHER) $(LOCAL) dev" setup/test.sh test
 
-test-load: ## make test beside four busy loops
-	@SET_UP="$(TOGETHER) $(LOCAL) dev" setup/test.sh test --load 4
+test-load: ## make test beside two busy loops a core
+	@SET_UP="$(TOGETHER) $(LOCAL) dev" setup/test.sh test --load 2
 
 test-all: ## every test, shard after shard; SHARD=serving for one
 	@SET_UP="$(TOGETHER) $(LOCAL) dev" setup/test.sh all $(addprefix --shard ,$(SHARD))

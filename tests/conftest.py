@@ -9,6 +9,7 @@ import pwd
 
 import pytest
 from hosts_report import pytest_runtest_makereport
+from run import cores
 from waiting import limit, scale
 
 __all__ = ["pytest_runtest_makereport"]
@@ -31,3 +32,9 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Count the processes of `-n auto` by a container's limits too."""
+    return cores()

@@ -388,7 +388,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=["test", "all"])
     parser.add_argument("--shard", action="append", default=[], help="one shard of all; may be repeated")
-    parser.add_argument("--load", type=int, default=0, help="busy loops beside the tests")
+    parser.add_argument("--load", type=int, default=0, help="busy loops a core beside the tests")
     options = parser.parse_args()
     names = [name for shard in options.shard for name in named(shard)]
     check_disk()
@@ -398,7 +398,7 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as set by nohup
             signal.signal(number, run.interrupt)  # handled even if the parent shell ignores it
-    with busy_loops(options.load):
+    with busy_loops(options.load * available_cpus()):
         start = time.monotonic()
         say(f"{cores()} cores, load {os.getloadavg()[0]:.1f}, calibration {scale():.2f}")
         everything = test(run) if options.what == "test" else test_all(run, chosen)

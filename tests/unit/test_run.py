@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import getpass
@@ -144,6 +145,34 @@ def test_processes_side_by_side_fit_a_container(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(run, "available_cpus", lambda processors=processors: processors)
         monkeypatch.setattr(run, "available_memory", lambda gibibytes=gibibytes: gibibytes * 2**30)
         assert run.cores() == expected
+
+
+def test_make_unit_runs_as_many_processes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("available_cpus", 64), ("available_memory", 2**35)):
+        monkeypatch.setattr(run, name, lambda value=value: value)
+    assert request.config.hook.pytest_xdist_auto_num_workers(config=request.config) == run.cores() == 16
+
+
+def test_busy_loops_are_counted_by_the_core(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    counts: list[int] = []
+
+    def busy_loops(count: int) -> contextlib.AbstractContextManager[None]:
+        counts.append(count)
+        return contextlib.nullcontext()
+
+    for name, value in {
+        "check_disk": lambda: None,
+        "check_stacks": lambda _: None,
+        "test": lambda _: 0,
+        "CACHE": tmp_path,
+    }.items():
+        monkeypatch.setattr(run, name, value)
+    monkeypatch.setattr(run, "busy_loops", busy_loops)
+    monkeypatch.setattr(run, "available_cpus", lambda: 8)
+    monkeypatch.setattr(run.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["run.py", "test", "--load", "2"])
+    assert run.main() == 0
+    assert counts == [16]
 
 
 def test_the_user_s_name_is_that_of_the_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
