@@ -70,6 +70,13 @@ def test_the_first_suitable_python_is_used(checkout: Path) -> None:
     assert run_common(checkout, "find_python; echo $python", PYTHON=str(python)).stdout == f"{python}\n"
 
 
+def test_pip_installs_into_environments(checkout: Path) -> None:
+    (checkout / "pip.conf").write_text("[install]\nuser = true\n")
+    pip = f"{sys.executable} -m pip install --dry-run --no-index --disable-pip-version-check pip"
+    result = run_common(checkout, pip, PIP_USER="1", PIP_CONFIG_FILE=str(checkout / "pip.conf"))
+    assert result.returncode == 0, result.stderr
+
+
 def test_no_suitable_python_is_an_error(checkout: Path) -> None:
     result = run_common(checkout, "find_python || fail none", PYTHON="/nowhere/python")
     assert (result.returncode, result.stderr) == (2, "test: none\n")
