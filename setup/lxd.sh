@@ -36,7 +36,7 @@ start() {
   fi
   say "starting lxcfs and lxd by hand, for systemd is not process 1"
   # Killed daemons leave a mount behind that nothing can start over.
-  if [ "$(stat -c %F /var/lib/lxcfs 2>&1 | grep -c 'not connected')" = 1 ]; then umount -l /var/lib/lxcfs; fi
+  if [ "$(LC_ALL=C stat -c %F /var/lib/lxcfs 2>&1 | grep -c 'not connected')" = 1 ]; then umount -l /var/lib/lxcfs; fi
   mkdir -p "$cache" /var/lib/lxcfs
   grep -q '^root:' /etc/subuid || echo root:1000000:1000000000 >>/etc/subuid
   grep -q '^root:' /etc/subgid || echo root:1000000:1000000000 >>/etc/subgid

@@ -707,6 +707,22 @@ def test_a_failed_image_leaves_no_files_of_root(checkout: Path) -> None:
     assert {str(cache), f"{cache}/image", f"{cache}/image.log"} <= {*owned}
 
 
+def test_a_killed_lxcfs_is_unmounted_in_any_language(checkout: Path) -> None:
+    (script := checkout / "setup/lxd.sh").write_text(script.read_text().replace("/run/systemd/system", "/nowhere"))
+    for name, program in {
+        **dict.fromkeys(("nft", "mksquashfs", "mmdebstrap", "mkfs.btrfs", "chown"), ""),
+        "dpkg-query": "echo ok installed",
+        "id": "echo 0",
+        "mkdir": 'case "$*" in */var/lib/lxcfs) exit 3 ;; esac; exec /bin/mkdir "$@"',
+        "stat": "[ ${LC_ALL:-} = C ] && echo is not connected || echo ist nicht verbunden",
+        "umount": 'echo "$@"; exit 4',
+    }.items():
+        write_program(checkout / "bin" / name, program)
+    none = str(checkout / "none")
+    result = run_script(checkout, "setup/lxd.sh", "system", SCALETIER_LXD_SOCKET=none, SETUP_ALONE="lxd", LANG="de_DE.UTF-8")
+    assert (result.returncode, result.stdout.splitlines()[-1]) == (4, "-l /var/lib/lxcfs")
+
+
 @pytest.mark.parametrize("importing", ["echo imported", "exit 3"])
 def test_an_image_is_built_in_a_folder_with_a_space(checkout: Path, importing: str) -> None:
     root = checkout.rename(checkout.with_name("check out"))
