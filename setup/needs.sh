@@ -30,8 +30,12 @@ if ! firewall; then
   lack "the firewall between hosts, which root sets at each pulumi up:"
   lack "  echo \"\$USER ALL=(root) NOPASSWD: $(nft_path)\" | sudo tee /etc/sudoers.d/scaletier"
 fi
-# LXD alone has an image that another checkout has made.
-has_image() { [ -e .cache/image/image.squashfs ] || .venv/bin/python -m infra.lxd.image >/dev/null 2>&1; }
+# LXD alone has an image that another checkout has made; the one here may be of an older recipe.
+has_image() {
+  image=.cache/image/image.squashfs
+  [ ! -e $image ] || [ -n "$(find ansible -type f -newer $image ! -path '*/__pycache__/*')" ] || return 0
+  .venv/bin/python -m infra.lxd.image >/dev/null 2>&1
+}
 if ! has_image && [ "$(id -u)" != 0 ]; then
   lack "the hosts' image, which root makes: make venv && sudo setup/image.sh"
 fi

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import platform
 import re
 import shutil
@@ -460,8 +461,13 @@ def test_sizes_and_times_of_missing_parts_are_added_up(checkout: Path) -> None:
     assert run_script(checkout, "setup/needs.sh").stdout == "", "LXD has the image of another checkout"
     write_program(python, "exit 1")
     (checkout / ".cache/image").mkdir()
-    (checkout / ".cache/image/image.squashfs").touch()
+    (image := checkout / ".cache/image/image.squashfs").touch()
+    (checkout / "ansible/__pycache__").mkdir(parents=True)
+    os.utime(image, (1, 1))
+    (checkout / "ansible/__pycache__/it.pyc").touch()
     assert run_script(checkout, "setup/needs.sh").stdout == ""
+    (checkout / "ansible/image.yml").touch()
+    assert "the hosts' image" in run_script(checkout, "setup/needs.sh").stdout, "the image is of an older recipe"
 
 
 def test_a_machine_without_support_for_hosts_is_one_line(checkout: Path) -> None:
