@@ -102,6 +102,7 @@ audit: venv ## known holes in the pinned versions, by pip-audit; it needs PyPI i
 versions: dev ## the library's tests by each TensorFlow that it knows
 	@setup/versions.sh
 
+bench: PULUMI_BACKEND_URL =
 bench: setup dev ## figures against peers, in one run; ONLY=name for one
 	@PYTHONPATH=tests $(BIN)/python -m benchmarks $(ONLY)
 

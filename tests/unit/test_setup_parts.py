@@ -780,3 +780,14 @@ def test_make_runs_all_tests_of_this_checkout(checkout: Path) -> None:
     result = run_script(checkout, "make", "unit", **dict.fromkeys(names, "other"))
     assert result.returncode == 0, result.stderr
     assert not {*names} & {line.partition("=")[0] for line in result.stdout.splitlines()}
+
+
+def test_a_measurement_sets_up_no_state_of_a_team(checkout: Path) -> None:
+    shutil.copy(SETUP.parent / "Makefile", checkout)
+    for script in ("setup/needs.sh", "setup/venv.sh"):
+        write_program(checkout / script, "exit 0")
+    for script in ("setup/together.sh", ".venv/bin/python"):
+        write_program(checkout / script, f'echo "{script} ${{PULUMI_BACKEND_URL:-here}}" >>urls')
+    result = run_script(checkout, "make", "bench", PULUMI_BACKEND_URL="gs://team")
+    assert result.returncode == 0, result.stderr
+    assert (checkout / "urls").read_text().splitlines() == ["setup/together.sh here", ".venv/bin/python here"]
