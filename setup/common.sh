@@ -53,7 +53,7 @@ progress() {
     if ! find_python; then
       while [ "$1" != -- ]; do shift; done
       shift
-      "$@"
+      "$@" 9<&-
       return
     fi
     runner=$python
@@ -139,16 +139,14 @@ nft_path() { PATH=$PATH:/usr/sbin:/sbin command -v nft || echo /usr/sbin/nft; }
 # True where the firewall between hosts can be set: by root, or by this user without a password.
 firewall() { [ "$(id -u)" = 0 ] || sudo -n "$(nft_path)" list tables >/dev/null 2>&1; }
 
-# alone NAME SCRIPT ARGUMENT …: runs a part of set-up again, while no other checkout on this machine does the same.
-# What it starts does not hold the lock.
+# alone NAME: waits while another checkout on this machine runs the same part of set-up, and keeps others waiting until this
+# script and its commands end. Descriptor 9 is the lock: daemons are started without it.
 alone() {
   [ "${SETUP_ALONE:-}" != "$1" ] || return 0
   lock=/run/lock/scaletier-$1 # a folder, as other users may lock it too
   mkdir -p "$lock" 2>/dev/null || return 0
-  export SETUP_ALONE=$1
-  shift
-  flock -n -o "$lock" true || say "waiting for the set-up of another checkout"
-  exec flock -o "$lock" "$@"
+  exec 9<"$lock"
+  flock -n 9 || { say "waiting for the set-up of another checkout"; flock 9; }
 }
 
 # apt PACKAGE …: by root, on Debian and its kin; one part of set-up at a time.

@@ -7,7 +7,7 @@ part=image
 bin=$root/.venv/bin
 cache=$root/.cache/image
 
-alone image setup/image.sh
+alone image
 if found=$("$bin/python" -m infra.lxd.image); then unchanged "$found"; exit 0; fi
 [ "$(id -u)" = 0 ] || fail "root makes it: \`sudo setup/image.sh\`"
 say "making the image by Ansible"

@@ -41,11 +41,11 @@ start() {
   grep -q '^root:' /etc/subuid || echo root:1000000:1000000000 >>/etc/subuid
   grep -q '^root:' /etc/subgid || echo root:1000000:1000000000 >>/etc/subgid
   if ! mountpoint -q /var/lib/lxcfs; then
-    setsid lxcfs /var/lib/lxcfs >"$cache/lxcfs.log" 2>&1 </dev/null &
+    setsid lxcfs /var/lib/lxcfs >"$cache/lxcfs.log" 2>&1 </dev/null 9<&- &
     echo $! >"$cache/lxcfs.pid"
   fi
   group=$(getent group lxd >/dev/null && echo lxd || echo root)
-  setsid lxd --group "$group" --logfile "$cache/lxd.log" >/dev/null 2>&1 </dev/null &
+  setsid lxd --group "$group" --logfile "$cache/lxd.log" >/dev/null 2>&1 </dev/null 9<&- &
   echo $! >"$cache/lxd.pid"
   lxd waitready --timeout 60 || { echo "lxd: LXD did not start: see $cache/lxd.log" >&2; exit 1; }
 }
@@ -99,7 +99,7 @@ down() {
   fi
 }
 
-alone lxd setup/lxd.sh "$@"
+alone lxd
 case "${1:-up}" in
   system | up | down) "${1:-up}" ;;
   *) fail "say system, up or down" ;;

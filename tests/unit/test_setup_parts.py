@@ -698,6 +698,43 @@ def test_limits_raised_by_root_are_restored_only_by_root(checkout: Path) -> None
     assert not (checkout / "limit").exists()
 
 
+def test_a_part_of_set_up_waits_for_that_of_another_checkout(checkout: Path) -> None:
+    """SIGTERM reaches the holder of the lock itself."""
+    common = checkout / "setup/common.sh"
+    common.write_text(common.read_text().replace("/run/lock/", f"{checkout}/lock-"))
+
+    def start(script: str) -> subprocess.Popen[str]:
+        command = ["sh", "-euc", f"part=test; . setup/common.sh; alone test; {script}"]
+        return subprocess.Popen(command, cwd=checkout, stdout=subprocess.PIPE, text=True)
+
+    with start("echo $$; while :; do sleep 0.05; done") as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == f"{first.pid}\n", "make's SIGTERM reaches the holder itself"
+        with start("echo $$") as second:
+            assert second.stdout is not None
+            assert second.stdout.readline() == "test: waiting for the set-up of another checkout\n"
+            first.terminate()
+            assert second.stdout.readline() == f"{second.pid}\n"
+
+
+def test_a_daemon_does_not_hold_the_lock_of_set_up(checkout: Path) -> None:
+    places = {"/run/lock/": f"{checkout}/lock-", "/etc/sub": f"{checkout}/sub", "/var/lib/lxcfs": f"{checkout}/lxcfs"}
+    for file in (write_lxd_tools(checkout), checkout / "setup/common.sh"):
+        text = file.read_text()
+        for place, other in places.items():
+            text = text.replace(place, other)
+        file.write_text(text)
+    for name in ("subuid", "subgid"):
+        (checkout / name).write_text("root:1:1\n")
+    write_program(checkout / "bin/setsid", 'echo "$1 $(ls /proc/$$/fd)" | tr "\\n" " " >"$1.fds"')
+    write_program(checkout / "bin/lxd", "until [ -s lxd.fds ] && [ -s lxcfs.fds ]; do sleep 0.01; done; ls /proc/$$/fd; exit 1")
+    result = run_script(checkout, "setup/lxd.sh", "system", SCALETIER_LXD_SOCKET=str(checkout / "none"))
+    assert "LXD did not start" in result.stderr
+    assert "9" in result.stdout.split(), "the script holds it"
+    for daemon in ("lxd", "lxcfs"):
+        assert "9" not in (checkout / f"{daemon}.fds").read_text().split()
+
+
 def test_a_failed_image_leaves_no_files_of_root(checkout: Path) -> None:
     (checkout / "ansible").mkdir()
     write_program(checkout / "bin/id", "echo 0")
@@ -713,12 +750,19 @@ def test_a_failed_image_leaves_no_files_of_root(checkout: Path) -> None:
     assert {str(cache), f"{cache}/image", f"{cache}/image.log"} <= {*owned}
 
 
+def write_lxd_tools(root: Path) -> Path:
+    """Create the programs that set-up needs to start LXD without systemd; return the script that does."""
+    (script := root / "setup/lxd.sh").write_text(script.read_text().replace("/run/systemd/system", "/nowhere"))
+    for name in ("nft", "mksquashfs", "mmdebstrap", "mkfs.btrfs", "chown", "mountpoint", "getent"):
+        write_program(root / "bin" / name, "exit 1" if name == "mountpoint" else "")
+    write_program(root / "bin/dpkg-query", "echo ok installed")
+    write_program(root / "bin/id", "echo 0")
+    return script
+
+
 def test_a_killed_lxcfs_is_unmounted_in_any_language(checkout: Path) -> None:
-    (script := checkout / "setup/lxd.sh").write_text(script.read_text().replace("/run/systemd/system", "/nowhere"))
+    write_lxd_tools(checkout)
     for name, program in {
-        **dict.fromkeys(("nft", "mksquashfs", "mmdebstrap", "mkfs.btrfs", "chown"), ""),
-        "dpkg-query": "echo ok installed",
-        "id": "echo 0",
         "mkdir": 'case "$*" in */var/lib/lxcfs) exit 3 ;; esac; exec /bin/mkdir "$@"',
         "stat": "[ ${LC_ALL:-} = C ] && echo is not connected || echo ist nicht verbunden",
         "umount": 'echo "$@"; exit 4',
