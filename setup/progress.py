@@ -233,8 +233,10 @@ def run_board(command: list[str]) -> int:
 
 
 def end_with_parent() -> None:
-    """Treat SIGTERM, and on Linux the end of the parent process, as Ctrl-C. Neither ends the command by itself."""
-    signal.signal(signal.SIGTERM, lambda *_: _ended.set())
+    """Treat SIGTERM, SIGHUP, and on Linux the end of the parent process, as Ctrl-C. None ends the command by itself."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as set by nohup
+            signal.signal(number, lambda *_: _ended.set())
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
 

@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -125,15 +126,19 @@ def test_background_processes_of_a_command_are_not_awaited(tmp_path: Path) -> No
     assert (tmp_path / "log" / "x").read_text() == "done\n"
 
 
-@pytest.mark.parametrize("by_parent", [False, True], ids=["by SIGTERM", "as its script is gone"])
-def test_the_command_ends_with_the_program(tmp_path: Path, by_parent: bool) -> None:
+@pytest.mark.parametrize(
+    ("number", "by_parent"),
+    [(signal.SIGTERM, False), (signal.SIGHUP, False), (signal.SIGTERM, True)],
+    ids=["by SIGTERM", "by SIGHUP", "as its script is gone"],
+)
+def test_the_command_ends_with_the_program(tmp_path: Path, number: signal.Signals, by_parent: bool) -> None:
     ready, stopped = tmp_path / "ready", tmp_path / "stopped"
     argv = make_command(tmp_path, f"trap 'touch {stopped}; exit' TERM; touch {ready}; while :; do sleep 0.1; done")
     if by_parent:
         argv = ["sh", "-c", '"$@" & wait', "sh", *argv]
-    process = subprocess.Popen(argv)
+    process = subprocess.Popen(["env", "--default-signal=HUP", *argv])  # which nohup ignores
     wait_for(ready.exists, "the command runs")
-    process.terminate()
+    process.send_signal(number)
     wait_for(stopped.exists, "the command was ended")
     process.wait(limit())
 
