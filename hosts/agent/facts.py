@@ -1,7 +1,8 @@
-"""Facts that only the chief's host knows: `python -m hosts.agent.facts PATH…` prints a JSON object.
+"""Facts that only the chief's host knows: `facts.py PYTHON PATH…` prints a JSON object.
 
 `{"versions": {"python", "tensorflow"}, "data": {"paths", "sha256", "files", "bytes"}}`; if the data cannot be hashed, `data`
-has the reason, `notHashed`, in place of the last three.
+has the reason, `notHashed`, in place of the last three. It runs by the hosts' Python, as the agent's user. PYTHON is the job's:
+only metadata of its packages is read. It imports nothing of this project.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def _on_this_host(path: str) -> Iterator[tuple[str, DataSource]]:
 
 def _at_url(url: str) -> Iterator[tuple[str, DataSource]]:
     try:
-        from fsspec.core import url_to_fs  # slow, of no use to a host whose bucket is a directory, and a runtime may lack it
+        from fsspec.core import url_to_fs  # slow, of no use to a host whose bucket is a directory
 
         filesystem, top = url_to_fs(url)
         for match in filesystem.glob(top):
@@ -100,13 +101,18 @@ def _sha256(content: IO[bytes]) -> str:
 
 
 def main() -> None:
-    """Print the facts about the data of the command line."""
+    """Print the facts about the Python and the data of the command line."""
     os.nice(_NICE)
-    installed = Path(sys.executable).parents[1] / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
-    sys.path.append(str(installed))  # and no code of its .pth files
-    frameworks = {d.name: d.version for name in _TENSORFLOWS for d in distributions(name=name)}
+    python, *paths = sys.argv[1:]
+    sys.path += _site_packages(sys.executable)  # and no code of their .pth files
+    frameworks = {d.name: d.version for name in _TENSORFLOWS for d in distributions(name=name, path=_site_packages(python))}
+    # All Pythons of a host are environments of one Python, its image's.
     versions = {"python": platform.python_version(), "tensorflow": next(iter(frameworks.values()), None)}
-    sys.stdout.write(json.dumps({"versions": versions, "data": digest(sys.argv[1:])}))
+    sys.stdout.write(json.dumps({"versions": versions, "data": digest(paths)}))
+
+
+def _site_packages(python: str) -> list[str]:
+    return [str(path) for path in Path(python).parent.parent.glob("lib/python3*/site-packages")]
 
 
 if __name__ == "__main__":

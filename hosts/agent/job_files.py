@@ -127,7 +127,7 @@ class JobFiles:
             self._log,
             JobFolders(package, package.parent / "package.sha256", others, private),
             LogArchive(self._log, self._files, archive, chunks),
-            ManifestCompletion(plan, python, self._ledger) if name == plan.chief else None,
+            ManifestCompletion(plan, self._host.python, self._ledger) if name == plan.chief else None,
         )
 
     def facts(self) -> dict[str, Any] | None:

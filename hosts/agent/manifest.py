@@ -7,6 +7,7 @@ import subprocess
 from contextlib import suppress
 from typing import Any
 
+from hosts.agent import facts
 from hosts.agent.job_rules import with_facts
 from jobs import paths
 from jobs.bucket import BucketError, Conflict
@@ -18,12 +19,12 @@ class ManifestCompletion:
     """Completes manifest.json while the trainer starts; neither the trainer nor a heartbeat waits for it."""
 
     def __init__(self, plan: Plan, python: str, ledger: Ledger) -> None:
+        """Begin to collect the facts with the hosts' Python: as this user no code of a job's own Python may run."""
         self._plan, self._ledger = plan, ledger
         self._process: subprocess.Popen[bytes] | None = None
         self._facts: dict[str, Any] = {}
-        # -S: no .pth file and no sitecustomize of the job's packages runs.
-        argv = [python, "-S", "-m", "hosts.agent.facts", *plan.data]
-        with suppress(OSError):  # without this Python the trainer does not start either, which is reported there
+        argv = [python, "-I", "-S", "-B", facts.__file__, plan.python or python, *plan.data]
+        with suppress(OSError):
             self._process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
     def write_facts(self) -> dict[str, Any] | None:
@@ -59,9 +60,9 @@ class ManifestCompletion:
         return False
 
     def _read(self, answer: bytes, code: int) -> dict[str, Any]:
-        """Return the answer's last line; a Python of the job's own may have printed others before."""
+        """Return the answer's last line; a client of the data may have printed others before."""
         with suppress(ValueError, IndexError):
-            facts = json.loads(answer.splitlines()[-1])
-            if not code and isinstance(facts, dict):
-                return facts
+            found = json.loads(answer.splitlines()[-1])
+            if not code and isinstance(found, dict):
+                return found
         return {"data": {"paths": self._plan.data, "notHashed": f"hashing ended with {code}"}}

@@ -111,15 +111,25 @@ def test_a_garbled_manifest_is_unchanged(tmp_path: Path, data: Path, garbled: by
     assert item.content == garbled
 
 
-def test_a_job_s_own_python_does_not_run_the_job_s_code(tmp_path: Path) -> None:
+def test_no_code_of_a_job_s_own_python_runs_as_the_agent(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
     (site,) = (tmp_path / "venv/lib").glob("python3*/site-packages")
-    (site / "evil.pth").write_text(f"import pathlib; pathlib.Path({str(tmp_path / 'ran')!r}).touch()\n")
+    touch = f"import pathlib; pathlib.Path({str(tmp_path / 'ran')!r}).touch()\n"
+    for name in ("evil.pth", "sitecustomize.py", "json.py", "evil.py"):
+        (site / name).write_text(touch)
+    (site / "fsspec").mkdir()
+    (site / "fsspec/__init__.py").write_text(touch)
+    (site / "evil-1.dist-info").mkdir()
+    (site / "evil-1.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: evil\nVersion: 1\n")
+    (site / "evil-1.dist-info/entry_points.txt").write_text("[fsspec.specs]\nfile = evil:FileSystem\n")
     (site / "tensorflow-2.99.dist-info").mkdir()
     (site / "tensorflow-2.99.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: tensorflow\nVersion: 2.99\n")
     (store := FolderBucket(tmp_path)).create("jobs/job01/manifest.json", b"{}")
-    manifest = ManifestCompletion(Plan("job01", ["master-0"], "task", [], {}), str(tmp_path / "venv/bin/python"), Ledger(store))
-    assert wait_for(manifest.write_facts, "the manifest")["versions"]["tensorflow"] == "2.99"
+    (tmp_path / "data").write_bytes(b"one")
+    python, data = str(tmp_path / "venv/bin/python"), [f"file://{tmp_path}/data"]
+    job_plan = Plan("job01", ["master-0"], "task", [], {}, data=data, python=python)
+    new_facts = wait_for(ManifestCompletion(job_plan, sys.executable, Ledger(store)).write_facts, "the manifest")
+    assert (new_facts["versions"]["tensorflow"], new_facts["data"]["bytes"]) == ("2.99", 3)
     assert not (tmp_path / "ran").exists()
 
 
@@ -155,14 +165,16 @@ def test_the_last_line_of_a_python_that_succeeded_has_the_facts(tmp_path: Path, 
     assert manifest.write_facts() is None
 
 
-def test_the_program_prints_the_facts_of_its_python_at_a_low_priority(
+def test_the_program_prints_the_facts_of_the_job_s_python_at_a_low_priority(
     tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    site = tmp_path / "venv/lib" / f"python3.{sys.version_info.minor}" / "site-packages"
-    (site / "tensorflow_cpu-2.99.dist-info").mkdir(parents=True)
-    (site / "tensorflow_cpu-2.99.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: tensorflow-cpu\nVersion: 2.99\n")
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "venv/bin/python"))
-    monkeypatch.setattr(sys, "argv", ["facts", str(data)])
+    site = tmp_path / "hosts/lib" / f"python3.{sys.version_info.minor}" / "site-packages"
+    site.mkdir(parents=True)
+    info = tmp_path / "venv/lib" / f"python3.{sys.version_info.minor}" / "site-packages/tensorflow_cpu-2.99.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tensorflow-cpu\nVersion: 2.99\n")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "hosts/bin/python"))
+    monkeypatch.setattr(sys, "argv", ["facts", str(tmp_path / "venv/bin/python"), str(data)])
     monkeypatch.setattr(sys, "path", [])
     nice: list[int] = []
     monkeypatch.setattr(facts.os, "nice", nice.append)

@@ -301,9 +301,9 @@ def test_a_job_that_ran_with_an_output_is_searched_for_unsaved_files(state: Path
 
 
 def test_the_chief_s_host_gives_its_facts_once_and_stops_hashing_at_the_end(state: Path, tmp_path: Path) -> None:
-    plan = replace(PLAN, tasks=dict.fromkeys(PLAN.replicas, Task("{}")), python=sys.executable)
+    plan = replace(PLAN, tasks=dict.fromkeys(PLAN.replicas, Task("{}")))
     (state.parent / "bucket" / paths.manifest("job01")).write_text("{}")
-    files = job_files(state)
+    files = job_files(state, python=sys.executable)
     assert files.facts() is None
     files.prepare(plan, "ps-0")
     assert files.facts() is None
@@ -313,7 +313,8 @@ def test_the_chief_s_host_gives_its_facts_once_and_stops_hashing_at_the_end(stat
     assert files.facts() is None
     (slow := tmp_path / "python").write_text("#!/bin/sh\nexec sleep 30\n")
     slow.chmod(0o755)
-    files.prepare(replace(plan, python=str(slow)), "master-0")
+    files = job_files(state, python=str(slow))
+    files.prepare(plan, "master-0")
     process = files._job.manifest._process
     assert process
     files.prepare(plan, "ps-0")
