@@ -90,7 +90,10 @@ class Bucket(RecordStore, Protocol):
         """Return the sizes of all objects below a folder by relative path. If `folder` names an object, its path is ''."""
 
     def listing(self, folder: str) -> tuple[dict[str, int], list[str]]:
-        """Return what `walk` does, with links to folders followed, and the paths of what is no object: other links, pipes."""
+        """Return what `walk` does, with links to folders followed, and the paths of what is no object: other links, pipes.
+
+        Among these paths is what cannot be read, for which `walk` raises BucketError.
+        """
 
     def delete(self, name: str) -> None:
         """Delete an object if it exists."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -33,6 +34,8 @@ _LOCK_POLL = 0.002
 _MOST_LINKED = 10_000
 # There is no object of this name: nothing, a folder, or something below a file.
 _NOTHING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+# A job can close what it writes to other users, and nest folders until their path is longer than any call takes.
+_CLOSED = (errno.EACCES, errno.ENAMETOOLONG)
 
 
 def version_of(content: bytes) -> str:
@@ -153,10 +156,10 @@ class FolderBucket:
         return {name: size for name, size in sizes.items() if size is not None}
 
     def walk(self, folder: str) -> dict[str, int]:
-        return self._look_through(folder)[0]
+        return self._look_through(folder, all_readable=True)[0]
 
     def listing(self, folder: str) -> tuple[dict[str, int], list[str]]:
-        sizes, links, left_out = self._look_through(folder)
+        sizes, links, left_out = self._look_through(folder, all_readable=False)
         names, linked = sorted(sizes), dict[str, int]()
         for path, target in sorted(links.items()):
             within = names[bisect_left(names, f"{target}/") : bisect_left(names, f"{target}0")]  # 0 comes after /
@@ -166,13 +169,20 @@ class FolderBucket:
                 linked |= {path + name.removeprefix(target): sizes[name] for name in within}
         return {**sizes, **linked}, sorted(left_out)
 
-    def _look_through(self, folder: str) -> tuple[dict[str, int], dict[str, str], list[str]]:
+    def _look_through(self, folder: str, all_readable: bool) -> tuple[dict[str, int], dict[str, str], list[str]]:
         """Return the sizes of objects below a folder, the links in it to folders of it, and what is neither, by their paths.
 
-        A link to a file of the bucket is an object, too. One to a folder around it is neither.
+        A link to a file of the bucket is an object, too. One to a folder around it is neither. What cannot be read is neither
+        unless it must be `all_readable`: then BucketError.
         """
         top = self._root / folder
         sizes, links, others = dict[str, int | None](), dict[str, str](), list[str]()
+
+        def leave_out(path: str, error: OSError) -> None:
+            if all_readable or not path or error.errno not in _CLOSED:
+                raise error
+            others.append(path)
+
         with file_errors(self._root):
             self._check_there()
             sizes[""] = _size(top)
@@ -184,13 +194,21 @@ class FolderBucket:
                     entries = list(os.scandir(here))
                 except _NOTHING:
                     continue
+                except OSError as error:
+                    leave_out(below[:-1], error)
+                    continue
                 for entry in entries:
                     path = below + entry.name
                     target = Path(os.path.realpath(entry.path)) if entry.is_symlink() else None
                     if target is None and entry.is_dir():
                         folders.append((entry.path, f"{path}/"))
                     elif target is None or (target.is_relative_to(bucket) and not _is_folder(target)):
-                        sizes[path] = _size(Path(entry.path))
+                        try:
+                            size = _size(Path(entry.path))
+                        except OSError as error:
+                            leave_out(path, error)
+                        else:
+                            sizes[path] = size if all_readable or os.access(entry.path, os.R_OK) else None
                     elif target.is_relative_to(whole) and not Path(os.path.realpath(here)).is_relative_to(target):
                         links[path] = target.relative_to(whole).as_posix()
                     else:
@@ -302,7 +320,11 @@ def _size(path: Path) -> int | None:
     try:
         status = path.stat()
     except OSError:
-        if os.path.lexists(path) and not path.is_symlink():
+        try:
+            is_link = stat.S_ISLNK(path.lstat().st_mode)
+        except _NOTHING:
+            return None
+        if not is_link:
             raise
         return None
     return status.st_size if stat.S_ISREG(status.st_mode) else None

@@ -37,7 +37,7 @@ class JobOutput:
     """A job's output.
 
     `job_dir` is its path on the hosts; `files` maps each path below it to its bytes; `left_out` are paths of links that lead
-    elsewhere, of pipes and of sockets.
+    elsewhere, of pipes and of sockets, and of what cannot be read.
     """
 
     job: JobRecord

@@ -58,8 +58,8 @@ def get(cluster: ClusterClient, job_id: str | None, path: str | None, dest: str 
 
 def _left_out(paths: Sequence[str], before: str = "") -> str:
     """Return the text, with one before it, that names what cannot be fetched; empty if there is nothing."""
-    text = f"{before}not fetched, as they are links to elsewhere, pipes or sockets: {terminal.list_some(paths, most=_SHOWN)}"
-    return text if paths else ""
+    why = "links to elsewhere, pipes, sockets or not readable"
+    return f"{before}not fetched, as they are {why}: {terminal.list_some(paths, most=_SHOWN)}" if paths else ""
 
 
 def _files_at(output: JobOutput, path: str) -> list[str]:

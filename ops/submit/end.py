@@ -6,6 +6,7 @@ import posixpath
 from collections.abc import Collection, Sequence
 
 from jobs import paths
+from jobs.bucket import BucketError
 from jobs.records import JobRecord
 from jobs.serialization import NewerSchemaError, RecordError
 from jobs.states import JobState, ReplicaState
@@ -14,7 +15,7 @@ from ops.client import Client
 from ops.cluster import root_helper
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.ledger import existing_job, replicas_of
-from ops.errors import DONE, FAILED, HostError, UsageError
+from ops.errors import DONE, FAILED, HostError, UsageError, one_line
 
 _LOGS_SECONDS = 30.0
 DAMAGED_HINT = "fab delete JOB deletes a job whose record is damaged"
@@ -155,13 +156,17 @@ def _normalize(path: object) -> str:
 
 
 def _delete(cluster: ClusterClient, job_ids: Sequence[str], sure: bool, as_json: bool) -> int:
-    sizes = {}
+    sizes: dict[str, int | None] = {}
     for job_id in job_ids:
-        with terminal.ProgressLine(f"looking through {job_id}"):
-            sizes[job_id] = sum(cluster.bucket.walk(paths.folder(job_id)).values())
+        try:
+            with terminal.ProgressLine(f"looking through {job_id}"):
+                sizes[job_id] = sum(cluster.bucket.walk(paths.folder(job_id)).values())
+        except BucketError as error:  # the job may have closed a folder, or nested too many
+            sizes[job_id] = None
+            terminal.note(f"the size of {job_id} is unknown: {one_line(error)}")
     what = f"{len(sizes)} jobs ({', '.join(sizes)})" if len(sizes) > 1 else job_ids[0]
     if not sure:
-        terminal.confirm(f"delete {what} with logs and output, {terminal.size(sum(sizes.values()))}")
+        terminal.confirm(f"delete {what} with logs and output, {_format_size(*sizes.values())}")
         _check(cluster, job_ids)  # the confirmation may have taken long
     begun = []
     try:
@@ -170,12 +175,19 @@ def _delete(cluster: ClusterClient, job_ids: Sequence[str], sure: bool, as_json:
             with terminal.ProgressLine(f"deleting {job_id}"):
                 _remove(cluster, job_id)
             if not as_json:
-                terminal.out(f"{job_id} deleted, {terminal.size(size)}")
+                terminal.out(f"{job_id} deleted, {_format_size(size)}")
     finally:
         _remove_host_files(cluster, begun)
     if as_json:
         terminal.print_json({"deleted": [{"job": job_id, "bytes": size} for job_id, size in sizes.items()]})
     return DONE
+
+
+def _format_size(*sizes: int | None) -> str:
+    """Return the sum of sizes, of which some may be unknown."""
+    known = [size for size in sizes if size is not None]
+    more = "" if len(known) == len(sizes) else " and more"
+    return f"{terminal.size(sum(known))}{more}" if known else "size unknown"
 
 
 def _remove(cluster: ClusterClient, job_id: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -321,6 +322,51 @@ def test_an_unreadable_file_or_folder_is_not_left_out(root: Path, monkeypatch: p
         with pytest.raises(BucketError, match="Permission denied"):
             call("a")
     assert (root / "a/b/c").exists()
+
+
+def test_a_listing_leaves_out_what_a_job_has_closed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FolderBucket(root)
+    for name in ("a/closed/c", "a/listed/c", "a/file", "a/open/c"):
+        store.create(name, b"1")
+    scandir, stat, access = os.scandir, Path.stat, os.access
+
+    def list_unless_closed(path: str | int) -> Iterator[os.DirEntry[str]]:
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)  # type: ignore[arg-type,return-value]  # a descriptor, by those who remove folders
+
+    def stat_unless_closed(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        if path.parent.name == "listed":
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, follow_symlinks=follow_symlinks)
+
+    monkeypatch.setattr(Path, "stat", stat_unless_closed)
+    monkeypatch.setattr(os, "access", lambda path, mode: not path.endswith("file") and access(path, mode))
+    with pytest.raises(BucketError, match="Permission denied"):
+        store.walk("a")
+    monkeypatch.setattr(os, "scandir", list_unless_closed)
+    assert store.listing("a") == ({"open/c": 1}, ["closed", "file", "listed/c"])
+    with pytest.raises(BucketError, match="Permission denied"):
+        store.listing("a/closed")
+
+
+def test_a_listing_leaves_out_paths_that_are_too_long(root: Path) -> None:
+    store, name = FolderBucket(root), "n" * 255
+    store.create("a/b", b"1")
+    here = os.open(root / "a", os.O_RDONLY)
+    for _ in range(17):
+        os.mkdir(name, dir_fd=here)
+        below = os.open(name, os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    try:
+        sizes, left_out = store.listing("a")
+        assert (sizes, [path.strip("n/") for path in left_out]) == ({"b": 1}, [""])
+        with pytest.raises(BucketError, match="File name too long"):
+            store.walk("a")
+    finally:
+        shutil.rmtree(root / "a" / name)
 
 
 GONE_CALLS: dict[str, Callable[[FolderBucket, Path], object]] = {

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from opsdata import inventory_json, put_job
 
+from jobs.bucket import BucketError
 from jobs.folder_bucket import FolderBucket, open_bucket
 from jobs.ledger import Ledger
 from jobs.queue import QueueEntry
@@ -233,6 +234,32 @@ def test_hosts_forget_what_an_interrupted_prune_has_begun_to_delete(
     assert job_folders(bucket) == ["job00", "job01", "job02"]
     command = "sudo -n /usr/lib/scaletier/root-helper forget job03 job01"
     assert {command for _, command in cluster.fleet.commands} == {command}  # type: ignore[attr-defined]
+
+
+def test_a_job_whose_folders_cannot_be_read_is_deleted_with_the_others(
+    cluster: ClusterClient, bucket: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    walk, questions = cluster.bucket.walk, list[str]()
+
+    def refuse(folder: str) -> dict[str, int]:
+        if folder in ("jobs/job00", "jobs/job01"):
+            raise BucketError("/bucket: File name too long")
+        return walk(folder)
+
+    monkeypatch.setattr(cluster.bucket, "walk", refuse)
+    monkeypatch.setattr(terminal, "confirm", questions.append)
+    size = terminal.size(sum(walk("jobs/job03").values()))
+    assert delete(cluster, "job00", sure=False) == 0
+    out, err = capsys.readouterr()
+    assert out == "job00 deleted, size unknown\n"
+    assert err.startswith("the size of job00 is unknown: /bucket: File name too long\n")
+    assert prune(cluster, "0", sure=False, as_json=True) == 0
+    assert questions == [
+        "delete job00 with logs and output, size unknown",
+        f"delete 2 jobs (job03, job01) with logs and output, {size} and more",
+    ]
+    assert [item["bytes"] is None for item in json.loads(capsys.readouterr().out)["deleted"]] == [False, True]
+    assert job_folders(bucket) == ["job02"]
 
 
 @pytest.mark.parametrize(("answer", "deleted"), [("y\n", True), ("Yes\n", True), ("n\n", False), ("\n", False), ("", False)])

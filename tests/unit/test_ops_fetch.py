@@ -17,7 +17,7 @@ from ops.cluster.cluster import ClusterClient
 from ops.errors import OpsError, UsageError
 from ops.show.fetch import get
 
-NOT_FETCHED = "not fetched, as they are links to elsewhere, pipes or sockets:"
+NOT_FETCHED = "not fetched, as they are links to elsewhere, pipes, sockets or not readable:"
 FILES = {"checkpoint": b"1", "model-5.index": b"22", "export/Servo/17/saved_model.pb": b"333"}
 
 
