@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 MODEL_FILE = "saved_model.pb"
+LARGEST_MODEL_FILE = (1 << 31) - 1
+"""The most bytes that it can have: those of a protocol buffer."""
 NO_SIGNATURE = "has no signature: export it with one (tf.saved_model.save(…, signatures=…))"
 """The error of a model without a signature, at its deployment, when it is loaded, and in a batch."""
 

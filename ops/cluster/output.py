@@ -27,6 +27,8 @@ METRICS = "metrics.json"
 """The optional file of a trainer's metrics."""
 EVALUATION = "evaluation.json"
 """The optional file of a trainer's final evaluation."""
+LARGEST_FILE = 1 << 20
+"""The most bytes of either."""
 _EVENTS = "tfevents"
 # The folder of exported models, as in Cloud ML.
 _EXPORTS = "export/"
@@ -68,10 +70,11 @@ class JobOutput:
         files = {path.removeprefix(f"{folder}/"): size for path, size in self.files.items() if path.startswith(f"{folder}/")}
         return replace(self, job_dir=f"{self.job_dir}/{folder}", files=files, _folder=f"{self._folder}/{folder}".lstrip("/"))
 
-    def read(self, name: str) -> bytes:
-        """Return the content of a small file."""
-        item = self._bucket.read(f"{self._folder}/{name}" if self._folder else name)
-        return item.content if item else b""
+    def read(self, name: str, most: int = LARGEST_FILE) -> bytes:
+        """Return the content of a small file; OpsError if it has more than `most` bytes, as a sparse one of a job may."""
+        if (size := self.files.get(name, 0)) > most:
+            raise OpsError(f"{name} has {terminal.size(size)}; {terminal.size(most)} is the most")
+        return self._bucket.read_part(f"{self._folder}/{name}" if self._folder else name, 0, size)
 
     def fetch(self, names: Sequence[str], target: Path, below: str = "", all_there: bool = True) -> list[str]:
         """Download these files to a directory, without the prefix `below`; a single file named so to `target`.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hosts.serving.catalog import Catalog
-from hosts.serving.download import MODEL_FILE, NO_SIGNATURE
+from hosts.serving.download import LARGEST_MODEL_FILE, MODEL_FILE, NO_SIGNATURE
 from hosts.serving.records import NAME, Model, Version, VersionState, folder_of
 from hosts.serving.signatures import read_signatures
 from jobs.background import Background
@@ -25,7 +25,7 @@ from ops.cluster.ledger import current_user, existing_job
 from ops.cluster.output import find
 from ops.errors import DONE, OpsError, UsageError, one_line
 from ops.models import server, server_status
-from ops.models.export import newest_model
+from ops.models.export import newest_model, read_model_file
 from ops.models.lookup import catalog_of, change_model, find_model, models_with_versions, one_line_errors
 from ops.models.versions import version_to_dict
 from ops.submit.trials import best_trial, note_best_trial
@@ -132,7 +132,7 @@ def _origin(cluster: ClusterClient, job_id: str | None, origin: str | None) -> _
         paths = [path for path in output.files if path.startswith(below)]
         where = f"{output.job_dir}/{folder}".rstrip("/")
         size = sum(output.files[path] for path in paths)
-        content = output.read(f"{below}{MODEL_FILE}")
+        content = output.read(f"{below}{MODEL_FILE}", LARGEST_MODEL_FILE)
         return _Origin(where, content, size, lambda to: output.fetch(paths, to, below), record.jobId, dict(record.manifest))
     if job_id is not None:
         raise UsageError("--job takes the model of a job, and --origin another: leave one of them out")
@@ -143,9 +143,7 @@ def _origin(cluster: ClusterClient, job_id: str | None, origin: str | None) -> _
         )
 
     size = sum(path.stat().st_size for path in here.rglob("*") if path.is_file())
-    return _Origin(
-        str(here.resolve()), (here / MODEL_FILE).read_bytes(), size, lambda to: shutil.copytree(here, to, dirs_exist_ok=True)
-    )
+    return _Origin(str(here.resolve()), read_model_file(here), size, lambda to: shutil.copytree(here, to, dirs_exist_ok=True))
 
 
 def _start(cluster: ClusterClient) -> Background[Outcome[str]]:

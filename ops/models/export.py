@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
-from hosts.serving.download import MODEL_FILE
+from hosts.serving.download import LARGEST_MODEL_FILE, MODEL_FILE
 from hosts.serving.signatures import Tensor, read_signatures, shape_text
 from infra.inventory import Host, Inventory
 from infra.templates import ROOT as CHECKOUT
@@ -73,6 +73,14 @@ def newest_model(output: JobOutput) -> str | None:
     return max(complete, key=age, default=None)
 
 
+def read_model_file(folder: Path) -> bytes:
+    """Return the saved_model.pb in a local folder; OpsError if it is larger than one can be."""
+    file = folder / MODEL_FILE
+    if (size := file.stat().st_size) > LARGEST_MODEL_FILE:
+        raise OpsError(f"{file} has {terminal.size(size)}; {terminal.size(LARGEST_MODEL_FILE)} is the most")
+    return file.read_bytes()
+
+
 def _make(cluster: ClusterClient, output: JobOutput, extra_args: list[str]) -> str:
     """Export the latest checkpoint by the job's own package, on the chief's host; return the module."""
     job_id, state = output.job.jobId, output.job.state
@@ -124,7 +132,7 @@ def _fetch(output: JobOutput, folder: str, target: Path) -> None:
 
 def _show(target: Path, source: str, as_json: bool) -> None:
     try:
-        available = read_signatures((target / MODEL_FILE).read_bytes())
+        available = read_signatures(read_model_file(target))
     except ValueError as error:
         raise OpsError(f"{target / MODEL_FILE}: {error}") from None
     signatures = {

@@ -10,7 +10,6 @@ from ops.report.report import Evaluation, Mistake
 
 MOST_CLASSES = 50
 MOST_MISTAKES = 20
-LARGEST_FILE = 1 << 20
 _LARGEST_IMAGE = 32 << 10
 _PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -26,7 +26,7 @@ from ops.errors import OpsError, one_line
 from ops.logs.lines import LogLine
 from ops.logs.read import read_logs
 from ops.plan import plan, planned
-from ops.report.evaluation import LARGEST_FILE, EvaluationError, parse
+from ops.report.evaluation import EvaluationError, parse
 from ops.report.report import Evaluation, Planned
 from ops.submit import trials
 from ops.submit.metrics import final_metrics, scalars
@@ -126,7 +126,7 @@ class JobEvidence:
         output = self._output
         if output is None or EVALUATION not in output.files:
             return None
-        return self.attempt(lambda: _evaluation(output), None, f"{EVALUATION} was not used")
+        return self.attempt(lambda: parse(output.read(EVALUATION)), None, f"{EVALUATION} was not used")
 
     @property
     def _chief_messages(self) -> list[str]:
@@ -157,9 +157,3 @@ class JobEvidence:
 
 def _is_used(line: LogLine) -> bool:
     return line.severity in ERROR_SEVERITIES or progress.is_progress_line(line.message)
-
-
-def _evaluation(output: JobOutput) -> Evaluation:
-    if output.files[EVALUATION] > LARGEST_FILE:
-        raise EvaluationError(f"it has {terminal.size(output.files[EVALUATION])}; {terminal.size(LARGEST_FILE)} is the most")
-    return parse(output.read(EVALUATION))

@@ -65,7 +65,7 @@ def _read_metrics_file(output: JobOutput) -> dict[str, str]:
     """Return the metrics of a file such as `{"steps": 5006, "loss": 0.228}`; ignore anything else in it."""
     try:
         document = json.loads(output.read(METRICS))
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return _format_values(document) if isinstance(document, dict) else {}
 

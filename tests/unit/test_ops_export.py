@@ -220,6 +220,13 @@ def test_an_invalid_model_is_one_line(cluster: ClusterClient) -> None:
         module.export(cluster, "job01", None, as_json=False)
 
 
+def test_a_model_larger_than_any_is_not_read(cluster: ClusterClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_output(cluster.inventory, "export/Servo/1/saved_model.pb", saved_model())
+    monkeypatch.setattr(module, "LARGEST_MODEL_FILE", 9)
+    with pytest.raises(OpsError, match=rf"^export/job01/1/saved_model.pb has {len(saved_model())} B; 9 B is the most$"):
+        module.export(cluster, "job01", None, as_json=False)
+
+
 def test_checkpoints_are_exported_by_the_jobs_package(
     cluster: ClusterClient, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,7 +23,7 @@ from jobs.chunks import LogFilter
 from jobs.records import JobRecord
 from jobs.states import JobState
 from ops.cluster.cluster import ClusterClient
-from ops.cluster.output import JobOutput
+from ops.cluster.output import LARGEST_FILE, JobOutput
 from ops.errors import HostError
 from ops.submit import metrics
 
@@ -93,6 +93,17 @@ def test_several_runs_and_tensorflow_1_scalars_are_read(read_metrics: Callable[[
 @pytest.mark.parametrize("text", ["", "{", "[1]", "null", '{"a": "b"}'])
 def test_a_file_without_metrics_is_ignored(read_metrics: Callable[[Log], dict[str, str]], tmp_path: Path, text: str) -> None:
     (tmp_path / "jobs/job01/output/metrics.json").write_text(text)
+    assert read_metrics([]) == {}
+
+
+def test_a_file_of_any_size_or_depth_is_no_harm(
+    read_metrics: Callable[[Log], dict[str, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "jobs/job01/output/metrics.json"
+    file.write_text('{"loss": 1}' + " " * LARGEST_FILE)
+    assert read_metrics([]) == {}
+    assert capsys.readouterr().err == "the results of job01 cannot be read: metrics.json has 1.0 MB; 1.0 MB is the most\n"
+    file.write_text("[" * (LARGEST_FILE // 2))
     assert read_metrics([]) == {}
 
 

@@ -29,6 +29,7 @@ from ops.cluster.fanout import Outcome
 from ops.errors import HostError, OpsError, SeveralHostsError, UsageError
 from ops.models import client, lookup, server, server_status, versions
 from ops.models import deploy as deploying
+from ops.models import export as exporting
 from ops.models import predict as predicting
 
 # A SavedModel in protocol buffers, with one signature `serving_default` without inputs.
@@ -213,6 +214,18 @@ def test_a_model_larger_than_its_hosts_memory_is_refused(make_cluster: MakeClust
     set_memory(1_000_000_000)
     with pytest.raises(UsageError, match=f"^{message.format('0 B')}"):
         deploy(cluster, "v2")
+
+
+@pytest.mark.parametrize("origin", [None, "mine"])
+def test_a_model_larger_than_any_is_not_read(
+    make_cluster: MakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, origin: str | None
+) -> None:
+    cluster, _ = make_cluster()
+    folder = write_files(tmp_path / "mine", {"saved_model.pb": MODEL_PB})
+    for module in (deploying, exporting):
+        monkeypatch.setattr(module, "LARGEST_MODEL_FILE", 9)
+    with pytest.raises(OpsError, match=rf"saved_model.pb has {len(MODEL_PB)} B; 9 B is the most$"):
+        deploy(cluster, job_id=None if origin else "job01", origin=str(folder) if origin else None)
 
 
 def test_a_local_folder_is_deployed(make_cluster: MakeCluster, tmp_path: Path) -> None:

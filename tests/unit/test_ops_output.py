@@ -100,6 +100,14 @@ def test_a_name_that_leads_elsewhere_is_refused(tmp_path: Path, name: str) -> No
     assert not (tmp_path / "target").exists()
 
 
+def test_no_more_of_a_file_is_read_than_was_listed(tmp_path: Path) -> None:
+    (tmp_path / "metrics.json").write_bytes(b"{}" + b"grows")
+    output = JobOutput(record(), "/bucket/x", {"metrics.json": 2}, open_bucket(str(tmp_path)), "")
+    assert (output.read("metrics.json", 2), output.read("none", 2)) == (b"{}", b"")
+    with pytest.raises(OpsError, match=r"^metrics.json has 2 B; 1 B is the most$"):
+        output.read("metrics.json", 1)
+
+
 def test_only_a_missing_or_empty_target_is_free(tmp_path: Path) -> None:
     check_free(tmp_path / "none")
     (tmp_path / "folder").mkdir()

@@ -146,7 +146,7 @@ def test_unreadable_inputs_are_notes(cluster: ClusterClient, bucket: Path, capsy
     ]
     write_files(bucket, {evaluation: " " * (1 << 20) + "{}"})
     assert report(cluster, ["job01"], None, json=True) == 0
-    note = "evaluation.json was not used: it has 1.0 MB; 1.0 MB is the most"
+    note = "evaluation.json was not used: evaluation.json has 1.0 MB; 1.0 MB is the most"
     assert note in json.loads(capsys.readouterr().out)["notes"]
 
 
