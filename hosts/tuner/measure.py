@@ -1,16 +1,22 @@
-"""Read a trial's metric from `cloudml-hypertune`, metrics.json or summaries, and decide about early stopping."""
+"""Read a trial's metric from `cloudml-hypertune`, metrics.json or summaries, and decide about early stopping.
+
+The trial writes these files, and the agent's user reads them: of the host only regular files, without following links, and in
+limited size.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import stat
 import sys
 import types
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext, suppress
-from pathlib import Path
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path, PurePath
 from statistics import fmean, median
-from typing import Any
+from typing import IO, Any
 
 import fsspec
 
@@ -25,6 +31,13 @@ _TRAINED = re.compile(r"train(ing)?")
 _VALIDATED = re.compile(r"(val|valid|validation|eval|evaluation|dev)(s|set)?")
 _TESTED = re.compile(r"test(s|set|ing)?")
 _OTHER = 2
+
+LARGEST_FILE = 1 << 20
+"""The most bytes of metrics.json, and of the file of `cloudml-hypertune`."""
+LARGEST_READ = 64 << 20
+"""The most bytes that are read of a summary at once: a record is read whole."""
+_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 FEWEST_HISTORIES = 5
 """A trial is stopped early only if at least this many finished trials can be compared with it."""
@@ -48,8 +61,8 @@ class TrialMetrics:
         Its file has a line of JSON for each of the newest hundred reports. Source: its hypertune.py.
         """
         lines: list[str] = []
-        with suppress(OSError):
-            lines = self._file.read_text(errors="replace").splitlines()
+        with suppress(OSError, ValueError), open_file(self._file.parent, self._file) as file:
+            lines = _read(file).decode(errors="replace").splitlines()
         for line in lines:
             with suppress(ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError):
                 report = json.loads(line)  # the last line may be incomplete while it is written
@@ -65,7 +78,8 @@ class TrialMetrics:
     def _summarized(self, evaluations_only: bool) -> list[Measurement]:
         if self._summaries is None:
             self._summaries = _multiplexer()
-        self._summaries.AddRunsFromDirectory(self._folder).Reload()
+        with _regular_files(self._folder):
+            self._summaries.AddRunsFromDirectory(self._folder).Reload()
         series = {path: points for path, points in self._scalars() if f"/{path}".endswith(f"/{self._tag}")}
         if evaluations_only:
             series = {path: points for path, points in series.items() if _rank(path) < _OTHER}
@@ -76,8 +90,12 @@ class TrialMetrics:
     def from_file(self) -> list[Measurement]:
         """Return the metric in metrics.json, which a trainer writes at its end, such as `{"steps": 5006, "loss": 0.228}`."""
         content: Any = None
-        with suppress(OSError, ValueError), fsspec.open(f"{self._folder}/metrics.json", "rb") as file:
-            content = json.loads(file.read())
+        name = f"{self._folder}/metrics.json"
+        with (
+            suppress(OSError, ValueError, RecursionError),
+            fsspec.open(name, "rb") if "://" in name else open_file(self._folder, name) as file,
+        ):
+            content = json.loads(_read(file))
         if not isinstance(content, dict):
             return []
         numbers = {
@@ -120,6 +138,32 @@ class TrialMetrics:
                 yield prefix + tag, [_measurement(step, value) for step, value in points]
 
 
+def open_file(folder: str | Path, path: str | Path) -> IO[bytes]:
+    """Open a file below a folder that a trial writes to; OSError if it, or a folder in between, is a link or anything else."""
+    *between, name = PurePath(path).relative_to(folder).parts
+    here = os.open(folder, _FOLDER)
+    try:
+        for part in between:
+            below = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=here)
+            os.close(here)
+            here = below
+        file = os.fdopen(os.open(name, _FILE, dir_fd=here), "rb")
+    finally:
+        os.close(here)
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(f"{path} is no file")
+    return file
+
+
+def _read(file: IO[bytes]) -> bytes:
+    """Return the content; ValueError if it is too large."""
+    content = file.read(LARGEST_FILE + 1)
+    if len(content) > LARGEST_FILE:
+        raise ValueError(f"more than {LARGEST_FILE} bytes")
+    return content
+
+
 def _rank(path: str) -> int:
     """Return 0 for a series of a validation, 1 of a test and 2 of anything else.
 
@@ -144,7 +188,7 @@ def _measurement(step: Any, value: Any) -> Measurement:
 
 
 def _multiplexer() -> Any:
-    """Return TensorBoard's reader without TensorFlow: so it loads five times as fast, and reads files with fsspec."""
+    """Return TensorBoard's reader without TensorFlow: so it loads five times as fast, and reads URLs with fsspec."""
     sys.modules.setdefault("tensorboard.compat.notf", types.ModuleType("notf"))
     from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
 
@@ -152,6 +196,29 @@ def _multiplexer() -> Any:
     return EventMultiplexer(
         size_guidance={"images": 1, "audio": 1, "histograms": 1, "graph": 1, "scalars": 200, "tensors": 200}
     )
+
+
+@contextmanager
+def _regular_files(folder: str) -> Iterator[None]:
+    """Let TensorBoard read only regular files of this host below the folder."""
+    from tensorboard.compat.tensorflow_stub.io import gfile
+
+    class RegularFiles(gfile.LocalFileSystem):  # type: ignore[misc]  # tensorboard has no types
+        def isdir(self, dirname: str | bytes) -> bool:
+            return os.path.isdir(dirname) and not os.path.islink(dirname)  # noqa: PTH112,PTH114  bytes, too
+
+        def read(self, filename: bytes, _: bool, size: int | None = None, continue_from: Any = None) -> tuple[bytes, Any]:
+            if size is None or size > LARGEST_READ:
+                raise OSError(f"a record in {os.fsdecode(filename)} has more than {LARGEST_READ} bytes")
+            with open_file(folder, os.fsdecode(filename)) as file:
+                file.seek(continue_from["opaque_offset"] if continue_from else 0)
+                return file.read(size), {"opaque_offset": file.tell()}
+
+    gfile.register_filesystem("", RegularFiles())
+    try:
+        yield
+    finally:
+        gfile.register_filesystem("", gfile.LocalFileSystem())
 
 
 def should_stop(study: Study, measured: Sequence[Measurement], trials: Sequence[Trial]) -> bool:

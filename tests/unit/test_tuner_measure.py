@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import socket
 import sys
 from pathlib import Path
 
 import hypertune
 import pytest
 
+from hosts.tuner import measure
 from hosts.tuner.measure import FEWEST_HISTORIES, TrialMetrics, should_stop
 from jobs.study import Goal, Measurement, Parameter, ParameterType, Study, Trial, TrialState
 from scaletier.summaries import Summaries, tf
@@ -154,6 +158,49 @@ def test_a_tag_may_have_slashes_and_be_a_suffix(tmp_path: Path) -> None:
     for tag in ("accuracy", "eval/accuracy", "summaries/eval/accuracy"):
         assert TrialMetrics(tag, tmp_path / "none", str(tmp_path)).final_measurements() == [Measurement(7, 0.5)]
     assert TrialMetrics("ccuracy", tmp_path / "none", str(tmp_path)).final_measurements() == []
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "device", "large", "socket"])
+def test_only_regular_files_of_limited_size_are_read(
+    metrics: TrialMetrics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    other, output = tmp_path / "other", tmp_path / "output"
+    Summaries(str(other)).scalars(5, {"val/accuracy": 0.5})
+    (summary,) = other.rglob("*tfevents*")
+    summary.rename(other / "events.out.tfevents.1")
+    (other / "metrics.json").write_text('{"accuracy": 0.5}')
+    (other / "output.metrics").write_text('{"timestamp": 1, "accuracy": "0.5", "global_step": "1"}\n')
+    (tmp_path / "scratch").mkdir()
+    output.mkdir()
+    if kind == "large":
+        monkeypatch.setattr(measure, "LARGEST_FILE", 8)
+        monkeypatch.setattr(measure, "LARGEST_READ", 8)
+    for name, folder in (("output.metrics", tmp_path / "scratch"), ("metrics.json", output), ("events.out.tfevents.1", output)):
+        file = folder / name
+        if kind == "link":
+            file.symlink_to(other / name)
+        elif kind == "pipe":
+            os.mkfifo(file)
+        elif kind == "device":
+            file.symlink_to("/dev/zero")
+        elif kind == "socket":
+            with socket.socket(socket.AF_UNIX) as listener:
+                monkeypatch.chdir(folder)
+                listener.bind(name)
+        else:
+            shutil.copy(other / name, file)
+    assert (metrics.reported(), metrics.from_file(), metrics.evaluated()) == ([], [], [])
+    assert metrics.final_measurements() == []
+
+
+def test_no_link_to_a_folder_is_followed_to_summaries(metrics: TrialMetrics, tmp_path: Path) -> None:
+    Summaries(str(tmp_path / "other")).scalars(5, {"val/accuracy": 0.5})
+    (tmp_path / "output").mkdir()
+    (tmp_path / "output/link").symlink_to(tmp_path / "other")
+    (summary,) = (tmp_path / "other").rglob("*tfevents*")
+    assert metrics.evaluated() == []
+    with pytest.raises(NotADirectoryError):
+        measure.open_file(tmp_path / "output", tmp_path / "output/link" / summary.relative_to(tmp_path / "other"))
 
 
 def succeeded_trial(*values: float, early: bool = False) -> Trial:
