@@ -42,7 +42,8 @@ _CUT = (TAIL_CHARACTERS, LONGEST)
 _UNIT_SECONDS = 20.0
 _UNITS = ("scaletier.service", "scaletier-trainer.service")
 _PROPERTIES = "Id,LoadState,ActiveState,SubState,Result,ExecMainCode,ExecMainStatus,NRestarts,StatusText"
-_PACKAGES = 2000
+# Entries of a folder of packages, of which the trainer may have made any number.
+_ENTRIES = 10_000
 
 
 def start(
@@ -185,10 +186,11 @@ def packages(python: str, package_folder: Path) -> dict[str, Any]:
     folders = [*sorted(Path(python).parent.parent.glob("lib/python3*/site-packages")), package_folder]
     versions: dict[str, str] = {}
     for folder in folders:
-        for path in islice(folder.glob("*.dist-info"), _PACKAGES):
-            name, dash, version = path.name.removesuffix(".dist-info").rpartition("-")
-            if dash:
-                versions[name] = version
+        with suppress(OSError), os.scandir(folder) as entries:
+            for entry in islice(entries, _ENTRIES):
+                name, dash, version = entry.name.removesuffix(".dist-info").rpartition("-")
+                if dash and entry.name.endswith(".dist-info"):
+                    versions[name] = version
     return {
         "path": python,
         "versions": [folder.parent.name for folder in folders[:-1]],

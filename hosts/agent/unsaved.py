@@ -107,21 +107,22 @@ def _search(assignment: Assignment, folders: JobFolders, host: HostFile, store: 
 
 def _is_untouched(folders: JobFolders, since: int) -> bool:
     """Return True if the job has written no file to its folders; False, too, if this user cannot see it at a glance."""
-
-    def refuse(error: OSError) -> None:
-        raise error
-
-    entries = 0
+    entries, pending = 0, [str(folders.package)]
     try:
         if any(path.stat().st_mtime_ns for path in folders.private):
             return False
-        for folder, below, files in os.walk(folders.package, onerror=refuse):
-            entries += len(below) + len(files)
-            changed = any(os.lstat(os.path.join(folder, name)).st_ctime_ns > since for name in files)  # noqa: PTH118
-            if changed or entries > _MOST_ENTRIES:
-                return False
-            below[:] = [name for name in below if name not in keep_unsaved.CACHES]
-    except (OSError, RecursionError):
+        while pending:
+            with os.scandir(pending.pop()) as folder:
+                for entry in folder:
+                    entries += 1
+                    if entries > _MOST_ENTRIES:
+                        return False
+                    if not entry.is_dir(follow_symlinks=False):
+                        if entry.stat(follow_symlinks=False).st_ctime_ns > since:
+                            return False
+                    elif entry.name not in keep_unsaved.CACHES:
+                        pending.append(entry.path)
+    except OSError:
         return False
     return True
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -125,6 +128,22 @@ def test_the_rest_of_a_truncated_secret_is_hidden(at: int, length: int) -> None:
     secrets = lines_of([SECRET, "correct", "staple diet"])
     assert redact(f"{SECRET}\n{cut}\ncorr", secrets) == f"[secret]\n{'x' * (at - length)}[secret]\ncorr"
     assert redact("x" * (at - 3) + SECRET[:3], secrets) == "x" * (at - 3) + SECRET[:3]
+
+
+def test_of_a_package_with_any_number_of_entries_only_some_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def scan(folder: Path) -> Iterator[Iterator[SimpleNamespace]]:
+        def entries() -> Iterator[SimpleNamespace]:
+            yield from (SimpleNamespace(name=name) for name in ("task.py", "mine-1.2.dist-info", "other-1"))
+            raise AssertionError(f"more of {folder} are listed than the limit")
+
+        yield entries()
+
+    monkeypatch.setattr(diagnosis, "_ENTRIES", 3)
+    python = {"path": "/none/bin/python", "versions": [], "packages": {"mine": "1.2"}}
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", scan)
+        assert diagnosis.packages("/none/bin/python", tmp_path) == python
 
 
 @pytest.mark.parametrize("config", ["{}", "no JSON"])

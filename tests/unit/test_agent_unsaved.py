@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -362,13 +362,37 @@ def test_a_job_that_wrote_nothing_needs_no_search(package: Path, tmp_path: Path)
     assert needs_search(package, "gs://other/output", has_output)
 
 
+def refuse_scan(folder: str) -> None:
+    raise PermissionError(13, "Permission denied", folder)
+
+
+def test_of_a_folder_with_any_number_of_files_only_some_are_listed(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (entry,) = os.scandir(package)
+    monkeypatch.setattr(unsaved, "_MOST_ENTRIES", 5)
+    folders = JobFolders(package, package.with_name("package.sha256"), {})
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", lambda _: bounded_scan(entry, 6))
+        assert not unsaved._is_untouched(folders, unpack_time(package))
+
+
+@contextmanager
+def bounded_scan(entry: object, most: int) -> Iterator[Iterator[object]]:
+    """Yield an iterator that fails after some entries, as its folder may have any number."""
+
+    def entries() -> Iterator[object]:
+        yield from [entry] * most
+        raise AssertionError("more are listed than the limit")
+
+    yield entries()
+
+
 def test_a_job_that_may_have_written_a_file_is_searched(package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (home := tmp_path / "home").mkdir()
     assert needs_search(package, private=[home]), "something was written there, and may be gone"
     assert needs_search(package, private=[tmp_path / "none"])
-    monkeypatch.setattr(os, "walk", lambda _, onerror: onerror(PermissionError()))
-    assert needs_search(package), "a folder that the agent may not read"
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", refuse_scan)
+        assert needs_search(package), "a folder that the agent may not read"
     monkeypatch.setattr(unsaved, "_MOST_ENTRIES", 0)
     assert needs_search(package)
     monkeypatch.undo()
