@@ -10,7 +10,7 @@ from pathlib import Path
 from infra.dynamic import ModuleResource, Props
 from infra.lxd import nft
 from infra.lxd.layout import address, block, port
-from infra.ports import FIREWALL, Allow, allowed
+from infra.ports import FIREWALL, SSH_PORT, Allow, allowed
 from infra.scale_tiers import ClusterSpec, Role
 from infra.templates import render
 
@@ -46,7 +46,7 @@ def host_rules(network: ipaddress.IPv4Network, role: Role) -> str:
 
     takes = [row(allow, allow.source) for allow in FIREWALL if allow.destination == role]
     sends = [row(allow, allow.destination) for allow in FIREWALL if allow.source == role]
-    return render("host-firewall.nft.j2", takes=takes, sends=sends)
+    return render("host-firewall.nft.j2", ssh=SSH_PORT, takes=takes, sends=sends)
 
 
 def create(props: Props) -> tuple[str, Props]:

@@ -159,6 +159,11 @@ def can_open(script: str, source: str, destination: str, port: int, peers: Colle
     return _nft_verdict(_parse_chains(script)["output"], {"peers": set(peers)}, source, destination, port, "eth0")
 
 
+def accepts_itself(script: str, port: int) -> bool:
+    """Return whether a host's own script accepts a connection from a program of the same host."""
+    return _nft_verdict(_parse_chains(script)["input"], {"peers": set()}, "127.0.0.1", "127.0.0.1", port, "lo")
+
+
 class _Packet(NamedTuple):
     """A first packet (IPv4, TCP, SYN without ACK), and the sets of the script that it meets."""
 

@@ -11,6 +11,7 @@ import pytest
 from reachability import (
     PORTS,
     Reach,
+    accepts_itself,
     can_open,
     compute_by_gcp,
     compute_by_host_rules,
@@ -138,6 +139,13 @@ def test_a_hosts_own_rules_allow_only_its_peers() -> None:
                 port for port in PORTS if (replica.role, other, port) in rows
             }
             assert not can_open(script, own, peer, TENSORFLOW_PORT)
+
+
+def test_a_program_of_a_host_reaches_all_of_its_ports_but_ssh() -> None:
+    """A trainer that holds all connections that wait for a login would lock the operator out."""
+    for role in Role:
+        script = host_rules(NETWORK, role)
+        assert {port for port in PORTS if not accepts_itself(script, port)} == {SSH_PORT}
 
 
 def test_address_blocks_of_roles_do_not_overlap() -> None:

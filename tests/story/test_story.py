@@ -19,7 +19,7 @@ from infra.ports import SERVING_PORT, SSH_PORT, TENSORFLOW_PORT
 
 HOSTS = ["ps-0", "master-0", "worker-0"]
 HOSTILE = ("--package", "tests/trainers/hostile", "--module", "hostile.task", "--scale-tier", "BASIC")
-REFUSED = ("forge", "alter", "read", "keys", "rise", "ask", "reach", "swap")
+REFUSED = ("forge", "alter", "read", "keys", "rise", "ask", "knock", "reach", "swap")
 _OTHER_PORT = 8080
 # The host's records, secrets, code and units, which no trainer may change.
 _STATE = (

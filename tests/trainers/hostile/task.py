@@ -100,6 +100,11 @@ def ask(_: str) -> str:
     return each(*(lambda path=path: connect(path) for path in paths))
 
 
+def knock(_: str) -> str:
+    """Connect to this host's sshd, which lets a limited number of connections wait for a login."""
+    return each(*(lambda host=host: socket.create_connection((host, 22), 5) for host in ("127.0.0.1", "::1")))
+
+
 def reach(_: str) -> str:
     """Reach processes of others."""
     pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
@@ -168,7 +173,7 @@ def bomb(_: str) -> str:
         return f"refused: {error} after {started}"
 
 
-WAYS = {way.__name__: way for way in (forge, alter, read, keys, rise, ask, reach, swap, fill, outlive, bomb)}
+WAYS = {way.__name__: way for way in (forge, alter, read, keys, rise, ask, knock, reach, swap, fill, outlive, bomb)}
 
 
 def ways(names: list[str]) -> Iterator[tuple[str, Callable[[str], str]]]:
