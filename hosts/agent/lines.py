@@ -30,6 +30,7 @@ _LONGEST_BEGUN = 64
 _UP = re.compile(rb"\x1b\[(\d*)[AF]")
 _MOVES = re.compile(rb"\x1b\[\??[\d;]*[A-HJKSTfhlsu]")
 _MOST_ROWS = 100
+# No two neighbouring parts can repeat over the same characters: a line may be long, and matching it must take linear time.
 _WORD = r"(DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)"
 _MARKS = tuple(
     re.compile(pattern)
@@ -37,7 +38,7 @@ _MARKS = tuple(
         rf"{_WORD}:(?:\S*:|\s)",  # logging.basicConfig: INFO:root:text
         r"\[?([IWEF])\d{4} \d\d:\d\d:\d\d",  # absl, glog: I0000 00:00:1700000000.000000; PyTorch in brackets
         r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: ([IWEF]) ",  # TensorFlow's C++
-        rf"\d{{4}}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[.,]\d+\W+(?:\S+\W+)?{_WORD}\b",  # logging with asctime
+        rf"\d{{4}}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[.,]\d+\W+(?:\w(?:\S*\w)?\W+)?{_WORD}\b",  # logging with asctime
         r"\S+:\d+: \w*(Warning): ",  # warnings.warn
         r"(?:\S+: )?(error): ",  # the shipped trainer, argparse
         r"(Fatal) Python error: ",  # a crash in native code

@@ -54,7 +54,7 @@ _PROGRAMS_MISSED = tuple(
         rf"(?:\S*/)?env: \W?{_NAME}\W?: No such file or directory$",
         rf"the trainer cannot start: {_NAME}: No such file or directory$",
         rf"{_RAISED}command '{_NAME}' failed: No such file or directory",
-        rf"{_RAISED}failed to execute (?:PosixPath\()?\W+{_NAME}\W.*make sure the Graphviz",
+        rf"{_RAISED}failed to execute (?:PosixPath\()?\W{{1,3}}{_NAME}[^\w.+-].*make sure the Graphviz",
         rf'{_RAISED}(?:\[Errno 2\] )?"{_NAME}" not found in path',
         rf"{_RAISED}{_NAME} is not installed or it's not in your PATH",
     )

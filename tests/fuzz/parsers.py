@@ -252,6 +252,7 @@ PARSERS: Mapping[str, Parser] = {
         (
             b"Train [master/0], step 5: loss: 0.1\r10%\r20%\n\x1b[31mred\x1b[0m\x1b]0;title\x07\n",
             "Fehler: \u202e\n".encode(),
+            b"2026-01-31 12:00:00,123 - trainer - ERROR - x\n",
             b'Traceback (most recent call last):\n  File "a", line 1\nValueError: x\n\xff\xfe\x00',
         ),
     ),

@@ -247,6 +247,10 @@ def test_where_a_long_line_is_cut(line: bytes, cut: int, monkeypatch: pytest.Mon
         ("2026-01-31 12:00:00.123456: I tensorflow/core/x.cc:12] x", "INFO"),
         ("2026-01-31 12:00:00,123 - trainer - ERROR - x", "ERROR"),
         ("2026-01-31 12:00:00,123 WARNING x", "WARNING"),
+        ("2026-01-31 12:00:00,123 [a.b-c:12]   CRITICAL x", "CRITICAL"),
+        ("2026-01-31 12:00:00,123 - - ERROR", "ERROR"),
+        ("2026-01-31 12:00:00,123 - a b - ERROR - x", None),
+        ("2026-01-31 12:00:00,123 - trainer - ERRORS", None),
         ("/venv/lib/x.py:12: UserWarning: x", "WARNING"),
         ("Train [worker/0], step 348: loss: 0.729", None),
         ("INFORMATION: x", None),
@@ -266,6 +270,14 @@ def test_where_a_long_line_is_cut(line: bytes, cut: int, monkeypatch: pytest.Mon
 )
 def test_severity(text: str, severity: str | None) -> None:
     assert severity_of(text) == severity
+
+
+@pytest.mark.parametrize("unit", ["!", "a!", " a", "a", " ", ":1", "-é "])
+def test_a_long_line_takes_linear_time(unit: str) -> None:
+    """A pattern whose time rises with the cube of the length would take hours, and stop all threads for as long."""
+    for begin in ("2026-01-31 12:00:00,123", "2026-01-31 12:00:00,123 - a", "INFO:", "a:1: ", "[W0131 12:00:00 "):
+        text = (begin + unit * LONGEST_LINE)[:LONGEST_LINE]
+        assert Messages().add(text, 100.0).message == text
 
 
 def messages(*lines: str, start: float = 100.0, step: float = 0.001) -> list[tuple[float, str]]:

@@ -9,6 +9,7 @@ import yaml
 
 from hosts.agent import missing_libraries
 from hosts.agent.job_rules import exit_message
+from hosts.agent.lines import LONGEST_LINE
 from jobs.records import ReplicaRecord
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -119,6 +120,10 @@ def test_a_missing_package_has_a_remedy(line: str, name: str) -> None:
 
 def test_a_login_shell_has_a_remedy() -> None:
     assert "leave out -l" in missing_libraries.remedy(["bash: line 1: python: command not found"])
+
+
+def test_a_long_line_takes_linear_time() -> None:
+    assert not missing_libraries.remedy([f"graphviz.ExecutableNotFound: failed to execute {'.' * LONGEST_LINE}"])
 
 
 def test_a_missing_folder_is_no_missing_program() -> None:
