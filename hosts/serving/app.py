@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any, TypeVar
 
 import orjson
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -34,6 +34,7 @@ REQUEST_TIMEOUT = 60.0
 BODY_SECONDS = 30.0
 """Seconds for the body to arrive, which is 16 MB at 5 Mbit/s."""
 _UNKNOWN = "?"
+_Result = TypeVar("_Result")
 
 
 class _Name(StringConvertor):
@@ -78,7 +79,7 @@ class ServerMetrics:
 
 
 class RequestMemoryLimit:
-    """A limit on the bytes of requests in progress; bytes count once they have arrived."""
+    """A limit on the bytes of requests in progress; bytes count once they have arrived, or are copied."""
 
     def __init__(self) -> None:
         self._taken = 0
@@ -106,9 +107,19 @@ class RequestMemoryLimit:
         finally:
             self._taken -= size
 
-    def _check(self, size: int, more: int) -> None:
+    @contextlib.contextmanager
+    def copies(self, size: int) -> Iterator[None]:
+        """Count the bytes that copying adds to a request until this ends; RestError 413 or 503 as for its own bytes."""
+        self._check(size, size, "the request, with its context in each example,")
+        self._taken += size
+        try:
+            yield
+        finally:
+            self._taken -= size
+
+    def _check(self, size: int, more: int, what: str = "the request") -> None:
         if size > MOST_BYTES:
-            raise RestError(413, f"the request is larger than {MOST_BYTES >> 20} MB: ask for fewer instances at once")
+            raise RestError(413, f"{what} is larger than {MOST_BYTES >> 20} MB: ask for fewer instances at once")
         if self._taken + more > MOST_BYTES_IN_PROGRESS:
             raise RestError(503, "too many large requests at once", 1)
 
@@ -149,22 +160,29 @@ def app(manager: ModelManager, metrics: ServerMetrics) -> Starlette:
             return name, *rest.parse_request(body, rest.get_signature(signatures, name))
 
         async with limit.content(request) as content:
-            # Long work must not block the thread that all requests share.
-            in_thread = len(content) > _LARGE_BYTES
-            name, inputs, by_rows = await asyncio.to_thread(read, content) if in_thread else read(content)
+            name, inputs, by_rows = await _work(len(content), read, content)
             outputs = await _compute(loaded, name, inputs)
-            answer = await asyncio.to_thread(rest.answer, outputs, by_rows) if in_thread else rest.answer(outputs, by_rows)
+            answer = await _work(len(content), rest.answer, outputs, by_rows)
         return Response(answer, media_type="application/json")
 
     async def classify(request: Request) -> Response:
         loaded = manager.find(request.path_params["model"], request.path_params.get("version"))
         assert loaded.model is not None
-        async with limit.content(request) as content:
+        model = loaded.model
+
+        def read(content: bytes) -> tuple[str, dict[str, Any], int]:
             body = rest.body_of(content)
             name = rest.signature_name(body)
-            rest.get_signature(loaded.model.signatures, name)
-            inputs = loaded.model.examples(name, rest.examples(body))
-            return Response(rest.classify_response(await _compute(loaded, name, inputs)), media_type="application/json")
+            rest.get_signature(model.signatures, name)
+            return name, body, rest.copied_bytes(body)
+
+        async with limit.content(request) as content:
+            name, body, copied = await _work(len(content), read, content)
+            with limit.copies(copied):
+                size = len(content) + copied
+                inputs = await _work(size, lambda: model.examples(name, rest.examples(body)))
+                outputs = await _compute(loaded, name, inputs)
+                return Response(await _work(size, rest.classify_response, outputs), media_type="application/json")
 
     async def prometheus(_: Request) -> Response:
         return Response(metrics.text(manager), media_type=CONTENT_TYPE_LATEST)
@@ -214,6 +232,11 @@ async def _content(request: Request, take: Callable[[int], None]) -> bytes:
             408, f"the request did not arrive within {BODY_SECONDS:.0f} s: ask for fewer instances at once"
         ) from None
     return b"".join(pieces)
+
+
+async def _work(size: int, function: Callable[..., _Result], *arguments: Any) -> _Result:
+    """Call a function for a request of so many bytes: if large, outside of the thread that all requests share."""
+    return await asyncio.to_thread(function, *arguments) if size > _LARGE_BYTES else function(*arguments)
 
 
 async def _compute(loaded: LoadedVersion, signature: str, inputs: rest.Arrays) -> rest.Arrays:

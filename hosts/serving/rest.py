@@ -214,10 +214,24 @@ def _columns_of(outputs: Arrays) -> dict[str, Any]:
 
 def examples(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the examples of a classify request, each with the features of the shared `context`."""
+    items, context = _examples_and_context(body)
+    return [{**context, **item} for item in items]
+
+
+def copied_bytes(body: Mapping[str, Any]) -> int:
+    """Return the bytes of JSON by which `examples` enlarges a classify request: it copies `context` into each example."""
+    items, context = _examples_and_context(body)
+    try:
+        return len(orjson.dumps(context)) * len(items) if context else 0
+    except orjson.JSONEncodeError:
+        raise RestError(400, "context has lists that are nested too deep") from None
+
+
+def _examples_and_context(body: Mapping[str, Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     items, context = body.get("examples"), body.get("context", {})
     if not isinstance(items, list) or not items or not all(isinstance(item, dict) for item in [*items, context]):
         raise RestError(400, "examples must be a list of objects, feature to value, and context one such object")
-    return [{**context, **item} for item in items]
+    return items, context
 
 
 def classify_response(outputs: Arrays) -> bytes:

@@ -220,6 +220,24 @@ def test_a_too_large_request_is_refused(server: Starlette, monkeypatch: pytest.M
         assert run_concurrently(send_request(server, "POST", "/v1/models/mnist:predict", pieces))[0][0] == expected
 
 
+def test_a_context_counts_once_for_each_example(server: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 190 kB a context of 10,000 features in each of 30,000 examples would make gigabytes."""
+    path, body = "/v1/models/mnist:classify", {"context": {"key": 1, "image": [0.25, 0.75]}, "examples": [{}] * 99}
+    copied = len(b'{"key":1,"image":[0.25,0.75]}') * 99
+    answer = [[["0", 0.25], ["1", 0.75]]] * 99
+    for name, status, message in (
+        ("MOST_BYTES", 413, "the request, with its context in each example, is larger than 0 MB"),
+        ("MOST_BYTES_IN_PROGRESS", 503, "too many large requests at once"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, copied - 1)
+            reply = ask(server, "POST", path, body)
+            assert (reply[0], reply[1]["error"].partition(":")[0]) == (status, message)
+            patch.setattr(module, name, copied + len(json.dumps(body)))
+            for _ in range(2):
+                assert ask(server, "POST", path, body)[:2] == (200, {"result": answer}), "its memory is released"
+
+
 def test_concurrent_large_requests_are_limited(server: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
     body = json.dumps(ROWS).encode()
     monkeypatch.setattr(module, "MOST_BYTES_IN_PROGRESS", len(body))
@@ -267,6 +285,21 @@ def test_a_large_request_is_parsed_in_a_thread(server: Starlette, monkeypatch: p
         threads.clear()
     monkeypatch.setattr(module, "_LARGE_BYTES", 0)
     assert ask(server, "POST", "/v1/models/mnist:predict", b"{")[0] == 400
+
+
+def test_a_large_context_is_copied_in_a_thread(server: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = json.dumps({"context": {"key": 1, "image": [0.25, 0.75]}, "examples": [{}] * 9}).encode()
+    original, threads = rest.examples, []
+
+    def record(body: Any) -> Any:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return original(body)
+
+    monkeypatch.setattr(rest, "examples", record)
+    for large in (1 << 20, len(body)):
+        monkeypatch.setattr(module, "_LARGE_BYTES", large)
+        assert ask(server, "POST", "/v1/models/mnist:classify", body)[0] == 200
+    assert threads == [True, False]
 
 
 def test_requests_before_loading_are_refused(manager: ModelManager) -> None:

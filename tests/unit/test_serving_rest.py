@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 
 from hosts.serving import rest
@@ -145,6 +146,10 @@ def test_classify_requests_and_answers() -> None:
     for wrong in ({"examples": []}, {"examples": [1]}, {"examples": [{}], "context": 1}):
         with pytest.raises(RestError, match="examples must be a list of objects"):
             rest.examples(wrong)
+    assert [rest.copied_bytes({**body, "context": context}) for context in ({"a": [1, 2]}, {})] == [2 * len('{"a":[1,2]}'), 0]
+    nested = orjson.loads("[" * 300 + "]" * 300)
+    with pytest.raises(RestError, match="context has lists that are nested too deep"):
+        rest.copied_bytes({"examples": [{}], "context": {"a": nested}})
     with pytest.raises(RestError, match="this signature gives y: to classify takes scores of each class"):
         rest.classify_response({"y": np.zeros(3)})
     with pytest.raises(RestError, match="this signature gives scores: to classify takes scores of each class"):
