@@ -258,6 +258,34 @@ def test_a_huge_output_or_one_of_another_user_keeps_its_permissions(
     assert permissions(tmp_path / "own/deep/model") == "0o640"
 
 
+def test_folders_in_an_output_are_visited_one_by_one_until_the_time_is_over(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Millions of empty folders neither delay a job's end nor fill the memory."""
+    for number in range(500):
+        (tmp_path / f"own/{number}").mkdir(parents=True, mode=0o700)
+    opened: list[str] = []
+    open_below = launch._below
+
+    def record(here: int, name: str) -> int | None:
+        opened.append(name)
+        descriptor: int | None = open_below(here, name)
+        return descriptor
+
+    monkeypatch.setattr(launch, "USER", getpass.getuser())
+    monkeypatch.setattr(launch, "_below", record)
+    monkeypatch.setattr(launch, "SECONDS", -1.0)
+    launch.share_output(f"{tmp_path}/own", str(tmp_path))
+    assert opened == ["own"]
+    assert "it took more than -1 s" in capsys.readouterr().err
+    times = iter((0.0, 0.0, 0.0))  # the start, and two entries
+    monkeypatch.setattr(launch, "SECONDS", PATIENCE)
+    monkeypatch.setattr(launch, "time", SimpleNamespace(monotonic=lambda: next(times, 2 * PATIENCE)))
+    launch.share_output(f"{tmp_path}/own", str(tmp_path))
+    assert len(opened) == 1 + 1 + 2
+    assert sum(permissions(folder) == "0o750" for folder in (tmp_path / "own").iterdir()) == 2
+
+
 def test_a_package_fetched_by_the_agent_is_chowned_to_the_trainer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     package = tmp_path / "fetched/job01/package"
     (package / "deep").mkdir(parents=True, mode=0o755)
