@@ -246,7 +246,8 @@ class Supervisor:
             why = f"the trainer cannot start: {reason}"
             # A slow host is no fault of the program.
             status = SIGKILL_STATUS if isinstance(started, TimeoutError) else 127
-            record = replica_rules.after_exit(self.assignment.plan, record, Exit(status), 0.0, self._now(), why)
+            took = self._clock() - self._started_at
+            record = replica_rules.after_exit(self.assignment.plan, record, Exit(status), took, self._now(), why)
             self._start_at = self._clock() + replica_rules.wait_before_start(record)
             log.write_message(record.errorMessage, "ERROR")
         else:

@@ -133,6 +133,23 @@ def test_a_start_that_timed_out_is_repeated() -> None:
     assert host.messages == [("ERROR", message)] * 2 + [("INFO", "started trainer pid 1: python -m task --x 'a b'")]
 
 
+def test_slow_starts_are_no_crash_loop() -> None:
+    host = Host()
+
+    def spawn(assignment: Assignment) -> Child:
+        host.clock.pass_(60.0)
+        raise TimeoutError("the launcher did not answer in 60 s")
+
+    host.supervisor._spawn = spawn
+    host.orders(0)
+    for _ in range(PLAN.maxRestarts - 1):
+        host.clock.pass_(host.supervisor.step())
+    assert (host.record.state, host.record.restartsUsed, host.record.consecutiveFailures) == ("PREPARING", PLAN.maxRestarts, 0)
+    host.clock.pass_(100.0)
+    host.supervisor.step()
+    assert (host.record.state, host.record.killed, host.record.crashLooping) == ("EXITED", True, False), "the leader decides"
+
+
 def test_no_trainer_runs_before_the_job_s_record_was_read() -> None:
     host = Host()
     assert host.supervisor.step() == float("inf")
