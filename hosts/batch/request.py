@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FILE = "hosts/batch/request.json"
+RESTART_EXIT = 143
+"""The exit code if the input or the bucket did not answer; the package declares it in `restartCodes`."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from hosts.batch.inference import ShardPredictor
 from hosts.batch.inputs import InputReader, UnreadableError, inspect_file, why
 from hosts.batch.output import BatchError, PredictionOutput
-from hosts.batch.request import Request
+from hosts.batch.request import RESTART_EXIT, Request
 from hosts.batch.shards import Count, InputFile, Shard, ShardOutcome, Tally, cut, shards_of
 from hosts.serving.download import fetch
 from hosts.serving.rest import SIGNATURE, RestError
@@ -28,8 +28,6 @@ from hosts.serving.saved import SavedModel, tensorflow
 
 T = TypeVar("T")
 _POLL_SECONDS = 0.25
-# The code of a program that SIGTERM ended: the agent restarts it.
-_RESTART_EXIT = 143
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,9 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BatchError as error:
         return _fail(str(error), error.code)
     except UnreadableError as error:
-        return _fail(str(error), _RESTART_EXIT if error.passing else 1)
+        return _fail(str(error), RESTART_EXIT if error.passing else 1)
     except (errors.UnavailableError, errors.DeadlineExceededError, errors.AbortedError) as error:
-        return _fail(f"the bucket does not answer: {why(error)}", _RESTART_EXIT)
+        return _fail(f"the bucket does not answer: {why(error)}", RESTART_EXIT)
     return 0
 
 

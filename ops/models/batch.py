@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from hosts.batch.request import FILE, Request
+from hosts.batch.request import FILE, RESTART_EXIT, Request
 from hosts.serving.download import MODEL_FILE
 from hosts.serving.records import Model, Version, VersionState, folder_of
 from hosts.serving.signatures import read_signatures
@@ -20,7 +20,7 @@ from ops import terminal
 from ops.cluster.cluster import ClusterClient
 from ops.errors import UsageError, suggest
 from ops.models.lookup import catalog_of, existing_model, existing_version
-from ops.package import package
+from ops.package import package, trainer_config
 from ops.submit.config import JobFlags, check_job_dir, generate_job_id
 from ops.submit.program import JobProgram
 from ops.submit.runner import run_submission
@@ -33,6 +33,7 @@ _SHARED_MODULES = (
     "hosts/__init__.py",
     *(f"hosts/serving/{name}.py" for name in ("__init__", "download", "rest", "saved", "signatures")),
 )
+_DECLARATION = f"restartCodes: [{RESTART_EXIT}]\n".encode()
 # The bytes that make a replica worth its start: some ten thousand images of MNIST, a few seconds of a processor.
 _BYTES_PER_REPLICA = 8_000_000
 _GLOB = re.compile(r"[*?\[]")
@@ -88,10 +89,11 @@ def prepare(cluster: ClusterClient, options: BatchOptions) -> Submission:
 
 
 def program(request: Request) -> JobProgram:
-    """Return the shipped package, with the model server's modules and the request."""
+    """Return the shipped package, with the model server's modules, its declaration and the request."""
     own = sorted(path.relative_to(CHECKOUT).as_posix() for path in (CHECKOUT / "hosts/batch").glob("*.py"))
     files = {path: (CHECKOUT / path).read_bytes() for path in (*own, *_SHARED_MODULES)}
-    return JobProgram(package.PackageSource("hosts", {**files, FILE: request.to_json()}))
+    files |= {f"hosts/{trainer_config.FILE}": _DECLARATION, FILE: request.to_json()}
+    return JobProgram(package.PackageSource("hosts", files))
 
 
 def _replicas(inventory: Inventory, size: int, requested: str | None) -> str:

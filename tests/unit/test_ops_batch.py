@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from opsdata import make_cluster, write_files
 
-from hosts.batch.request import FILE, Request
+from hosts.batch.request import FILE, RESTART_EXIT, Request
 from hosts.serving.records import Version
 from infra.scale_tiers import Role
 from jobs.folder_bucket import FolderBucket
@@ -63,6 +63,7 @@ def test_the_submitted_job(cluster: ClusterClient) -> None:
     serving_files = {path for path in submission.package.files if path.startswith("hosts/serving/")}
     assert serving_files == {f"hosts/serving/{name}.py" for name in ("__init__", "download", "rest", "saved", "signatures")}
     assert submission.data == {}, "it has no training data"
+    assert submission.job.policy["restartCodes"] == [RESTART_EXIT], "an unresponsive bucket does not end it"
     assert re.fullmatch(r"predict_\d{8}_\d{6}_[0-9a-f]{6}", prepare(cluster, make_options(cluster)).job.id)
 
 
