@@ -92,6 +92,7 @@ class ReplicaRecord(Record):
         faults: those of them that the program itself caused (`is_fault`); a long run does not reset it.
         consecutiveFailures: how many times in a row it ended in the same way soon after its start.
         crashLooping: it ended so too often; its host does not restart it.
+        runSeconds: how long its trainer had run at the last heartbeat, by its host's clock; 0 while none runs.
         lines: how many lines the trainer printed.
         usage: its share of the host; None before the first reading, and in a record of an older version.
         connections: its host's sockets, while the trainer prints nothing.
@@ -130,6 +131,7 @@ class ReplicaRecord(Record):
     consecutiveFailures: int = 0
     crashLooping: bool = False
     attempt: int = 0
+    runSeconds: float = 0.0
     lines: int = 0
     usage: Usage | None = None
     connections: list[str] = field(default_factory=list)

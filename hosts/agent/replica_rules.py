@@ -52,6 +52,8 @@ def resume(plan: Plan, name: str, attempt: int, previous: ReplicaRecord | None, 
     preempted = previous.preempted
     reason = PREEMPTED if preempted else ""
     previous = replace(previous, preempted=False, terminationReason=reason or previous.terminationReason.replace(PREEMPTED, ""))
+    if previous.state is ReplicaState.RUNNING:
+        previous = credit_run(previous, previous.runSeconds)
     if outdated(plan, previous, attempt):
         return for_attempt(previous, attempt)
     if previous.state is ReplicaState.RUNNING:
@@ -106,14 +108,21 @@ def after_kill(plan: Plan, ended: ReplicaRecord, now: str, cause: str, counts: b
     return replace(pending, events=events)
 
 
-def after_stop(record: ReplicaRecord, status: int | None, now: str, killed: bool) -> ReplicaRecord:
-    """Return the record after the trainer was stopped, or never started.
+def after_stop(record: ReplicaRecord, status: int | None, now: str, killed: bool, seconds: float = 0.0) -> ReplicaRecord:
+    """Return the record after the trainer was stopped, or never started; it ran for `seconds`.
 
     One that had ended by itself stays as it is. Set `killed` if it must start again together with its unit.
     """
     if record.state is ReplicaState.EXITED:
         return record
-    return replace(_with_end(record, status, now), state=ReplicaState.EXITED, killed=killed)
+    return replace(_with_end(credit_run(record, seconds), status, now), state=ReplicaState.EXITED, killed=killed)
+
+
+def credit_run(record: ReplicaRecord, seconds: float) -> ReplicaRecord:
+    """Return the record with what a run of so many seconds earns although others ended it, as in `after_exit`."""
+    limit = GOOD_SECONDS if record.outOfMemory else AT_ONCE_SECONDS
+    failures = 0 if seconds >= limit else record.consecutiveFailures
+    return replace(record, consecutiveFailures=failures, restartsUsed=counted_restarts(record, seconds))
 
 
 def _with_end(record: ReplicaRecord, status: int | None, now: str | None) -> ReplicaRecord:

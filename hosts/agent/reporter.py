@@ -106,6 +106,7 @@ class Reporter:
         current = replace(
             record,
             lines=lines,
+            runSeconds=self._supervisor.run_seconds,
             usage=self._usage,
             progress=self._supervisor.progress,
             connections=self._connections,

@@ -85,6 +85,12 @@ class Supervisor:
             return self._printed_before + (self._child.lines if self._child else 0)
 
     @property
+    def run_seconds(self) -> float:
+        """The seconds since the trainer started; 0 while none runs."""
+        with self._lock:
+            return round(self._clock() - self._started_at, 3) if self._child else 0.0
+
+    @property
     def progress(self) -> JobProgress | None:
         """The progress of the trainer, or the one before; unknown for trials, which are several."""
         with self._lock:
@@ -154,20 +160,20 @@ class Supervisor:
         self._progress = self.progress
         self._child = None
         self._ended_at = self._clock()
-        if self._terminated or child.stopping:
-            self._record = self._stopped(end.status)
-            return
         ran = self._ended_at - self._started_at
+        if self._terminated or child.stopping:
+            self._record = self._stopped(end.status, ran)
+            return
         record = replica_rules.after_exit(self.assignment.plan, self._record, end, ran, self._now(), child.tail)
         self._record = record
         wait = replica_rules.wait_before_start(record)
         self._start_at = self._clock() + wait
         self._log_end(record, wait)
 
-    def _stopped(self, status: int | None) -> ReplicaRecord:
+    def _stopped(self, status: int | None, seconds: float = 0.0) -> ReplicaRecord:
         """Return the record of a stopped trainer. While its job continues, exit 0 at SIGTERM is no success."""
         status = SIGTERM_CODE if self._terminated or not self._ending else status
-        return replica_rules.after_stop(self._record, status, self._now(), killed=self._terminated)
+        return replica_rules.after_stop(self._record, status, self._now(), self._terminated, seconds)
 
     def _record_recovery(self) -> None:
         """Record the first line after a restart, also of a trainer that has ended meanwhile."""

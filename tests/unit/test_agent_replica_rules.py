@@ -64,6 +64,27 @@ def test_three_equal_early_ends_are_a_crash_loop(ends: list[tuple[int, float]], 
     assert record.state == (EXITED if record.crashLooping else PREPARING)
 
 
+@pytest.mark.parametrize("stop", ["of the trainer", "of the host", "of the host, and a new attempt"])
+@pytest.mark.parametrize(
+    ("memory", "seconds", "failures", "used"),
+    [(False, 9.9, 2, 2), (False, 10.0, 0, 2), (True, 599.9, 2, 2), (True, 600.0, 0, 0)],
+)
+def test_a_long_run_that_others_end_counts_as_good(stop: str, memory: bool, seconds: float, failures: int, used: int) -> None:
+    plan, record = replace(PLAN, maxRestarts=9), RUNNING
+    for _ in range(2):
+        record = run_and_end(record, -9, 1.0, memory, plan=plan)
+    assert (record.consecutiveFailures, record.restartsUsed) == (2, 2)
+    record = replace(rules.started(record, NOW), faults=0)
+    if stop == "of the trainer":
+        record = rules.after_stop(record, 143, NOW, True, seconds)
+        assert record.restartsUsed == used
+    else:
+        record = rules.resume(plan, "worker-0", int("attempt" in stop), replace(record, runSeconds=seconds), NOW)
+        assert record.restartsUsed == (0 if "attempt" in stop else used + 1)
+    assert record.consecutiveFailures == failures
+    assert run_and_end(record, -9, 1.0, memory, plan=plan).crashLooping == (failures > 0)
+
+
 def test_three_times_out_of_memory_is_a_crash_loop_however_long_it_ran() -> None:
     plan, record = replace(PLAN, maxRestarts=9), RUNNING
     for _ in range(2):

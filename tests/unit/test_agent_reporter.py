@@ -103,6 +103,15 @@ def test_a_record_is_written_when_it_changes_or_its_heartbeat_is_due(root: Path)
     assert (replica.written.incarnation, replica.written.heartbeatTime, replica.written.facts) == ("a", NOW, {"a": 1})
 
 
+def test_a_heartbeat_has_the_time_that_the_trainer_has_run(root: Path) -> None:
+    replica = Replica(root)
+    replica.cycles(3)
+    replica.clock.pass_(1e5)
+    replica.reporter.publish()
+    assert replica.written.state == "RUNNING"
+    assert replica.written.runSeconds == replica.host.supervisor.run_seconds > 1e5
+
+
 def test_the_connections_of_a_silent_trainer_are_recorded(root: Path) -> None:
     plan = replace(PLAN, addresses={"h7": "10.0.0.7", "h8": "10.0.0.8"}, hosts={"master-0": "h7", "worker-0": "h8"})
     probes = HostProbes(connections=lambda peers: [f"connecting to {name}" for name in peers.values()])

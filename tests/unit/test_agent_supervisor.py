@@ -133,6 +133,20 @@ def test_a_start_that_timed_out_is_repeated() -> None:
     assert host.messages == [("ERROR", message)] * 2 + [("INFO", "started trainer pid 1: python -m task --x 'a b'")]
 
 
+def test_a_stop_after_a_long_run_ends_a_series_of_early_ends(host: Host) -> None:
+    host.ends(42, after=5.0)
+    host.clock.pass_(host.ends(42, after=5.0))
+    host.supervisor.step()
+    assert (host.record.state, host.record.consecutiveFailures) == ("RUNNING", 2)
+    host.clock.pass_(1e5)
+    assert host.supervisor.run_seconds == 1e5
+    host.orders(1)
+    host.ends(143, after=1.0)
+    assert (host.record.state, host.record.attempt, host.record.consecutiveFailures) == ("RUNNING", 1, 0)
+    host.ends(42, after=5.0)
+    assert (host.record.state, host.record.consecutiveFailures, host.supervisor.run_seconds) == ("RUNNING", 1, 0.0)
+
+
 def test_slow_starts_are_no_crash_loop() -> None:
     host = Host()
 
