@@ -166,7 +166,7 @@ class JobRecord(HostAssignment, Record):
     Attributes:
         hosts: the assigned hosts, once the job is PREPARING (`jobs.queue`).
         candidates: maps each replica, the chief first, to the hosts that it may be assigned.
-        runSeconds: the time in RUNNING, on its leaders' clocks.
+        runSeconds: the time in RUNNING, on its leaders' clocks; attemptSeconds is the part of it in the current attempt.
         hourlyCost: the price of these hosts in US dollars an hour when the job was created; None if they have no price.
         cost: their price from the job's start to its end; None before its end.
         prepareTime: when it became PREPARING; None if it never got hosts.
@@ -200,6 +200,7 @@ class JobRecord(HostAssignment, Record):
     startTime: str | None = None
     endTime: str | None = None
     runSeconds: float = 0.0
+    attemptSeconds: float = 0.0
     hourlyCost: float | None = None
     cost: float | None = None
     errorMessage: str = ""

@@ -57,7 +57,7 @@ class View:
         exited: the time since the leader saw each replica's current exit; absent if it has not exited.
         killed: the time since the leader saw each replica's last kill, restart or silence of lostAfterSeconds in this attempt;
             absent if there was none.
-        in_state: the time in the job's current state and attempt.
+        in_state: the time in the job's current state and attempt; in RUNNING it includes that of earlier leaders.
         since_output: the time since any trainer printed a line.
         startable: the replicas whose hosts the leader can start.
     """
@@ -513,7 +513,8 @@ def _restart_job(
         return _end(job, view, JobState.FAILED, message)
     faults, events = job.faults + (counts and fault), with_events(job.events, Event(view.now, cause))
     used = restarts_used + counts
-    return replace(job, attempt=job.attempt + 1, restartsUsed=used, faults=faults, droppedReplicas=[], events=events)
+    attempt = replace(job, attempt=job.attempt + 1, attemptSeconds=0.0, droppedReplicas=[])
+    return replace(attempt, restartsUsed=used, faults=faults, events=events)
 
 
 def _end(job: JobRecord, view: View, state: JobState, message: str = "") -> JobRecord:

@@ -73,8 +73,10 @@ class Leader:
         """Apply the rules, renew the lease if due, return the job's record; Conflict, without a change, if another leads."""
         record = job.record
         if record.state is JobState.RUNNING:
-            # Add the time in which this leader saw the job run; the next leader continues from this sum.
-            record = replace(record, runSeconds=round(record.runSeconds + self._watch.observe("runs", True), 3))
+            # Add the time in which this leader saw the job run; the next leader continues from these sums.
+            seen = self._watch.observe("runs", True)
+            run, attempt = (round(seconds + seen, 3) for seconds in (record.runSeconds, record.attemptSeconds))
+            record = replace(record, runSeconds=run, attemptSeconds=attempt)
         hosts = list(self._plan.hosts.values())
         hosts_changed = bool(hosts) and not record.final and record.state is not JobState.QUEUED and record.hosts != hosts
         if hosts_changed:
@@ -134,7 +136,7 @@ class Leader:
             silence,
             exited,
             killed,
-            watch.observe("state", (job.state, job.attempt)),
+            max(watch.observe("state", (job.state, job.attempt)), job.attemptSeconds),
             watch.observe("printed", (printed, job.attempt)),
             cancel_requested,
             self._startable,

@@ -12,6 +12,7 @@ from replicahosts import Clock
 
 from hosts.agent.job_rules import View
 from hosts.agent.leader import Leader
+from hosts.agent.replica_rules import GOOD_SECONDS
 from jobs.bucket import Conflict
 from jobs.folder_bucket import FolderBucket
 from jobs.host_power import HostStarter
@@ -173,6 +174,26 @@ def test_the_run_time_continues_under_another_leader(bucket: Bucket) -> None:
         second.act(bucket.stored, running_replicas(), False)
         bucket.clock.pass_(1.0)
     assert bucket.job.runSeconds - before == pytest.approx(20.0, abs=4.0)
+
+
+def test_a_good_attempt_restores_restarts_although_the_leader_changes(bucket: Bucket) -> None:
+    plan = replace(PLAN, restartPolicy="all", maxRestarts=1)
+    ended = {"state": ReplicaState.EXITED, "exitCode": 137, "signal": 9, "killed": True}
+    for attempt in range(3):
+        for incarnation in ("before", "after a reboot"):
+            leader = bucket.leading(incarnation=incarnation, plan=plan)
+            for beat in range(3):
+                leader.act(bucket.stored, running_replicas(attempt=attempt, beat=beat), False)
+                bucket.clock.pass_(4.0)
+        assert bucket.job.attemptSeconds == 16.0
+        assert bucket.job.runSeconds == attempt * (GOOD_SECONDS + 16.0) + 16.0
+        good = replace(bucket.job, attemptSeconds=16.0 + GOOD_SECONDS, runSeconds=bucket.job.runSeconds + GOOD_SECONDS)
+        bucket.ledger.change_job(bucket.stored, good)
+        leader = bucket.leading(incarnation="after another", plan=plan)
+        records = running_replicas(attempt=attempt)
+        leader.act(bucket.stored, records | {"ps-0": replace(records["ps-0"], **ended)}, False)
+        assert (bucket.job.state, bucket.job.attempt, bucket.job.restartsUsed) == ("RUNNING", attempt + 1, 1)
+        assert bucket.job.attemptSeconds == 0.0
 
 
 def test_kills_and_exits_are_timed_by_their_first_observation(bucket: Bucket) -> None:

@@ -118,8 +118,8 @@ DEFAULTS: list[tuple[Record, dict[str, Any]]] = [
         {
             "jobId": "job01", "state": "QUEUED", "hosts": [], "candidates": {}, "priority": 0, "createTime": TIME,
             "lease": {"holder": "", "epoch": 0, "heartbeatSeq": 0, "submitter": False},
-            "prepareTime": None, "startTime": None, "endTime": None, "runSeconds": 0.0, "hourlyCost": None, "cost": None,
-            "errorMessage": "",
+            "prepareTime": None, "startTime": None, "endTime": None, "runSeconds": 0.0, "attemptSeconds": 0.0,
+            "hourlyCost": None, "cost": None, "errorMessage": "",
             "attempt": 0, "restartsUsed": 0, "faults": 0, "lostReplicas": [], "droppedReplicas": [],
             "events": [{"time": TIME, "cause": "x", "seconds": None}], "submittedBy": "", "labels": {}, "trainingInput": {},
             "steps": None, "progress": PROGRESS,
