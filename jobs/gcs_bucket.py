@@ -25,6 +25,7 @@ from google.cloud.storage import Client
 from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
 from google.cloud.storage.retry import DEFAULT_RETRY
 
+from jobs import paths
 from jobs.background import Background
 from jobs.bucket import BucketError, Conflict, Item, Progress, file_errors, no_progress, replacing
 
@@ -136,7 +137,12 @@ class GcsBucket:
         with file_errors(content), io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as source:
             size = source.seek(0, os.SEEK_END)
             source.seek(0)
-            self._run(lambda call: self._send(call, name, source, size, None, progress), self._seconds + size / _SLOWEST)
+
+            def work(call: _Call) -> None:
+                self._check_job(call, name)
+                self._send(call, name, source, size, None, progress)
+
+            self._run(work, self._seconds + size / _SLOWEST)
 
     def download(self, name: str, target: Path, progress: Progress = no_progress) -> bool:
         def find(call: _Call) -> int | None:
@@ -191,6 +197,13 @@ class GcsBucket:
     def _check_there(self, call: _Call) -> None:
         """Raise an error if the bucket is gone: an object of a missing bucket is a 404, too."""
         next(call.list(self._prefix, "name", max_results=1), None)
+
+    def _check_job(self, call: _Call, name: str) -> None:
+        """Raise Conflict for an object of a job without a record: a later job of the same id would find it."""
+        record = paths.job(paths.job_of(name)) if name.startswith(f"{paths.JOBS}/") else name
+        if record != name and not self._blob(call, record).exists(**call.options):
+            self._check_there(call)
+            raise Conflict(name)
 
     def _get(self, call: _Call, name: str) -> Item | None:
         blob = self._blob(call, name)

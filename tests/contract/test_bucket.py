@@ -194,6 +194,16 @@ def test_no_object_of_a_deleted_job_is_created_in_a_folder(tmp_path: Path) -> No
     assert store.sizes(f"{Path(JOB).parent}/logs/ps-0") == {"1": 4}
 
 
+def test_no_object_of_a_deleted_job_is_created_in_cloud_storage(bucket: str) -> None:
+    store = GcsBucket(f"gs://{bucket}/some/prefix", limit())
+    with pytest.raises(Conflict):
+        store.upload("jobs/job01/logs/ps-0/1", b"late")
+    assert store.walk("jobs") == {}
+    store.upload(JOB, b"one")
+    store.upload("jobs/job01/logs/ps-0/1", b"late")
+    assert store.sizes("jobs/job01/logs/ps-0") == {"1": 4}
+
+
 def test_the_children_of_a_folder_are_listed(store: Bucket, tmp_path: Path) -> None:
     assert store.sizes("logs/ps-0") == {}
     (tmp_path / "source").write_bytes(b"three")
