@@ -97,6 +97,8 @@ class ReplicaRecord(Record):
         usage: its share of the host; None before the first reading, and in a record of an older version.
         connections: its host's sockets, while the trainer prints nothing.
         progress: what the trainer reported last.
+        jobCreateTime: the job's createTime; a record with another one is that of an earlier job of the same id. Empty in a
+            record of an older version.
         incarnation: the agent that wrote the record. It and `heartbeatSeq` show others that the host is alive: one of them
             changes with every heartbeat. heartbeatTime is for people.
         firstError: the first error that its trainers printed.
@@ -140,6 +142,7 @@ class ReplicaRecord(Record):
     lastStartTime: str | None = None
     endTime: str | None = None
     heartbeatTime: str = field(default_factory=now)
+    jobCreateTime: str = ""
     incarnation: str = ""
     heartbeatSeq: int = 0
     errorMessage: str = ""
@@ -222,6 +225,10 @@ class JobRecord(HostAssignment, Record):
     @property
     def final(self) -> bool:
         return self.state.final
+
+    def has(self, replica: ReplicaRecord) -> bool:
+        """Return False for the record of a replica of an earlier job of this id."""
+        return replica.jobCreateTime in ("", self.createTime)
 
     def to(self, state: JobState, **changes: Any) -> JobRecord:
         """Return this record in another state, with its time, and at the end its cost; TransitionError if there is none."""

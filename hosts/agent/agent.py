@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 from hosts.agent import replica_rules
 from hosts.agent.job_files import JobFiles
@@ -167,8 +168,11 @@ class Agent:
         """Continue from the record of an earlier incarnation of this replica in the bucket, or begin."""
         version = self._ledger.replica_version(plan.jobId, name)
         previous = self._ledger.replicas(plan.jobId, [name]).get(name)
+        if previous and not job.has(previous):
+            previous = None
         assignment = self._job_files.prepare(plan, name)
         record = replica_rules.resume(plan, name, job.attempt, previous, self._now())
+        record = replace(record, jobCreateTime=job.createTime)
         if previous and previous.state is ReplicaState.RUNNING:
             assignment.log.write_message("the replica or its host was stopped", "WARNING")
         supervisor = Supervisor(assignment, record, self._spawn, self._clock, self._now)

@@ -85,7 +85,10 @@ class Reporter:
         return self._published != self._supervisor.record
 
     def publish(self) -> None:
-        """Write this replica's record if it changed or its heartbeat is due; BucketError if the bucket cannot be reached."""
+        """Write this replica's record if it changed or its heartbeat is due; BucketError if the bucket cannot be reached.
+
+        Write none that has vanished together with its job, or for a later job of the same id.
+        """
         record = self._supervisor.record
         if self._published == record and self._clock() < self._heartbeat_at:
             return
@@ -95,8 +98,10 @@ class Reporter:
             self._version = self._ledger.write_replica(self._plan.jobId, new, self._version)
         except Conflict:
             # Our own last write succeeded but its answer was lost, or a late write of an earlier incarnation came first.
-            self._version = self._ledger.replica_version(self._plan.jobId, self._name)
-            self._version = self._ledger.write_replica(self._plan.jobId, new, self._version)
+            stored = self._ledger.job(self._plan.jobId)
+            if stored and stored.record.has(record):
+                self._version = self._ledger.replica_version(self._plan.jobId, self._name)
+                self._version = self._ledger.write_replica(self._plan.jobId, new, self._version)
         self._published = record
         self._heartbeat_at = self._clock() + self._plan.heartbeatSeconds
 
@@ -119,7 +124,7 @@ class Reporter:
         self.due_at_once = False
         self.publish()
         stored = self._ledger.job(self._plan.jobId)
-        if stored is None:
+        if stored is None or not stored.record.has(self._supervisor.record):
             raise RecordError(f"{paths.job(self._plan.jobId)} is gone")
         if stored.record.lease.epoch < self._epoch:
             return  # an outdated answer: a later holder of the lease was seen already
@@ -128,7 +133,7 @@ class Reporter:
             if not self._leader.leads(stored.record) and self._leader.may_take(stored.record):
                 stored = self._leader.take(stored)
             if self._leader.leads(stored.record):
-                replicas = self._replicas()
+                replicas = self._replicas(stored.record)
                 stored = self._lead(stored, replicas)
         self.follows_leader = not self._leader.leads(stored.record) and not stored.record.lease.submitter
         self._apply_job_state(stored.record)
@@ -144,10 +149,11 @@ class Reporter:
             self._lines, self._connections = lines, self._probes.connections(self._peers) if quiet else []
             self._measure_at = self._clock() + self._plan.heartbeatSeconds / 2
 
-    def _replicas(self) -> dict[str, ReplicaRecord]:
+    def _replicas(self, job: JobRecord) -> dict[str, ReplicaRecord]:
         """Return the records of all replicas of the job."""
         others = [name for name in self._plan.replicas if name != self._name]
-        replicas = self._ledger.replicas(self._plan.jobId, others)
+        stored = self._ledger.replicas(self._plan.jobId, others)
+        replicas = {name: record for name, record in stored.items() if job.has(record)}
         replicas[self._name] = self._with_status(self._supervisor.record)
         return replicas
 

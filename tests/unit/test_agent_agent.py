@@ -112,6 +112,17 @@ def test_a_host_without_a_job_is_finished(host: Host) -> None:
     assert host.agent.status == "no job has this host"
 
 
+def test_a_record_of_an_earlier_job_of_this_id_is_not_continued(host: Host) -> None:
+    host.submit()
+    done = ReplicaRecord(
+        "master-0", state=ReplicaState.EXITED, exitCode=0, restarts=3, jobCreateTime="2026-01-30T12:00:00.000Z"
+    )
+    host.ledger.write_replica("job01", done, None)
+    host.cycles(3)
+    record = host.ledger.replicas("job01", ["master-0"])["master-0"]
+    assert (record.state, record.restarts, record.jobCreateTime, host.job().state) == ("RUNNING", 0, NOW, "RUNNING")
+
+
 def test_a_host_is_the_replica_of_its_queue_entry(host: Host) -> None:
     candidates = {"master-0": ["worker-7"], "worker-0": ["worker-8", "master-0"]}
     host.ledger.create_job(JobRecord("job01", candidates=candidates))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -277,6 +278,43 @@ def test_a_missing_job_is_an_error_that_does_not_stop_the_heartbeat(root: Path) 
     with pytest.raises(RecordError, match=r"jobs/job01/job\.json is gone"):
         replica.reporter.run_cycle()
     assert (replica.written.state, replica.written.heartbeatSeq) == (ReplicaState.PREPARING, 1)
+
+
+def test_the_record_of_a_deleted_job_is_not_recreated(root: Path) -> None:
+    replica = Replica(root)
+    replica.reporter.publish()
+    shutil.rmtree(root / "jobs" / "job01")
+    replica.host.supervisor.set_unsaved(UnsavedFiles())
+    with pytest.raises(RecordError, match=r"jobs/job01/job\.json is gone"):
+        replica.reporter.run_cycle()
+    assert not (root / "jobs" / "job01").exists()
+    assert not replica.reporter.unpublished, "a unit that is being stopped does not wait for it"
+
+
+def test_a_later_job_of_the_same_id_is_not_mistaken_for_this_one(root: Path) -> None:
+    replica = Replica(root)
+    replica.host.supervisor._record = replace(replica.host.record, jobCreateTime=replica.job.createTime)
+    replica.cycles(2)
+    replica.host.ends(0)
+    shutil.rmtree(root / "jobs" / "job01")
+    replica.ledger.create_job(JobRecord("job01", state=JobState.PREPARING, createTime=NOW, lease=Lease("master-0/z", 9)))
+    replica.ledger.write_replica("job01", ReplicaRecord("master-0", jobCreateTime=NOW), None)
+    before = replica.job, replica.written
+    with pytest.raises(RecordError, match=r"jobs/job01/job\.json is gone"):
+        replica.cycles()
+    assert (replica.job, replica.written) == before
+
+
+def test_the_leader_ignores_records_of_an_earlier_job(root: Path) -> None:
+    replica = Replica(root, "worker-0")
+    replica.write(replica.job.with_holder("worker-0/z"))
+    done = ReplicaRecord("master-0", state=ReplicaState.EXITED, exitCode=0, jobCreateTime=NOW)
+    version = replica.ledger.write_replica("job01", done, None)
+    replica.cycles(3)
+    assert replica.job.state == "PREPARING"
+    replica.ledger.write_replica("job01", replace(done, jobCreateTime=""), version)  # by an older version
+    replica.cycles(3)
+    assert replica.job.state == "SUCCEEDED"
 
 
 def test_concurrent_writes_of_two_incarnations_do_not_loop(root: Path) -> None:

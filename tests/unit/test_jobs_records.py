@@ -133,9 +133,9 @@ DEFAULTS: list[tuple[Record, dict[str, Any]]] = [
             "memoryLimit": None, "terminationReason": "", "preempted": False, "starts": 0, "restarts": 0, "restartsUsed": 0,
             "faults": 0, "consecutiveFailures": 0, "crashLooping": False, "attempt": 0, "runSeconds": 0.0, "lines": 0,
             "usage": {"cpuSeconds": None, "cpus": None, "memoryBytes": None}, "connections": [], "progress": None,
-            "startTime": None, "lastStartTime": None, "endTime": None, "heartbeatTime": TIME, "incarnation": "",
-            "heartbeatSeq": 0, "errorMessage": "", "firstError": {"time": TIME, "message": "x"}, "events": [], "facts": {},
-            "unsaved": UNSAVED,
+            "startTime": None, "lastStartTime": None, "endTime": None, "heartbeatTime": TIME, "jobCreateTime": "",
+            "incarnation": "", "heartbeatSeq": 0, "errorMessage": "", "firstError": {"time": TIME, "message": "x"},
+            "events": [], "facts": {}, "unsaved": UNSAVED,
         },
     ),
     (
