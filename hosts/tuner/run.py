@@ -234,7 +234,7 @@ class Tuner:
     def _watch(
         self, stored: Stored[Trial], child: TrialChild | TrialUnit, metrics: TrialMetrics
     ) -> tuple[int, Stored[Trial], bool] | None:
-        """Return the exit, the record and whether it was stopped early; None if another has the trial."""
+        """Return the exit, the record and whether it was stopped early; None if this replica no longer has the trial."""
         looked = beat = time.monotonic()
         while (status := child.wait(self._host.pollSeconds)) is None:
             moment = time.monotonic()
@@ -250,25 +250,30 @@ class Tuner:
                     self._write(stored, replace(stored.record, allMetrics=measured)) if news else self._current(stored.record)
                 )
                 if current is None:
-                    _print(f"Trial {stored.record.trialId} is another replica's by now")
                     child.stop(self._plan.stopSeconds)
                     return None
                 stored = current
                 if news and self._study.enableTrialEarlyStopping and should_stop(self._study, measured, self._trials.read()):
                     child.stop(self._plan.stopSeconds)
                     return 0, stored, True
-            except (BucketError, RecordError):
+            except BucketError:
                 continue  # it is reported again at the next poll
         return status, stored, False
 
     def _current(self, trial: Trial) -> Stored[Trial] | None:
-        """Return the present record; None if another replica or incarnation has the trial."""
-        current = self._ledger.trial(self._plan.jobId, trial.trialId)
-        same = current and (current.record.replica, current.record.restarts) == (trial.replica, trial.restarts)
-        return current if same else None
+        """Return the present record; print why and return None if it is unreadable or another replica or incarnation's."""
+        try:
+            current = self._ledger.trial(self._plan.jobId, trial.trialId)
+        except RecordError as error:
+            _print(f"Trial {trial.trialId} is skipped: {error}")
+            return None
+        if current and (current.record.replica, current.record.restarts) == (trial.replica, trial.restarts):
+            return current
+        _print(f"Trial {trial.trialId} is another replica's by now")
+        return None
 
     def _write(self, stored: Stored[Trial], trial: Trial) -> Stored[Trial] | None:
-        """Write the next record of this replica's trial; return None if the trial is another's.
+        """Write the next record of this replica's trial; return None if it no longer has the trial.
 
         A Conflict may also be with a write of one's own whose answer was lost.
         """
@@ -320,14 +325,14 @@ class Tuner:
         return replace(trial, state=TrialState.FAILED, endTime=now(), errorMessage=why)
 
     def _record_end(self, stored: Stored[Trial], trial: Trial) -> None:
-        """Write and log a trial's end, until the bucket answers or this is stopped, unless another replica has it by now."""
+        """Write and log a trial's end, until the bucket answers or this is stopped, unless this replica no longer has it."""
         if trial.final:
             while True:
                 try:
                     if self._write(stored, trial) is None:
                         return
                     break
-                except (BucketError, RecordError) as error:
+                except BucketError as error:
                     if self._terminated:
                         return
                     _print(f"the end of trial {trial.trialId} cannot be reported yet: {error}")

@@ -780,6 +780,34 @@ def test_invalid_records_do_not_end_the_tuner(world: TuningWorld, tmp_path: Path
     assert sum(trial.state is TrialState.SUCCEEDED and trial.finalMetric is not None for trial in world.trials()) >= 3
 
 
+@pytest.mark.parametrize("seen_at", ["report", "heartbeat", "end"])
+def test_a_trial_whose_record_is_corrupted_while_it_runs_is_skipped(
+    world: TuningWorld, tmp_path: Path, capsys: pytest.CaptureFixture[str], seen_at: str
+) -> None:
+    world.plan = replace(world.plan, heartbeatSeconds=0.0 if seen_at == "heartbeat" else 3600.0)
+    children: list[Child] = []
+
+    def corrupt_first(name: str, environment: Mapping[str, str]) -> Child:
+        def corrupt() -> None:
+            (tmp_path / "jobs/job01/trials/1.json").write_text("{")
+            if seen_at == "report":
+                report(environment, 10, 0.5)
+
+        if environment["CLOUD_ML_TRIAL_ID"] != "1":
+            return world.report_and_exit(name, environment)
+        children.append(Child([corrupt, lambda: None], 3))
+        return children[-1]
+
+    world.child = corrupt_first
+    tuner = world.tuner("master-0")
+    tuner._sleep = lambda _: pytest.fail("it waits for the record")
+    assert tuner.run() == 0
+    assert [(trial.trialId, trial.state) for trial in world.trials()] == [(n, TrialState.SUCCEEDED) for n in (2, 3, 4, 5)]
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Trial 1 is skipped: ")]
+    assert [line.partition(" no JSON")[0] for line in lines] == ["Trial 1 is skipped: the record of a trial is"]
+    assert children[0].stopped == (seen_at != "end"), "its result could not be recorded"
+
+
 @pytest.mark.parametrize(
     "content",
     [
