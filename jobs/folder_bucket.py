@@ -137,13 +137,17 @@ class FolderBucket:
             _sync(target.parent)
 
     def download(self, name: str, target: Path, progress: Progress = no_progress) -> bool:
-        with file_errors(self._root):
-            if (source := self.open(name)) is None:
-                return False
-            with source, replacing(target) as copy:
-                for piece in _counted(iter(lambda: source.read(PIECE), b""), progress):
-                    copy.write(piece)
+        if (source := self.open(name)) is None:
+            return False
+        with source, file_errors(target), replacing(target) as copy:
+            for piece in _counted(self._pieces(source), progress):
+                copy.write(piece)
         return True
+
+    def _pieces(self, source: BinaryIO) -> Iterator[bytes]:
+        with file_errors(self._root):
+            while piece := source.read(PIECE):
+                yield piece
 
     def sizes(self, folder: str) -> dict[str, int]:
         with file_errors(self._root):

@@ -152,7 +152,7 @@ class GcsBucket:
             return int(blob.size)
 
         def fetch(call: _Call) -> None:
-            self._blob(call, name).download_to_file(_Timed(file, call.deadline, progress), **call.options)
+            self._blob(call, name).download_to_file(_Timed(file, call.deadline, progress, target), **call.options)
 
         if (size := self._run(find)) is None:
             return False
@@ -312,8 +312,8 @@ def _line(error: BaseException) -> str:
 class _Timed:
     """A file for Google's client, which ends a transfer once its time is over."""
 
-    def __init__(self, file: BinaryIO, deadline: float, progress: Progress) -> None:
-        self._file, self._deadline, self._progress = file, deadline, progress
+    def __init__(self, file: BinaryIO, deadline: float, progress: Progress, target: Path | None = None) -> None:
+        self._file, self._deadline, self._progress, self._target = file, deadline, progress, target
         self.seek, self.tell = file.seek, file.tell
 
     def read(self, size: int) -> bytes:
@@ -325,7 +325,8 @@ class _Timed:
     def write(self, piece: bytes) -> int:
         self._check()
         self._progress(len(piece))
-        return self._file.write(piece)
+        with file_errors(self._target):
+            return self._file.write(piece)
 
     def _check(self) -> None:
         if time.monotonic() > self._deadline:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import shutil
 import sys
@@ -21,6 +22,8 @@ from jobs.bucket import Bucket, BucketError, Conflict
 
 _RETRY_SECONDS = 1
 _RELOAD_SECONDS = 60.0
+# A download fails with these for want of space on this host, not because of the bucket.
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 Load = Callable[[Path], SavedModel]
@@ -197,10 +200,10 @@ class ModelManager:
             folder = self._fetch(model, version)
             saved = self._load(folder)
             batcher = Batcher(saved.run, saved.signatures, on_batch=lambda rows: self._on_batch(model, rows))
-        except BucketError as error:
-            _log_warning(f"version {version.name} of model {model}: the bucket does not answer: {error}")
-            return LoadedVersion(version.name, LoadState.LOADING, deployment=version.token)  # next time
         except Exception as error:  # noqa: BLE001  whatever a model does, the server continues
+            if isinstance(error, BucketError) and error.errno not in _DISK_FULL:
+                _log_warning(f"version {version.name} of model {model}: the bucket does not answer: {error}")
+                return LoadedVersion(version.name, LoadState.LOADING, deployment=version.token)  # next time
             why = f"{type(error).__name__}: {error_reason(error)}"
             _log_warning(f"version {version.name} of model {model} cannot be loaded: {why}")
             return LoadedVersion(version.name, LoadState.END, why, deployment=version.token, tries=tries + 1, at=self._clock())
@@ -223,7 +226,7 @@ class ModelManager:
         return folder
 
     def _tidy(self, model: str, kept: Mapping[str, LoadedVersion]) -> None:
-        names = {f"{loaded.name}-{loaded.deployment}" for loaded in kept.values()}
+        names = {f"{loaded.name}-{loaded.deployment}" for loaded in kept.values() if loaded.state is not LoadState.END}
         for folder in (self._cache / model).glob("*"):
             if folder.name not in names:
                 shutil.rmtree(folder, ignore_errors=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import io
 import logging
@@ -15,23 +16,25 @@ import sys
 import time
 import uuid
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 from google.auth.credentials import Credentials
 from stores import FaultProxy, Kind, ask
 from waiting import limit
 
+from jobs import folder_bucket as folder_module
 from jobs import gcs_bucket as gcs_module
 from jobs.background import Background
 from jobs.bucket import Bucket, BucketError, Conflict
 from jobs.folder_bucket import FolderBucket, open_bucket
 from jobs.gcs_bucket import GcsBucket, _Timed
+from ops.cluster import ssh_bucket as ssh_module
 
 JOB = "jobs/job01/job.json"
 NOT_TEXT = bytes(range(256)) + b"\r\n--==0==--\n\xff" + "ß 模型".encode()
@@ -321,6 +324,22 @@ def test_a_failed_download_leaves_no_file(store: Bucket, tmp_path: Path) -> None
     with pytest.raises(BucketError):
         store.download(JOB, tmp_path / "there/target")
     assert [path.name for path in (tmp_path / "there").iterdir()] == ["target"]
+
+
+def test_a_full_disk_is_an_error_of_the_file(store: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller can tell it from a bucket that does not answer."""
+    store.create(JOB, b"one")
+
+    @contextmanager
+    def replacing_on_full_disk(target: Path) -> Iterator[BinaryIO]:
+        with Path("/dev/full").open("wb", buffering=0) as file:
+            yield file
+
+    for module in (folder_module, gcs_module, ssh_module):
+        monkeypatch.setattr(module, "replacing", replacing_on_full_disk)
+    with pytest.raises(BucketError) as caught:
+        store.download(JOB, tmp_path / "target")
+    assert (caught.value.errno, caught.value.strerror) == (errno.ENOSPC, f"{tmp_path}/target: No space left on device")
 
 
 def test_a_scan_returns_uploaded_files(store: Bucket, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import math
 import shutil
@@ -371,6 +372,33 @@ def test_a_ready_version_that_failed_to_load_is_retried_later(
     assert len(loads) == count, "after 60 s, and after twice as long"
     line = "version v1 of model m cannot be loaded: ValueError: could not convert string to float: 'broken'"
     assert capsys.readouterr().err == f"<4>serving: {line}\n" * count
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_a_failed_load_and_no_outage(
+    world: ServedBucket, capsys: pytest.CaptureFixture[str], number: int
+) -> None:
+    now, downloads = [0.0], list[float]()
+    world.manager._clock = lambda: now[0]
+
+    def download(_: str, target: Path) -> bool:
+        downloads.append(now[0])
+        target.write_text("a part")
+        raise BucketError(number, f"{target}: full")
+
+    world.manager._files.download = download  # type: ignore[method-assign]
+    world.deploy("v1", "1")
+    assert list((world.cache / "m").iterdir()) == [], "what was downloaded uses no disk space"
+    for seconds in (59.0, 60.0, 61.0, 179.0, 180.0):
+        now[0] = seconds
+        world.manager.reconcile()
+    assert downloads == [0.0, 60.0, 180.0], "after 60 s, and after twice as long"
+    assert world.refused("v1") == (500, f"version v1 of model m could not be loaded: {_full(world, number)}")
+    assert capsys.readouterr().err == f"<4>serving: version v1 of model m cannot be loaded: {_full(world, number)}\n" * 3
+
+
+def _full(world: ServedBucket, number: int) -> str:
+    return f"BucketError: [Errno {number}] {world.cache}/m/v1-v1/saved_model.pb: full"
 
 
 @pytest.mark.parametrize("used_by", ["cluster/queue.json", "jobs/job01/job.json"])
