@@ -1,4 +1,4 @@
-"""Keep the queue moving if its participants are gone. Leaders, idle hosts and commands that follow a waiting job run it."""
+"""Keep the queue moving if its participants are gone. Leaders, idle hosts and commands that follow a job run it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from jobs.host_power import HostStarter
 from jobs.lease import ChangeTimer
 from jobs.ledger import Ledger, Stored
 from jobs.queue import QueueEntry
-from jobs.records import JobRecord
+from jobs.records import JobRecord, Plan
 from jobs.serialization import RecordError
 from jobs.states import JobState
 from jobs.times import now
 
 NOT_HANDED_OVER = "its fab train ended before the job was handed to its hosts"
-_PAUSE_SECONDS = 3.0
+PAUSE_SECONDS = 3.0
+"""Between two polls of the queue."""
 
 
 class QueueMonitor:
@@ -34,17 +35,28 @@ class QueueMonitor:
         self._ledger, self._watch, self._me, self._seconds = ledger, watch, me, seconds
         self._starter = starter
         self._next = 0.0
+        self._first: dict[tuple[str, str], str] = {}
+        self.stalled = False
+        """True while the record of a job that has hosts has not changed since the first poll: they may all be gone."""
 
     def run_if_due(self) -> None:
         """Poll the queue every few seconds, however often this is called."""
         if self._watch.clock() >= self._next:
             self.run_once()
-            self._next = self._watch.clock() + _PAUSE_SECONDS
+            self._next = self._watch.clock() + PAUSE_SECONDS
+
+    def run_for(self, job: JobRecord) -> None:
+        """Poll the queue if that is due and `job` waits in it, or nothing has renewed its lease for the time of one."""
+        silent = self._watch.observe(("followed", job.jobId), job.lease)
+        if job.state is JobState.QUEUED or (not job.final and silent >= self._seconds):
+            self.run_if_due()
 
     def run_once(self) -> None:
         """Poll the queue once; a later poll does what is left. BucketError if the bucket fails."""
         queue = self._ledger.change_queue(lambda queue: queue.promoted())
         jobs = self._ledger.jobs_named(entry.jobId for entry in queue.entries)
+        signs = {(entry.jobId, entry.token): _sign_of_life(jobs.get(entry.jobId)) for entry in queue.entries if entry.held}
+        self.stalled = any(self._first.setdefault(key, sign) == sign for key, sign in signs.items())
         for entry in queue.entries:
             with suppress(Conflict, RecordError):  # another process changed it
                 if self._end_if_abandoned(entry, jobs.get(entry.jobId)):
@@ -100,8 +112,12 @@ class QueueMonitor:
         As long as one of them lives, that one leads, and decides about the others.
         """
         silent = self._leaderless_seconds(entry, job)
-        if silent < self._seconds or (plan := self._ledger.plan(job.jobId)) is None:
+        if silent < self._seconds:
             return ""
+        try:
+            plan = self._ledger.plan(job.jobId) or Plan
+        except RecordError:
+            plan = Plan  # its defaults
         started = job.state not in (JobState.QUEUED, JobState.PREPARING)
         patience = plan.lostAfterSeconds + plan.maxWaitTime if started else plan.preparingSeconds
         if silent < patience:
@@ -122,6 +138,11 @@ class QueueMonitor:
 
     def _end(self, stored: Stored[JobRecord], why: str, cancelled: bool = False) -> None:
         self._ledger.change_job(stored, stored.record.with_holder(self._me).ended(why, cancelled))
+
+
+def _sign_of_life(stored: Stored[JobRecord] | RecordError | None) -> str:
+    """Return what changes as long as another process takes care of a job."""
+    return str(stored.record.lease) if isinstance(stored, Stored) else type(stored).__name__
 
 
 def _missing_job(entry: QueueEntry) -> JobRecord:

@@ -20,11 +20,12 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from jobs import lease
-from jobs.bucket import BucketError
+from jobs.bucket import BucketError, Conflict
 from jobs.chunks import LogFilter
 from jobs.lease import ChangeTimer
 from jobs.ledger import Stored
 from jobs.progress import JobProgress
+from jobs.queue_monitor import QueueMonitor
 from jobs.records import CancelRequest, JobRecord, Plan, ReplicaRecord
 from jobs.serialization import RecordError
 from jobs.states import JobState
@@ -184,6 +185,7 @@ class Client:
         with _as_ops_error():
             record, failing = existing_job(self._cluster.ledger, job_id), False
             deadline = None if timeout is None else time.monotonic() + timeout
+            monitor = QueueMonitor(self._cluster.ledger, ChangeTimer(time.monotonic), current_user())
             while not record.final:
                 if deadline is not None and time.monotonic() >= deadline:
                     raise OpsError(f"job {record.jobId} is {record.state} after {timeout:g} s: wait again, or cancel it")
@@ -191,6 +193,8 @@ class Client:
                     on_poll(record)
                 time.sleep(_WAIT_SECONDS)
                 try:
+                    with suppress(Conflict, RecordError):
+                        monitor.run_for(record)  # there may be no other process that does
                     record = existing_job(self._cluster.ledger, record.jobId)
                     failing = False
                 except (BucketError, SeveralHostsError) as error:

@@ -14,7 +14,7 @@ from jobs import lease, paths
 from jobs.bucket import BucketError, Conflict
 from jobs.lease import ChangeTimer, Clock
 from jobs.ledger import Ledger, Stored
-from jobs.queue_monitor import QueueMonitor
+from jobs.queue_monitor import PAUSE_SECONDS, QueueMonitor
 from jobs.records import JobRecord, Plan
 from jobs.serialization import RecordError
 from jobs.states import JobState, ReplicaState
@@ -62,11 +62,12 @@ class Agent:
         self._failure = ""
         self._end_seen = ""
         self._terminated = self._preemption_checked = self._due_at_once = False
+        self._monitors_others = False
         self.finished = False
         """True once the process may end.
 
-        That is: no job has this host or waits for it; or no job has it and a newer version of this program is installed; or the
-        unit is being stopped and the replica's record is in the bucket.
+        That is: no job has this host or waits for it, and the leaders of all other jobs are alive; or no job has it and a newer
+        version of this program is installed; or the unit is being stopped and the replica's record is in the bucket.
         """
 
     @property
@@ -102,6 +103,8 @@ class Agent:
         if self._due_at_once:
             self._due_at_once = False
             return 0.0
+        if self._monitors_others:
+            return max(self._poll, PAUSE_SECONDS)
         if reporter is None or reporter.job is None:
             return self._poll / _QUICK if self._clock() < self._quick_until else self._poll
         if reporter.due_at_once:
@@ -123,11 +126,12 @@ class Agent:
             self.finished = True
         if not self._terminated and (self._reporter is None or not self._reporter.follows_leader):
             self._queue_monitor.run_if_due()
+            self.finished = self.finished or (self._monitors_others and not self._queue_monitor.stalled)
         if unreadable:
             raise unreadable
 
     def _claim_next_job(self) -> None:
-        """Claim the job that has this host; finish if none has it or waits for it, or if a newer version is installed."""
+        """Claim the job that has this host; finish if none has any or waits for this one, or a newer version is installed."""
         if not self._is_current_version():
             self.finished = True  # the next job is for the newer version that fab has installed
             return
@@ -135,8 +139,10 @@ class Agent:
         entries = queue.entries_for(self._name)
         self._job_files.tidy([entry.jobId for entry in entries])
         entry = queue.holder(self._name)
+        # The hosts of other jobs may all be gone, so that no other process ends these.
+        self._monitors_others = not entries and any(other.held for other in queue.entries)
         if entry is None:
-            self.finished = not entries
+            self.finished = not entries and not self._monitors_others
             return
         stored = self._ledger.job(entry.jobId)
         if stored is None or stored.record.final:

@@ -361,6 +361,8 @@ class Follower:
             record = None
             try:
                 record = find_job(self._ledger, self._job_id)
+                if record:
+                    self._queue_monitor.run_for(record)  # there may be no other process that does
                 if record and record.state is JobState.QUEUED:
                     self._check_queue()
                 elif record and self._wants_replicas(record):
@@ -401,8 +403,7 @@ class Follower:
         return record.final or self._ticks or quiet
 
     def _check_queue(self) -> None:
-        """Report a change of the jobs ahead, and run the queue, because there may be no other process that does."""
-        self._queue_monitor.run_if_due()
+        """Report a change of the jobs ahead."""
         ahead = [entry.jobId for entry in self._ledger.queue().ahead_of(self._job_id)]
         if ahead and ahead != self._ahead:
             self._merge.put_event(Note(f"{self._job_id} is QUEUED behind {', '.join(ahead)}"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from jobs.folder_bucket import FolderBucket
 from jobs.ledger import Ledger
 from jobs.notification import Notification
 from jobs.queue import QueueEntry
+from jobs.queue_monitor import PAUSE_SECONDS
 from jobs.records import JobRecord, Plan, ReplicaRecord, Task, UnsavedFiles
 from jobs.states import JobState, ReplicaState
 
@@ -90,6 +91,16 @@ class Host(FakeSite):
                 self.agent.supervisor.step()
             self.clock.pass_(1.0)
 
+    def run_to_end(self, before_each: Sequence[Callable[[], None]] = ()) -> list[float]:
+        """Run cycles until the agent is finished; call one of the functions before each; return the waits."""
+        waits: list[float] = []
+        while not self.agent.finished:
+            if len(waits) < len(before_each):
+                before_each[len(waits)]()
+            waits.append(self.agent.run_cycle())
+            self.clock.pass_(waits[-1])
+        return waits
+
     def job(self, job_id: str = "job01") -> JobRecord:
         stored = self.ledger.job(job_id)
         return stored.record
@@ -123,6 +134,50 @@ def test_a_record_of_an_earlier_job_of_this_id_is_not_continued(host: Host) -> N
     assert (record.state, record.restarts, record.jobCreateTime, host.job().state) == ("RUNNING", 0, NOW, "RUNNING")
 
 
+@pytest.mark.parametrize(
+    ("state", "plan", "end"),
+    [
+        (JobState.RUNNING, "as written", JobState.FAILED),
+        (JobState.CANCELLING, "as written", JobState.CANCELLED),
+        (JobState.PREPARING, "missing", JobState.FAILED),
+        (JobState.PREPARING, "corrupt", JobState.FAILED),
+    ],
+)
+def test_a_host_without_a_job_ends_one_whose_hosts_never_return(host: Host, state: JobState, plan: str, end: JobState) -> None:
+    host.submit(hosts=("worker-0",), state=state, lease=JobRecord("x").with_holder("worker-0/1").lease)
+    file = host.root / paths.plan("job01")
+    written = Plan("job01", ["worker-0"], "task", [], {}, lostAfterSeconds=20.0, maxWaitTime=30.0)
+    file.unlink() if plan == "missing" else file.write_bytes(b"{" if plan == "corrupt" else written.to_json())
+    waits = host.run_to_end()
+    assert (host.job().state, host.job().lostReplicas, host.ledger.queue().entries) == (end, ["worker-0"], [])
+    assert set(waits[:-1]) == {PAUSE_SECONDS}, "requests to the bucket cost money"
+
+
+@pytest.mark.parametrize("record", ["missing", "unreadable", "final", "its submitter's"])
+def test_a_host_without_a_job_removes_what_others_left_in_the_queue(host: Host, record: str) -> None:
+    state = JobState.FAILED if record == "final" else JobState.QUEUED
+    host.submit(hosts=("worker-0",), state=state, lease=JobRecord("x").with_holder("fab 1", record == "its submitter's").lease)
+    file = host.root / paths.job("job01")
+    if record in ("missing", "unreadable"):
+        file.unlink() if record == "missing" else file.write_bytes(b"{")
+    host.run_to_end()
+    assert host.ledger.queue().entries == []
+
+
+def test_a_host_without_a_job_is_finished_once_the_leaders_of_others_are_alive(host: Host) -> None:
+    for number in range(2):
+        lease = JobRecord("x").with_holder(f"worker-{number}/1").lease
+        host.submit(f"job0{number}", (f"worker-{number}",), state=JobState.RUNNING, lease=lease)
+
+    def renew(number: int) -> None:
+        stored = host.ledger.job(f"job0{number}")
+        host.ledger.change_job(stored, replace(stored.record, lease=stored.record.lease.renewed()))
+
+    polls = [lambda: None, lambda: renew(0), lambda: None, lambda: renew(1)]
+    assert len(host.run_to_end(polls)) == len(polls)
+    assert [host.job(f"job0{number}").state for number in range(2)] == ["RUNNING"] * 2
+
+
 def test_a_host_is_the_replica_of_its_queue_entry(host: Host) -> None:
     candidates = {"master-0": ["worker-7"], "worker-0": ["worker-8", "master-0"]}
     host.ledger.create_job(JobRecord("job01", candidates=candidates))
@@ -152,7 +207,7 @@ def test_a_host_drops_a_job_that_runs_on_other_hosts(host: Host) -> None:
     host.ledger.free_hosts("job00")
     host.ledger.free_hosts("job01")
     other = Host(host.root)
-    other.agent.run_cycle()
+    other.run_to_end()
     assert (other.kept_jobs, other.agent.finished) == ([], True)
 
 

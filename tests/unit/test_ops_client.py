@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,16 @@ from opsdata import put_job
 
 import fabfile
 from infra.inventory import Inventory
-from jobs.bucket import BucketError
+from jobs.bucket import BucketError, Conflict
 from jobs.chunks import LogFilter
 from jobs.firsterror import FirstError
 from jobs.folder_bucket import FolderBucket
 from jobs.ledger import Ledger
 from jobs.progress import JobProgress
 from jobs.queue import QueueEntry
-from jobs.records import JobRecord, ReplicaRecord
+from jobs.queue_monitor import QueueMonitor
+from jobs.records import JobRecord, Plan, ReplicaRecord
+from jobs.serialization import RecordError
 from jobs.states import JobState, ReplicaState
 from ops import client as module
 from ops.client import Client
@@ -73,6 +76,41 @@ def test_wait_has_a_timeout(cluster: ClusterClient, ledger: Ledger, monkeypatch:
     with pytest.raises(OpsError, match=r"^job job01 is RUNNING after 5 s: wait again, or cancel it$"):
         Client(cluster).wait("job01", timeout=5)
     assert seconds == [5.0]
+
+
+@pytest.mark.parametrize("state", [JobState.QUEUED, JobState.RUNNING])
+def test_wait_ends_a_job_whose_hosts_are_all_gone(
+    cluster: ClusterClient, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, state: JobState
+) -> None:
+    put_job(ledger, JobRecord("job01", state, hosts=["master-0"]))
+    rules = {"lostAfterSeconds": 20.0, "maxWaitTime": 10.0, "preparingSeconds": 30.0}
+    ledger.create_plan(Plan("job01", ["master-0"], "task", [], {}, **rules))
+    ledger.change_queue(lambda queue: queue.added(QueueEntry("job01", ["master-0"])))
+    seconds = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: seconds[0])
+    monkeypatch.setattr(module.time, "sleep", lambda more: seconds.append(seconds.pop() + more))
+    job = Client(cluster).wait("job01", timeout=100)
+    assert (job.state, ledger.queue().entries) == (JobState.FAILED, [])
+
+
+def test_wait_outlasts_errors_of_the_queue(
+    cluster: ClusterClient, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put_job(ledger, JobRecord("job01", JobState.QUEUED))
+    errors = [Conflict("queue"), RecordError("newer"), BucketError("away")]
+
+    def fail_sometimes(_: QueueMonitor, job: JobRecord) -> None:
+        if not errors:
+            put_job(ledger, replace(job, state=JobState.SUCCEEDED))
+            return
+        raise errors.pop(0)
+
+    monkeypatch.setattr(QueueMonitor, "run_for", fail_sometimes)
+    seconds = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: seconds[0])
+    monkeypatch.setattr(module.time, "sleep", lambda more: seconds.append(seconds.pop() + more))
+    assert Client(cluster).wait("job01", timeout=100).state is JobState.SUCCEEDED
+    assert capsys.readouterr().err.count("the bucket does not answer (away)") == 1
 
 
 @pytest.mark.parametrize("call", ["get", "wait", "cancel", "logs"])

@@ -22,7 +22,7 @@ from jobs.chunks import TOO_SLOW, LogFilter, Position
 from jobs.folder_bucket import FolderBucket
 from jobs.ledger import Ledger
 from jobs.queue import Queue, QueueEntry
-from jobs.records import JobRecord, ReplicaRecord, UnsavedFiles
+from jobs.records import JobRecord, Plan, ReplicaRecord, UnsavedFiles
 from jobs.states import JobState, ReplicaState
 from ops.errors import HostError, OpsError
 from ops.logs import follow
@@ -386,6 +386,26 @@ def test_the_hosts_of_a_queued_job_are_awaited(world: World, monkeypatch: pytest
     ]
     assert (runs, placed, follower._placed.is_set()) == ([100.0, 101.0, 102.0, 103.0], [False], True)
     assert follower._placement == {"master-0": "master-0"}
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_running_job_whose_hosts_are_all_gone_is_ended(world: World, lost: bool) -> None:
+    """No other process may be left that does. A job with a leader costs no further request."""
+    world.ledger.create_plan(Plan("job01", ["master-0"], "task", [], {}, lostAfterSeconds=20.0, maxWaitTime=10.0))
+    world.ledger.change_queue(lambda _: Queue([QueueEntry("job01", ["master-0"], held=True)]))
+    follower, polls = world.follower(), list[float]()
+    monitor = follower._queue_monitor
+    run_once, seconds = monitor.run_once, 100
+
+    def renew() -> None:
+        record = world.ledger.job("job01").record
+        put_job(world.ledger, record if lost else replace(record, lease=record.lease.renewed()))
+
+    monitor.run_once = lambda: polls.append(world.clock.now) or run_once()
+    follower._poll_now.steps = [renew] * seconds + [follower._ending.set]
+    follower._watch()
+    assert world.ledger.job("job01").record.state == (JobState.FAILED if lost else JobState.RUNNING)
+    assert bool(polls) == lost
 
 
 def test_a_log_is_read_once_its_replica_has_a_host(world: World) -> None:

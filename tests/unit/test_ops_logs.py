@@ -249,7 +249,7 @@ class NoHosts:
 def test_a_queued_job_is_followed_from_the_queue_to_its_end(
     inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("ops.logs.follow._POLL_SECONDS", "ops.logs.follow._RETRY_SECONDS", "jobs.queue_monitor._PAUSE_SECONDS"):
+    for name in ("ops.logs.follow._POLL_SECONDS", "ops.logs.follow._RETRY_SECONDS", "jobs.queue_monitor.PAUSE_SECONDS"):
         monkeypatch.setattr(name, 0.05)
     host = ["master-0"]
     store = FailingBucket(tmp_path)
