@@ -59,11 +59,20 @@ def open_channel_on(fleet: Fleet, name: str, kind: str, there: tuple[str, int], 
 
 
 class Forward:
-    """A listener on the first free one of `ports`, for this machine alone, which leads to `port_there`."""
+    """A listener on the first free one of `ports`, for this machine alone, which leads to `port_there`.
 
-    def __init__(self, transport: ChannelOpener, loopback: str, ports: Iterable[int]) -> None:
+    `unanswered` is called with a channel that ends before the other end has answered, and before the client learns of it.
+    """
+
+    def __init__(
+        self,
+        transport: ChannelOpener,
+        loopback: str,
+        ports: Iterable[int],
+        unanswered: Callable[[Any], None] = lambda _: None,
+    ) -> None:
         self.port_there = 0
-        self._transport, self._loopback = transport, loopback
+        self._transport, self._loopback, self._unanswered = transport, loopback, unanswered
         self._server = self._listen(loopback, ports)
         self.port: int = self._server.server_address[1]
 
@@ -95,14 +104,24 @@ class Forward:
             there = self._transport.open_channel("direct-tcpip", (self._loopback, self.port_there), peer, timeout=_OPEN_SECONDS)
         except (HostError, paramiko.SSHException, OSError, EOFError):
             return
+        waits = threading.Event()
+
+        def ended() -> None:
+            if waits.is_set():
+                self._unanswered(there)
+
         with contextlib.closing(there):
-            threading.Thread(target=_pump, args=(here, there), daemon=True).start()
-            _pump(there, here)
+            threading.Thread(target=_pump, args=(here, there, waits.set), daemon=True).start()
+            _pump(there, here, waits.clear, ended)
 
 
-def _pump(source: Any, sink: Any) -> None:
-    """Copy all bytes of one connection to the other, and then its end."""
+def _pump(source: Any, sink: Any, moves: Callable[[], None], ended: Callable[[], None] = lambda: None) -> None:
+    """Copy all bytes of one connection to the other, then its end; call `moves` before each piece, `ended` before the end."""
     with contextlib.suppress(OSError, EOFError):
-        while piece := source.recv(_CHUNK):
-            sink.sendall(piece)
+        try:
+            while piece := source.recv(_CHUNK):
+                moves()
+                sink.sendall(piece)
+        finally:
+            ended()
         sink.shutdown(1)

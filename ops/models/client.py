@@ -7,6 +7,7 @@ import http.client
 import json
 import threading
 import time
+import weakref
 from concurrent.futures import Future
 from typing import Any
 
@@ -46,6 +47,7 @@ class ServingClient:
         self.names = server.serving_host_names(cluster.inventory)
         self._cluster = cluster
         self._first = self.names[0]
+        self._names_of_channels = weakref.WeakKeyDictionary[Any, str]()
         self._started: Future[Outcome[bool]] | None = None
         self._listens_by: float
 
@@ -95,9 +97,14 @@ class ServingClient:
             except (HostError, paramiko.SSHException, OSError, EOFError) as error:
                 failed = error
             else:
-                self._first = name
+                self._first = self._names_of_channels[channel] = name
                 return channel
         raise paramiko.SSHException(f"{self._no_server()}: {failed}")
+
+    def leave(self, channel: Any) -> None:
+        """Try the server of this channel last: it ended the connection without an answer, as when it dies."""
+        if (name := self._names_of_channels.get(channel)) == self._first and name is not None:
+            self._first = [*self.names, *self.names][self.names.index(name) + 1]
 
     def start(self) -> None:
         """Install the server in the background on hosts where nothing listens."""

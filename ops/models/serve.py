@@ -22,7 +22,7 @@ def serve(cluster: ClusterClient, model: str | None, port: str | None) -> int:
     ports = local_ports(port, SERVING_PORT)
     servers = ServingClient(cluster)
     try:
-        with Forward(servers, LOOPBACK, ports) as forward:
+        with Forward(servers, LOOPBACK, ports, servers.leave) as forward:
             forward.port_there = SERVING_PORT
             servers.start()
             status, body = servers.request("GET", f"/v1/models/{record.name}")

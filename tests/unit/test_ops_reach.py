@@ -235,6 +235,23 @@ def test_a_refused_channel_is_opened_to_the_next_server(cluster: ClusterClient) 
         open_channel()
 
 
+def test_a_server_that_does_not_answer_is_tried_last(cluster: ClusterClient) -> None:
+    transports = {"serving-0": Transport(True), "serving-1": Transport(True)}
+    cluster.fleet.connection = lambda name: SimpleNamespace(transport=transports[name])  # type: ignore[method-assign,assign,return-value]
+    servers = ServingClient(cluster)
+
+    def open_channel() -> Any:
+        return servers.open_channel("direct-tcpip", ("127.0.0.1", 8501), ("127.0.0.1", 1), 1.0)
+
+    first = open_channel()
+    assert first is transports["serving-0"]
+    for _ in range(2):  # of two of its requests in progress
+        servers.leave(first)
+        assert open_channel() is transports["serving-1"]
+    servers.leave(transports["serving-1"])
+    assert open_channel() is first
+
+
 class Ssh(paramiko.ServerInterface):
     """A host's side of SSH; the server listens while `listening` is set."""
 
@@ -338,8 +355,8 @@ def test_serve_prints_the_address_of_a_local_port(
     forwards = []
 
     @contextlib.contextmanager
-    def forward(opener: ServingClient, loopback: str, ports: range) -> Iterator[SimpleNamespace]:
-        assert (opener, loopback, ports) == (servers, "127.0.0.1", range(1234, 1235))
+    def forward(opener: ServingClient, loopback: str, ports: range, unanswered: Any) -> Iterator[SimpleNamespace]:
+        assert (opener, loopback, ports, unanswered) == (servers, "127.0.0.1", range(1234, 1235), servers.leave)
         forwards.append(SimpleNamespace(port=1234, port_there=0))
         yield forwards[-1]
 

@@ -406,3 +406,34 @@ def test_both_directions_are_carried_until_the_host_ends_the_connection() -> Non
         assert opened[0].fileno() == -1
         ours.sendall(b"late")
         wait_for(lambda: daemons == [True], "the other direction's thread")
+
+
+@pytest.mark.parametrize("answer", [b"", b"answer"])
+def test_a_connection_that_ends_unanswered_is_reported_before_the_client_sees_its_end(answer: bytes) -> None:
+    class Transport:
+        def open_channel(self, *_: object, timeout: float) -> socket.socket:
+            here, there = socket.socketpair()
+
+            def serve() -> None:
+                with there:
+                    there.recv(9)
+                    there.sendall(answer)
+
+            threading.Thread(target=serve, daemon=True).start()
+            return here
+
+    unanswered = list[bytes]()
+    request, client = socket.socketpair()
+    client.setblocking(True)
+
+    def note(_: Any) -> None:
+        with pytest.raises(BlockingIOError):
+            client.recv(9, socket.MSG_DONTWAIT)
+        unanswered.append(answer)
+
+    forward = Forward(Transport(), "127.0.0.1", [0], note)  # type: ignore[arg-type]
+    with client, request:
+        client.sendall(b"question")
+        forward.carry(request, ("127.0.0.1", 9))
+        assert client.recv(9) == answer
+    assert unanswered == ([b""] if not answer else [])
