@@ -11,6 +11,7 @@ from pathlib import Path
 
 import hypertune
 import pytest
+from tensorboard.compat import tensorflow_stub
 
 from hosts.tuner import measure
 from hosts.tuner.measure import FEWEST_HISTORIES, TrialMetrics, should_stop
@@ -160,7 +161,15 @@ def test_a_tag_may_have_slashes_and_be_a_suffix(tmp_path: Path) -> None:
     assert TrialMetrics("ccuracy", tmp_path / "none", str(tmp_path)).final_measurements() == []
 
 
+@pytest.fixture
+def without_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let TensorBoard do without TensorFlow, as in the tuner's process, although another test may have loaded it."""
+    for name in ("directory_loader", "directory_watcher", "event_file_loader", "io_wrapper", "plugin_asset_util"):
+        monkeypatch.setattr(f"tensorboard.backend.event_processing.{name}.tf", tensorflow_stub)
+
+
 @pytest.mark.parametrize("kind", ["link", "pipe", "device", "large", "socket"])
+@pytest.mark.usefixtures("without_tensorflow")
 def test_only_regular_files_of_limited_size_are_read(
     metrics: TrialMetrics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
@@ -193,6 +202,7 @@ def test_only_regular_files_of_limited_size_are_read(
     assert metrics.final_measurements() == []
 
 
+@pytest.mark.usefixtures("without_tensorflow")
 def test_no_link_to_a_folder_is_followed_to_summaries(metrics: TrialMetrics, tmp_path: Path) -> None:
     Summaries(str(tmp_path / "other")).scalars(5, {"val/accuracy": 0.5})
     (tmp_path / "output").mkdir()
