@@ -140,7 +140,8 @@ nft_path() { PATH=$PATH:/usr/sbin:/sbin command -v nft || echo /usr/sbin/nft; }
 firewall() { [ "$(id -u)" = 0 ] || sudo -n "$(nft_path)" list tables >/dev/null 2>&1; }
 
 # alone NAME: waits while another checkout on this machine runs the same part of set-up, and keeps others waiting until this
-# script and its commands end. Descriptor 9 is the lock: daemons are started without it.
+# script and its commands end. Descriptor 9 is the lock: daemons are started without it. With SETUP_ALONE=NAME it takes none, as in
+# tests of these scripts.
 alone() {
   [ "${SETUP_ALONE:-}" != "$1" ] || return 0
   lock=/run/lock/scaletier-$1 # a folder, as other users may lock it too

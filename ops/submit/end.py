@@ -15,7 +15,7 @@ from ops.client import Client
 from ops.cluster import root_helper
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.ledger import existing_job, replicas_of
-from ops.errors import DONE, FAILED, HostError, UsageError, one_line
+from ops.errors import DONE, FAILED, HostError, OpsError, UsageError, one_line
 
 _LOGS_SECONDS = 30.0
 DAMAGED_HINT = "fab delete JOB deletes a job whose record is damaged"
@@ -58,8 +58,11 @@ def delete(cluster: ClusterClient, job_id: str | None, sure: bool, as_json: bool
     """Take a job out of the bucket: record, package, logs, and its output where that is below it."""
     if job_id is None:
         raise UsageError("delete which job? fab jobs lists them, and fab prune --keep N deletes all but the newest")
-    if not _is_damaged(cluster, job_id):
+    try:
         existing_job(cluster.ledger, job_id)
+    except OpsError:
+        if not _is_damaged(cluster, job_id):
+            raise
     _check(cluster, [job_id])
     return _delete(cluster, [job_id], sure, as_json)
 

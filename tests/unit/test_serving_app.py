@@ -221,7 +221,7 @@ def test_a_too_large_request_is_refused(server: Starlette, monkeypatch: pytest.M
 
 
 def test_a_context_counts_once_for_each_example(server: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 190 kB a context of 10,000 features in each of 30,000 examples would make gigabytes."""
+    """Refuse 190 kB that would become gigabytes: a context of 10,000 features in each of 30,000 examples."""
     path, body = "/v1/models/mnist:classify", {"context": {"key": 1, "image": [0.25, 0.75]}, "examples": [{}] * 99}
     copied = len(b'{"key":1,"image":[0.25,0.75]}') * 99
     answer = [[["0", 0.25], ["1", 0.75]]] * 99
