@@ -10,9 +10,6 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-FIX_FAILED = " (and cannot be fixed: "
-"""In the text of a finding, between what it found and why its fix failed."""
-
 
 class Severity(StrEnum):
     """The severity of a finding; a warning breaks nothing for now."""
@@ -27,6 +24,7 @@ class Finding:
     """The result of a check.
 
     `remedy` is the command that fixes a problem. `fix` does the same; it is None if that could remove something.
+    `fix_error` is the reason why a fix that was tried failed.
     """
 
     severity: Severity
@@ -35,17 +33,19 @@ class Finding:
     fix: Callable[[], object] | None = field(default=None, compare=False)
     check: str = ""
     fixed: bool = False
+    fix_error: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the finding in the form of its JSON."""
         data = {"check": self.check, "severity": str(self.severity), "what": self.what}
-        return {**data, "remedy": self.remedy or None, "fixed": self.fixed}
+        return {**data, "remedy": self.remedy or None, "fixed": self.fixed, "fixError": self.fix_error or None}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Finding:
         """Return the finding of a `to_dict`; ValueError, KeyError or TypeError if it is not one."""
         remedy, fixed = str(data["remedy"] or ""), bool(data["fixed"])
-        return cls(Severity(data["severity"]), str(data["what"]), remedy, None, str(data["check"]), fixed)
+        check, fix_error = str(data["check"]), str(data["fixError"] or "")
+        return cls(Severity(data["severity"]), str(data["what"]), remedy, None, check, fixed, fix_error)
 
 
 Check = Callable[[], Iterable[Finding]]
@@ -102,7 +102,7 @@ def _apply_fix(finding: Finding) -> Finding:
     try:
         finding.fix()
     except Exception as error:  # noqa: BLE001  it stays as it is, and the finding says so
-        return replace(finding, what=f"{finding.what}{FIX_FAILED}{one_line(error)})")
+        return replace(finding, fix_error=one_line(error))
     return replace(finding, fixed=True)
 
 

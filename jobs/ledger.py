@@ -65,15 +65,16 @@ class Ledger:
         name = paths.job(record.jobId)
         return Stored(record, self.store.replace(name, record.to_json(), before.version))
 
-    def jobs(self) -> tuple[list[JobRecord], list[str]]:
-        """Return every job, the newest first, and a line about each record that cannot be read."""
-        records, bad = [], []
+    def jobs(self) -> tuple[list[JobRecord], dict[str, RecordError]]:
+        """Return every job, the newest first, and by job id the error in each record that cannot be read."""
+        records, errors = [], {}
         for name, content in self.store.scan(paths.EVERY_JOB).items():
+            job_id = paths.job_of(name)
             try:
-                records.append(_job(paths.job_of(name), content))
+                records.append(_job(job_id, content))
             except RecordError as error:
-                bad.append(f"{paths.job_of(name)}: {error}")
-        return sorted(records, key=lambda record: record.createTime, reverse=True), bad
+                errors[job_id] = error
+        return sorted(records, key=lambda record: record.createTime, reverse=True), errors
 
     def plan(self, job_id: str) -> Plan | None:
         """Return the plan that a job's replicas need, or None if it is not written yet."""

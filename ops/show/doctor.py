@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
-from infra.findings import FIX_FAILED, Check, Finding, Severity, fail, ok, run_checks, warning
+from infra.findings import Check, Finding, Severity, fail, ok, run_checks, warning
 from infra.templates import ROOT as CHECKOUT
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
@@ -38,7 +38,7 @@ def doctor(fix: bool, as_json: bool, root: Path = ROOT) -> int:
     """Run all checks and print their findings; FAILED if there is an error."""
     before = _look(root, fix=True, what="applying safe fixes") if fix else []
     fixed = [finding for finding in before if finding.fixed]
-    unfixed = {(each.check, each.what.partition(FIX_FAILED)[0]): each for each in before if FIX_FAILED in each.what}
+    unfixed = {(each.check, each.what): each for each in before if each.fix_error}
     now = _look(root, fix=False, what="checking")
     findings = [*fixed, *(unfixed.get((finding.check, finding.what), finding) for finding in now)]
     still = [finding for finding in findings if finding.severity is Severity.ERROR and not finding.fixed]
@@ -56,8 +56,9 @@ def line(finding: Finding) -> str:
     """Format a finding as a line."""
     word = "fixed" if finding.fixed else str(finding.severity)
     colour = "green" if finding.fixed else _COLOURS[finding.severity]
+    fix_error = f" (and cannot be fixed: {finding.fix_error})" if finding.fix_error else ""
     remedy = f": {finding.remedy}" if finding.remedy and not finding.fixed else ""
-    return f"{terminal.paint(f'{word:<8}', colour)} {finding.check:<9} {finding.what}{remedy}"
+    return f"{terminal.paint(f'{word:<8}', colour)} {finding.check:<9} {finding.what}{fix_error}{remedy}"
 
 
 def _look(root: Path, fix: bool, what: str) -> list[Finding]:

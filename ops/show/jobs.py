@@ -27,8 +27,8 @@ def jobs(cluster: ClusterClient, filter_text: str | None, limit: str | None, as_
     matches, most = _parse_filter(filter_text or ""), _parse_limit(limit)
     with terminal.ProgressLine("reading the jobs"):
         records, unreadable = cluster.ledger.jobs()
-    for line in unreadable:
-        terminal.note(f"not shown: {line}")
+    for job_id, error in unreadable.items():
+        terminal.note(f"not shown: {job_id}: {error}")
     total = len(records)
     records = [record for record in records if matches(record)][:most]
     if as_json:

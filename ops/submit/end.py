@@ -98,9 +98,10 @@ def _records(cluster: ClusterClient, deleted: Collection[str] = ()) -> list[JobR
     with terminal.ProgressLine("reading the jobs"):
         records, unreadable = cluster.ledger.jobs()
     if unreadable and any(_is_damaged(cluster, job_id) for job_id in deleted):
-        unreadable = [line for line in unreadable if not _is_damaged(cluster, line.partition(":")[0])]
+        unreadable = {job_id: error for job_id, error in unreadable.items() if not _is_damaged(cluster, job_id)}
     if unreadable:
-        raise UsageError(f"nothing can be deleted while records are unreadable: {'; '.join(unreadable)}; {DAMAGED_HINT}")
+        errors = "; ".join(f"{job_id}: {error}" for job_id, error in unreadable.items())
+        raise UsageError(f"nothing can be deleted while records are unreadable: {errors}; {DAMAGED_HINT}")
     return records
 
 

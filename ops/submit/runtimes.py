@@ -68,7 +68,8 @@ def _remove(cluster: ClusterClient, folders: Mapping[str, Path], name: str, sure
         raise UsageError(f"there is no runtime {name}{suggest(name, folders)}; there are {', '.join(folders) or 'none'}")
     records, unreadable = cluster.ledger.jobs()
     if unreadable:
-        raise UsageError(f"nothing can be removed while records are unreadable: {'; '.join(unreadable)}; {DAMAGED_HINT}")
+        errors = "; ".join(f"{job_id}: {error}" for job_id, error in unreadable.items())
+        raise UsageError(f"nothing can be removed while records are unreadable: {errors}; {DAMAGED_HINT}")
     for record in records:
         if not record.final and record.manifest.get("runtime", {}).get("key") == name:
             raise UsageError(f"job {record.jobId}, which is {record.state}, runs in {name}: wait for it, or cancel it")

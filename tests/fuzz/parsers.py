@@ -238,7 +238,7 @@ PARSERS: Mapping[str, Parser] = {
     "findings of the doctor": Parser(
         lambda data: Finding.from_dict(json.loads(data)),
         (ValueError, KeyError, TypeError, RecursionError),
-        (_json({"severity": "ok", "what": "a", "remedy": None, "fixed": False, "check": "b"}),),
+        (_json({"severity": "ok", "what": "a", "remedy": None, "fixed": False, "check": "b", "fixError": None}),),
     ),
     "a log line of a host": Parser(_log, (ValueError,), (b"1 2 " + _LINE, b"0 100 x")),
     "a log's chunks": Parser(

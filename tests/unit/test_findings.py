@@ -15,7 +15,7 @@ from infra.findings import Finding, Severity, fail, ok, one_line, run_checks, wa
 TEXT = st.text(max_size=20)
 
 
-@given(st.builds(Finding, st.sampled_from(Severity), TEXT, TEXT, check=TEXT, fixed=st.booleans()))
+@given(st.builds(Finding, st.sampled_from(Severity), TEXT, TEXT, check=TEXT, fixed=st.booleans(), fix_error=TEXT))
 def test_a_finding_survives_json(finding: Finding) -> None:
     assert Finding.from_dict(json.loads(json.dumps(finding.to_dict()))) == finding
 
@@ -64,10 +64,10 @@ def test_errors_are_fixed_only_with_fix() -> None:
     checks = {"a": lambda: [fail("off", "pulumi up", lambda: done.append("on")), fail("gone"), fail("x", fix=fails)]}
     assert [(each.what, each.fixed) for each in run_checks(checks, 30)] == [("off", False), ("gone", False), ("x", False)]
     assert done == []
-    assert [(each.what, each.fixed) for each in run_checks(checks, 30, fix=True)] == [
-        ("off", True),
-        ("gone", False),
-        ("x (and cannot be fixed: not allowed)", False),
+    assert [(each.what, each.fixed, each.fix_error) for each in run_checks(checks, 30, fix=True)] == [
+        ("off", True, ""),
+        ("gone", False, ""),
+        ("x", False, "not allowed"),
     ]
     assert done == ["on"]
 
@@ -79,4 +79,5 @@ def test_a_finding_keeps_its_own_check_name() -> None:
 
 def test_an_error_without_a_message_is_its_name() -> None:
     assert [one_line(error) for error in (ValueError("a\n b"), KeyError())] == ["a b", "KeyError"]
-    assert ok("well").to_dict() == {"check": "", "severity": "ok", "what": "well", "remedy": None, "fixed": False}
+    nothing = {"remedy": None, "fixed": False, "fixError": None}
+    assert ok("well").to_dict() == {"check": "", "severity": "ok", "what": "well", **nothing}

@@ -170,12 +170,13 @@ def test_errors_set_the_exit_code_and_fix_prints_its_fixes(
     assert doctor.doctor(fix=False, as_json=True, root=tmp_path) == FAILED
     output = json.loads(capsys.readouterr().out)
     check("ops.show.doctor.doctor", output)
+    unfixed = {"fixed": False, "fixError": None}
     assert output == {
         "errors": 1,
         "findings": [
-            {"check": "hosts", "severity": "error", "what": "host ps-0 is stopped", "remedy": "pulumi up", "fixed": False},
-            {"check": "kernel", "severity": "warning", "what": "low", "remedy": "raise it", "fixed": False},
-            {"check": "kernel", "severity": "warning", "what": "old", "remedy": None, "fixed": False},
+            {"check": "hosts", "severity": "error", "what": "host ps-0 is stopped", "remedy": "pulumi up", **unfixed},
+            {"check": "kernel", "severity": "warning", "what": "low", "remedy": "raise it", **unfixed},
+            {"check": "kernel", "severity": "warning", "what": "old", "remedy": None, **unfixed},
         ],
     }
     assert doctor.doctor(fix=True, as_json=False, root=tmp_path) == DONE
@@ -209,6 +210,13 @@ def test_the_reason_of_a_failed_fix_is_printed_while_its_problem_remains(
     assert capsys.readouterr().out.splitlines() == [
         "error    firewall  the firewall is off (and cannot be fixed: nft: permission denied): start it",
         "error    firewall  the firewall is old: pulumi up",
+    ]
+    gone.clear()
+    assert doctor.doctor(fix=True, as_json=True, root=tmp_path) == FAILED
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    assert [(each["what"], each["fixError"]) for each in findings] == [
+        ("the firewall is off", "nft: permission denied"),
+        ("the firewall is old", None),
     ]
 
 

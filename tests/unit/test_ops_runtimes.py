@@ -16,6 +16,7 @@ from test_ops_dependencies import make_trainer, make_wheel
 
 from infra.inventory import Inventory
 from jobs.records import JobRecord
+from jobs.serialization import RecordError
 from jobs.states import JobState
 from ops import terminal
 from ops.errors import OpsError, UsageError
@@ -415,9 +416,9 @@ def test_scripts_start_with_the_path_on_hosts(inventory: Inventory, index: Path,
 
 class _Ledger:
     def __init__(self, *records: JobRecord) -> None:
-        self._records, self.unreadable = list(records), list[str]()
+        self._records, self.unreadable = list(records), dict[str, RecordError]()
 
-    def jobs(self) -> tuple[list[JobRecord], list[str]]:
+    def jobs(self) -> tuple[list[JobRecord], dict[str, RecordError]]:
         return self._records, self.unreadable
 
 
@@ -465,8 +466,8 @@ def test_runtimes_are_listed_and_removed(
             run(cluster, *invalid, True, False)  # type: ignore[arg-type]
         assert str(error.value) == message
     damaged = _Cluster(local_inventory)
-    damaged.ledger.unreadable = ["job.json of j is no JSON"]
-    with pytest.raises(UsageError, match=r"records are unreadable: job\.json of j is no JSON; fab delete JOB"):
+    damaged.ledger.unreadable = {"j": RecordError("job.json is no JSON")}
+    with pytest.raises(UsageError, match=r"records are unreadable: j: job\.json is no JSON; fab delete JOB"):
         run(damaged, "rm", key, True, False)  # type: ignore[arg-type]
     others = (JobRecord("a", manifest={"runtime": {"key": "other"}}), JobRecord("b").ended(""), JobRecord("c"))
     idle = _Cluster(local_inventory, *others, replace(cluster.ledger.jobs()[0][0], state=JobState.FAILED))
