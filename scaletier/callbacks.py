@@ -47,7 +47,7 @@ class Callbacks:
         data: Sequence[Any] = (None, None),
     ) -> None:
         self._callbacks, self._epochs, self._steps, self._data = callbacks, epochs, steps_per_epoch, data
-        self._rounds, self._metrics = list[Any](), list[Any]()
+        self._rounds, self._metrics, self._carried = list[tuple[int, Mapping[str, float]]](), list[Any](), list[Any]()
 
     def check(self) -> None:
         """Raise JobError for a callback with a hook that is not called."""
@@ -86,7 +86,7 @@ class Callbacks:
 
     @functools.cached_property
     def state(self) -> Any:
-        """The tf.Variable for checkpoints, which has the state as the last epoch ended."""
+        """The tf.Variable for checkpoints: the callbacks as the last epoch ended, and the metrics of this one."""
         tf = import_tensorflow()
         with tf.device("/device:CPU:0"):
             return tf.Variable("")
@@ -118,17 +118,19 @@ class Callbacks:
         rates = _rates_of(network.model.optimizer)
         self._list.on_train_begin()
         self._rates = [at for at, spec in enumerate(network.local) if spec in network.learning_rates]
-        if reader and reader.callbacks:
-            self._restore(json.loads(reader.callbacks))
-        self._logs = dict.fromkeys(("loss", *network.metric_names), math.nan)
-        self._epoch, begin = step // steps_per_epoch, step
-        at = self._epoch
-        if self.history.epoch:
-            self._epoch = self.history.epoch[-1] + 1
+        stored = json.loads(reader.callbacks) if reader and reader.callbacks else {}
+        if stored:
+            self._restore(stored)
+        self._ended = self._callbacks_state()
+        self._logs: Mapping[str, float] = dict.fromkeys(("loss", *network.metric_names), math.nan)
+        at, begin = step // steps_per_epoch, step
+        self._epoch = stored.get("epoch", self.history.epoch[-1] + 1 if self.history.epoch else at)
         if abs(self._epoch - at) <= 1:  # else the length of epochs has changed
             at = self._epoch  # the checkpoint may be of a job that had ended within an epoch, or had not ended one that is over
             begin = min(step, at * steps_per_epoch)
         self._begin_epoch(begin < flags.max_steps)
+        if "metrics" in stored:
+            self._restore_metrics(**stored["metrics"])
         trained = {id(one) for one in network.model.trainable_variables}
         same = trained == {id(spec.variable) for spec in network.trained} and _rates_of(network.model.optimizer) == rates
         if not (step or same):  # what is set later has no effect in Keras either
@@ -160,18 +162,47 @@ class Callbacks:
             for at, rate in zip(self._rates, state["rates"], strict=True):
                 self._local[at].assign(rate)
 
-    def _store(self) -> None:
+    def _restore_metrics(self, epoch: int, steps: int, logs: Mapping[str, float], carried: Sequence[Any]) -> None:
+        """Continue the metrics of the epoch in which the checkpoint was written, if they are the same ones."""
+        import numpy as np
+
+        initial = self._network.initial_metrics()
+        if epoch == self._epoch and set(logs) == set(self._logs):
+            self._rounds.append((steps, logs))
+            self._carried = list(carried) if [*map(np.shape, carried)] == [*map(np.shape, initial)] else []
+
+    def store(self) -> None:
+        """Set `state` for a checkpoint."""
+        state = {**self._ended, "epoch": self._epoch}
+        if self._rounds:
+            steps, logs = self._total()
+            carried = [one.numpy() for one in self._metrics]
+            state["metrics"] = {"epoch": self._epoch, "steps": steps, "logs": logs, "carried": carried}
+        self.state.assign(json.dumps(state, default=_plain))
+
+    def _total(self) -> tuple[int, Mapping[str, float]]:
+        """Return the steps of this epoch's rounds, and their metrics."""
+        total = sum(steps for steps, _ in self._rounds)
+        if self._metrics:
+            return total, self._rounds[-1][1]
+        return total, {name: sum(steps * each[name] for steps, each in self._rounds) / total for name in self._logs}
+
+    def _callbacks_state(self) -> dict[str, Any]:
+        """Return the state of callbacks in the form of JSON."""
         callbacks = [
             (type(one).__name__, {key: value for key, value in vars(one).items() if key in _STATE}) for one in self._stateful()
         ]
         rates = [float(self._local[at]) for at in self._rates]
         state = {"callbacks": callbacks, "given_rates": self._given_rates(), "rates": rates}
-        self.state.assign(json.dumps(state, default=_plain))
+        copy: dict[str, Any] = json.loads(json.dumps(state, default=_plain))
+        return copy
 
     def carry(self) -> list[Any]:
         """Return the tf.Variables that keep metrics between the rounds of an epoch, for a process that trains alone."""
         tf = import_tensorflow()
         self._metrics = [tf.Variable(value) for value in self._network.initial_metrics()]
+        for variable, value in zip(self._metrics, self._carried, strict=False):
+            variable.assign(tf.cast(value, variable.dtype))
         return self._metrics
 
     @property
@@ -198,10 +229,7 @@ class Callbacks:
         Its metrics are those of the epoch before if it had no round, as with `sync` if a round has more steps than an epoch.
         """
         if self._rounds:
-            self._logs = self._rounds[-1][1]
-            if not self._metrics:
-                total = sum(steps for steps, _ in self._rounds)
-                self._logs = {name: sum(steps * each[name] for steps, each in self._rounds) / total for name in self._logs}
+            _, self._logs = self._total()
         logs = dict(self._logs)
         if evaluate:
             self._list.on_test_begin()
@@ -211,7 +239,7 @@ class Callbacks:
             self._list.on_test_end(found)
             logs |= {f"val_{name}": value for name, value in found.items()}
         self._list.on_epoch_end(self._epoch, logs)
-        self._store()
+        self._ended = self._callbacks_state()
         self._epoch += 1
         self._begin_epoch(step < self._flags.max_steps and not self.stopping)
 

@@ -112,6 +112,8 @@ class Training(abc.ABC):
         """Train to the last step; the chief then exports and evaluates. Before an error is raised, a checkpoint is saved."""
         loss: float | None = None
         try:
+            if self.chief:
+                self.chief.end_epochs(int(self.copy.step))
             for result in self.rounds():
                 if loss is None:
                     give_memory_back()
@@ -206,9 +208,9 @@ class ChiefTasks:
 
     def after(self, result: Round) -> None:
         """Log, evaluate and save if it is due after a round; PreemptedError after SIGTERM, when a checkpoint is saved."""
-        self._end_if_preempted()
         if self._callbacks:
             self._callbacks.add(result)
+        self._end_if_preempted()
         now = time.monotonic()
         since, step = self._summarized
         if now - since >= self._flags.log_interval:
@@ -217,14 +219,8 @@ class ChiefTasks:
             self.summaries.scalars(result.global_step, scalars)
             self._summarized = (now, result.global_step)
         if self._evaluate or self._callbacks:
-            if eval_steps := self._flags.eval_steps:
-                while self.ends_at <= min(result.global_step, self._flags.max_steps - 1) and not self.stopped:
-                    step = self._evaluate_now()
-                    self._end_if_preempted()
-                    if not self._callbacks:
-                        self.ends_at = (step // eval_steps + 1) * eval_steps
-                    ends = self._callbacks and self._callbacks.stopping
-                    self._training.budget.release(result.global_step + 1 if ends else self.ends_at)
+            if self._flags.eval_steps:
+                self.end_epochs(result.global_step)
             elif result.global_step < self._flags.max_steps and self._interval.due(now):
                 self._evaluate_now()
                 if adjusted := self._interval.record(now, time.monotonic()):
@@ -235,6 +231,16 @@ class ChiefTasks:
         due = due or now - saved_at >= self._flags.checkpoint_seconds
         if due and result.global_step < self._flags.max_steps:  # the last one is saved after the last epoch's callbacks
             self.save()
+
+    def end_epochs(self, global_step: int) -> None:
+        """Evaluate for each multiple of --eval-steps up to a global step, as also after SIGTERM at one."""
+        while self.ends_at <= min(global_step, self._flags.max_steps - 1) and not self.stopped:
+            step, eval_steps = self._evaluate_now(), self._flags.eval_steps or 1
+            self._end_if_preempted()
+            if not self._callbacks:
+                self.ends_at = (step // eval_steps + 1) * eval_steps
+            ends = self._callbacks and self._callbacks.stopping
+            self._training.budget.release(global_step + 1 if ends else self.ends_at)
 
     def _end_if_preempted(self) -> None:
         if self._preempted.is_set():
@@ -311,9 +317,14 @@ class ChiefTasks:
         """Write a checkpoint unless this step has one; return the step."""
         step = self._training.refresh()
         if step != self._saved[1]:
-            self._saver.save()
+            self._write()
         self._saved = (time.monotonic(), step)
         return step
+
+    def _write(self) -> None:
+        if self._callbacks:
+            self._callbacks.store()
+        self._saver.save()
 
     def keep(self) -> None:
         """Save the trained model before an error ends the job; suppress a second error."""
@@ -326,7 +337,7 @@ class ChiefTasks:
         """Save the chief's values after other hosts are lost, if they are newer than the last checkpoint."""
         step = int(self._copy.step)
         if step > self._saved[1]:
-            self._saver.save()
+            self._write()
             say(f"A checkpoint of step {step} is saved, of what this host holds")
 
     def _measure(self, step: int, stopped: Callable[[], bool] = lambda: False, last: bool = False) -> EvaluationResult | None:

@@ -5,16 +5,22 @@ from __future__ import annotations
 import csv
 import functools
 import importlib
+import signal
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import scaletier
+from scaletier.checkpoint import latest
+from scaletier.loop import PreemptedError, Round
 from scaletier.tensorflow_setup import import_tensorflow
+from scaletier.training import ChiefTasks
 
 tf = import_tensorflow()
 import keras  # noqa: E402 - TensorFlow imports it, without its log messages
@@ -395,6 +401,65 @@ def test_a_restart_keeps_the_state_of_callbacks(tmp_path: Path) -> None:
             np.testing.assert_allclose(one, other, rtol=1e-6)
     best = keras.models.load_model(tmp_path / "restarted/best.keras").get_weights()
     assert not np.allclose(best[0], result.model.get_weights()[0]), "the first epoch was the best one"
+
+
+def interrupt() -> None:
+    raise InterruptedError
+
+
+class Stops(callbacks.Callback):  # type: ignore[misc]
+    """End the program as the evaluation of an epoch begins."""
+
+    def __init__(self, epoch: int, end: Callable[[], None] = interrupt) -> None:
+        super().__init__()
+        self.epochs, self.epoch, self.end = 0, epoch, end
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self.epochs += 1
+        if self.epochs == self.epoch:
+            self.end()
+
+
+def test_a_restart_within_an_epoch_keeps_its_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.import_module("scaletier.fit"), "exit_process", sys.exit)
+
+    def auc() -> Any:
+        compiled = small()
+        compiled.compile(compiled.optimizer, compiled.loss, metrics=["accuracy", keras.metrics.AUC()])
+        return compiled
+
+    def train(folder: str, *called: Any) -> Any:
+        start_again()
+        arguments = [f"--job-dir={tmp_path / folder}", "--checkpoint-steps=4", "--sync-period=1"]
+        return scaletier.fit(
+            auc, (X, ONE_HOT), (X, ONE_HOT), epochs=3, batch_size=BATCH, shuffle=False, callbacks=called, arguments=arguments
+        )
+
+    expected = train("undisturbed").history
+    for callback, error, step in (
+        (Stops(1, lambda: signal.raise_signal(signal.SIGTERM)), SystemExit, 9),  # of 9 steps an epoch
+        (Stops(2), InterruptedError, 17),
+        (Stops(2), InterruptedError, 27),
+    ):
+        with pytest.raises(error):
+            train("restarted", callback)
+        assert latest(str(tmp_path / "restarted")).endswith(f"-{step}")
+    result = train("restarted").history
+    assert result.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(result[name], values, rtol=1e-6, err_msg=name)
+
+
+def test_the_metrics_of_the_round_before_sigterm_are_kept() -> None:
+    added = list[Round]()
+
+    def end() -> None:
+        raise PreemptedError
+
+    chief: Any = SimpleNamespace(_callbacks=SimpleNamespace(add=added.append), _end_if_preempted=end)
+    with pytest.raises(PreemptedError):
+        ChiefTasks.after(chief, Round(1, 1, 0.5))
+    assert added == [Round(1, 1, 0.5)]
 
 
 def test_files_of_callbacks_exist_and_a_job_resumes(tmp_path: Path) -> None:
