@@ -74,30 +74,37 @@ def save_model(model: Any, job_dir: str) -> None:
 
 def _default_serving(inputs: Any) -> Callable[[Callable[[Any], Any]], Any]:
     """Return the default of `Job.serving`: a function that makes a tf.function from inputs by name to outputs by name."""
-    specs = _by_name(inputs, "inputs")
-    signature = [with_any_batch_size(one, name) for name, one in specs.items()]
     # Ragged and sparse inputs are several tensors, whose names begin with that of the parameter.
-    names = [name if (name := re.sub(r"\W", "_", one)).isidentifier() and not iskeyword(name) else f"_{name}" for one in specs]
+    specs = _by_name(inputs, "inputs", _parameter)
+    if len({name.lower() for name in specs}) < len(specs):  # TensorFlow ignores case
+        specs = _by_name(list(specs.values()), "inputs")
+    signature = [with_any_batch_size(one, name) for name, one in specs.items()]
 
     def serving(predict: Callable[[Any], Any]) -> Any:
         def serve(*given: Any) -> dict[str, Any]:
             tensors = iter(given)
-            return _by_name(predict(tf.nest.map_structure(lambda one: one and next(tensors), inputs)), "outputs")
+            return _by_name(predict(keras.tree.map_structure(lambda one: one and next(tensors), inputs)), "outputs")
 
-        parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+        parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in specs]
         vars(serve)["__signature__"] = inspect.Signature(parameters)
         return tf.function(serve, input_signature=signature, autograph=False)
 
     return serving
 
 
-def _by_name(structure: Any, default: str) -> dict[str, Any]:
+def _parameter(name: str) -> str:
+    """Return the nearest name that a parameter of a tf.function can have, as TensorFlow changes names of tensors."""
+    name = re.sub(r"\W", "_", name, flags=re.ASCII)
+    return f"arg_{name}" if not name[:1].isalpha() or iskeyword(name) or name == "self" else name
+
+
+def _by_name(structure: Any, default: str, form: Callable[[str], str] = str) -> dict[str, Any]:
     """Return the tensors of a structure by name: in a dict their path, such as `a_price`; else the default name, numbered.
 
     They are numbered, such as `inputs`, `inputs_1`, also if two paths give one name. Optional ones that are None have none.
     """
     parts = [(path, part) for path, part in keras.tree.flatten_with_path(structure) if part is not None]
-    names = ["_".join(map(str, path)) for path, _ in parts]
+    names = [form("_".join(map(str, path))) for path, _ in parts]
     if not isinstance(structure, dict) or len(set(names)) < len(names):
         names = [f"{default}_{at}" if at else default for at in range(len(parts))]
     return dict(zip(names, (part for _, part in parts), strict=True))

@@ -8,6 +8,7 @@ import importlib
 import signal
 import sys
 import tempfile
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ import pytest
 import scaletier
 from scaletier.checkpoint import latest
 from scaletier.loop import PreemptedError, Round
+from scaletier.savedmodel import export, make_serving_module
 from scaletier.tensorflow_setup import import_tensorflow
 from scaletier.training import ChiefTasks
 
@@ -401,6 +403,33 @@ def test_a_restart_keeps_the_state_of_callbacks(tmp_path: Path) -> None:
             np.testing.assert_allclose(one, other, rtol=1e-6)
     best = keras.models.load_model(tmp_path / "restarted/best.keras").get_weights()
     assert not np.allclose(best[0], result.model.get_weights()[0]), "the first epoch was the best one"
+
+
+@pytest.mark.parametrize(
+    ("columns", "names"),
+    [
+        (("price", "age"), ("price", "age")),
+        (("sepal width", "1stFloor"), ("sepal_width", "arg_1stFloor")),
+        (("class", "_id"), ("arg_class", "arg__id")),
+        (("self", "\u00e9t\u00e9"), ("arg_self", "arg__t_")),
+        (("a-b", "a_b"), ("inputs", "inputs_1")),
+        (("a", "A"), ("inputs", "inputs_1")),
+    ],
+)
+def test_a_model_is_served_by_the_names_of_its_columns(
+    columns: tuple[str, str], names: tuple[str, str], tmp_path: Path
+) -> None:
+    first, second = columns
+    inputs = OrderedDict((column, tf.TensorSpec([8], tf.float32)) for column in columns)
+    network: Any = SimpleNamespace(
+        model=keras.Sequential([layers.Dense(1)]), slots=(), predict=lambda _, __, given: given[first] - 10 * given[second]
+    )
+    job: Any = SimpleNamespace(serving=None)
+    module = tf.saved_model.load(export(make_serving_module(job, network, [], [], inputs), str(tmp_path)))
+    values = dict(zip(names, ([1.0], [2.0]), strict=True))
+    assert (
+        module.signatures["serving_default"](**{name: tf.constant(value) for name, value in values.items()})["outputs"] == -19
+    )
 
 
 def interrupt() -> None:
