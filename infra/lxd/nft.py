@@ -29,9 +29,13 @@ def load(script: str) -> None:
     """Run a script atomically; LxdError if nft refuses the script; the message has the reason."""
     result = _nft("-f", "-", script=script)
     if result.returncode:
-        reason = " ".join(result.stderr.partition("^")[0].split())
-        hint = "" if os.geteuid() == 0 else " (the firewall needs root: run as root, or allow `sudo nft` without a password)"
-        raise LxdError(f"nft refused the firewall: {reason}{hint}")
+        raise LxdError(f"nft refused the firewall: {_reason(result)}")
+
+
+def _reason(result: subprocess.CompletedProcess[str]) -> str:
+    """Return why nft, or sudo, failed, on one line."""
+    hint = " (the firewall needs root: run as root, or allow `sudo nft` without a password)"
+    return " ".join(result.stderr.partition("^")[0].split()) + (hint if result.stderr.startswith("sudo:") else "")
 
 
 def remove(table: str) -> None:
@@ -41,8 +45,10 @@ def remove(table: str) -> None:
 
 
 def list_table(table: str) -> str | None:
-    """Return a table as nft prints it, without counters, or None if it does not exist."""
+    """Return a table as nft prints it, without counters, or None if it does not exist; LxdError if nft cannot read it."""
     result = _nft("--stateless", "list", "table", "bridge", table)
+    if result.returncode and "No such file or directory" not in result.stderr:
+        raise LxdError(f"the firewall cannot be read: {_reason(result)}")
     return result.stdout if result.returncode == 0 else None
 
 

@@ -138,28 +138,36 @@ def test_nft_of_path_or_usr_sbin_runs_as_root(monkeypatch: pytest.MonkeyPatch, p
         (0, "chains", ""),
         (1, "chains", ""),
         (0, "rules", ""),
-        (1, "rules", ""),
+        (1, "rules", "Error: No such file or directory\nlist table bridge t\n"),
         (0, "", ""),
-        (1, "", "stdin:1:1: Error: Operation not permitted\n^^^\nx"),
+        (1, "", "stdin:1:1: Error: syntax error\n^^^\nx"),
+        (1, "", "sudo: a password is required\n"),
+        (1, "", "sudo: a password is required\n"),
     ]
     assert nft.version() == "nftables v1.0.6"
     assert nft.tables() == ["scaletier_abcdef", "other"]
     assert [nft.list_chains(), nft.list_chains()] == ["chains", ""]
     assert [nft.list_table("t"), nft.list_table("t")] == ["rules", None]
     nft.remove("t")
-    hint = "" if root else " (the firewall needs root: run as root, or allow `sudo nft` without a password)"
-    with pytest.raises(LxdError) as refused:
-        nft.load("table")
-    assert str(refused.value) == f"nft refused the firewall: stdin:1:1: Error: Operation not permitted{hint}"
+    reason = "sudo: a password is required (the firewall needs root: run as root, or allow `sudo nft` without a password)"
+    for call, message in (
+        (nft.load, "nft refused the firewall: stdin:1:1: Error: syntax error"),
+        (nft.load, f"nft refused the firewall: {reason}"),
+        (nft.list_table, f"the firewall cannot be read: {reason}"),
+    ):
+        with pytest.raises(LxdError) as refused:
+            call("t")
+        assert str(refused.value) == message
     words = [
         ["--version"],
         ["list", "tables", "bridge"],
         *[["--json", "list", "chains"]] * 2,
         *[["--stateless", "list", "table", "bridge", "t"]] * 2,
-        *[["-f", "-"]] * 2,
+        *[["-f", "-"]] * 3,
+        ["--stateless", "list", "table", "bridge", "t"],
     ]
     assert programs.commands == [[*([] if root else ["sudo", "-n"]), path or "/usr/sbin/nft", *each] for each in words]
-    assert programs.scripts == [*[None] * 6, "table bridge t\ndelete table bridge t\n", "table"]
+    assert programs.scripts == [*[None] * 6, "table bridge t\ndelete table bridge t\n", "t", "t", None]
 
 
 def test_a_missing_program_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
