@@ -5,6 +5,7 @@ Each yields its violations.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,7 +32,8 @@ Props = Mapping[str, Any]
 Check = Callable[[str, Props, Props], Iterator[str]]
 
 INSTANCE = "gcp:compute/instance:Instance"
-_WIDEST = 8
+# The shortest prefix of a source, by version of IP.
+_SHORTEST_PREFIX = {4: 8, 6: 16}
 _TOO_BROAD = ("roles/owner", "roles/editor", "roles/viewer", "roles/storage.admin", "roles/storage.legacyBucketOwner")
 _EVERYBODY = ("allUsers", "allAuthenticatedUsers")
 _DEFAULT_ACCOUNTS = (
@@ -69,6 +71,21 @@ def _machine_type(props: Props) -> str:
     return str(props.get("machineType")).rpartition("/")[2]
 
 
+def _is_spot(props: Props) -> bool:
+    scheduling = props.get("scheduling") or {}
+    return scheduling.get("provisioningModel") == "SPOT" or scheduling.get("preemptible") is True
+
+
+def _grants(kind: str, props: Props) -> Iterator[tuple[Any, Sequence[Any]]]:
+    """Yield the role and the members of each binding of an IAM resource; a policy that is no JSON has none."""
+    if not kind.startswith("gcp:") or "IAM" not in kind:
+        return
+    yield props.get("role"), (*_list_of(props, "members"), props.get("member"))
+    with contextlib.suppress(ValueError, TypeError, AttributeError):
+        for binding in json.loads(props.get("policyData") or "{}").get("bindings", ()):
+            yield binding.get("role"), binding.get("members") or ()
+
+
 def no_open_ingress(kind: str, props: Props, config: Props) -> Iterator[str]:
     """Require that a rule that allows ingress names a source, and no large part of the internet."""
     if (
@@ -80,7 +97,8 @@ def no_open_ingress(kind: str, props: Props, config: Props) -> Iterator[str]:
     if not any(_list_of(props, key) for key in ("sourceRanges", "sourceServiceAccounts", "sourceTags")):
         yield "it names no source, which means everybody"
     for text in _list_of(props, "sourceRanges"):
-        if ipaddress.ip_network(text, strict=False).prefixlen < _WIDEST:
+        network = ipaddress.ip_network(text, strict=False)
+        if network.prefixlen < _SHORTEST_PREFIX[network.version]:
             yield f"it lets {text} in"
 
 
@@ -109,8 +127,7 @@ def no_default_account(kind: str, props: Props, config: Props) -> Iterator[str]:
 
 def no_broad_role(kind: str, props: Props, config: Props) -> Iterator[str]:
     """Refuse roles that are too broad."""
-    if kind.startswith("gcp:") and "IAM" in kind and props.get("role") in _TOO_BROAD:
-        yield f"it grants {props['role']}"
+    yield from (f"it grants {role}" for role, _ in _grants(kind, props) if role in _TOO_BROAD)
 
 
 def bucket_is_private(kind: str, props: Props, config: Props) -> Iterator[str]:
@@ -122,9 +139,8 @@ def bucket_is_private(kind: str, props: Props, config: Props) -> Iterator[str]:
             yield "its public access prevention is not enforced"
     if kind.startswith("gcp:storage/") and kind.rpartition(":")[2] in _ACLS:
         yield "it is an access control list: use IAM"
-    if kind.startswith("gcp:") and "IAM" in kind:
-        members = (*_list_of(props, "members"), props.get("member"))
-        yield from (f"it grants {props.get('role')} to {member}" for member in members if member in _EVERYBODY)
+    for role, members in _grants(kind, props):
+        yield from (f"it grants {role} to {member}" for member in members if member in _EVERYBODY)
 
 
 def labelled(kind: str, props: Props, config: Props) -> Iterator[str]:
@@ -148,8 +164,7 @@ def terminates_on_maintenance(kind: str, props: Props, config: Props) -> Iterato
     machine = MACHINES.get(_machine_type(props))
     scheduling = props.get("scheduling") or {}
     gpus = _list_of(props, "guestAccelerators") or (machine and machine.accelerator)
-    spot = scheduling.get("provisioningModel") == "SPOT" or scheduling.get("preemptible")
-    if (gpus or spot) and scheduling.get("onHostMaintenance") != "TERMINATE":
+    if (gpus or _is_spot(props)) and scheduling.get("onHostMaintenance") != "TERMINATE":
         yield f"onHostMaintenance is {scheduling.get('onHostMaintenance', 'MIGRATE')}, and it must be TERMINATE"
 
 
@@ -195,7 +210,7 @@ def _cost(props: Props) -> float | None:
         cpus=machine.cpus,
         memory=machine.memory,
         accelerator=gpus[0] if gpus else machine.accelerator,
-        spot=(props.get("scheduling") or {}).get("provisioningModel") == "SPOT",
+        spot=_is_spot(props),
         disk_type=disk.get("type", "pd-standard"),
         disk_size=int(disk.get("size", 10)),
         public_address=any(_list_of(item, "accessConfigs") for item in _list_of(props, "networkInterfaces")),

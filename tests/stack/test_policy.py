@@ -187,6 +187,8 @@ RULE = {rule.name: rule.check for rule in RULES}
     ("rule", "kind", "props", "lines"),
     [
         ("no-open-ingress", "gcp:compute/firewall:Firewall", {"allows": [{}], "direction": "EGRESS"}, []),
+        ("no-open-ingress", "gcp:compute/firewall:Firewall",
+         {"allows": [{}], "sourceRanges": ["2600::/12", "2600:1900::/28"]}, ["it lets 2600::/12 in"]),
         ("no-open-ingress", "gcp:compute/firewall:Firewall", {}, []),
         ("no-open-ingress", "gcp:compute/other:Other", {"allows": [{}]}, []),
         ("no-open-ingress", "gcp:compute/firewall:Firewall", {"allows": [{}]}, ["it names no source, which means everybody"]),
@@ -206,6 +208,14 @@ RULE = {rule.name: rule.check for rule in RULES}
         ("no-default-account", "gcp:other:Other", {}, []),
         ("no-primitive-role", "gcp:projects/iAMMember:IAMMember", {"role": "roles/owner"}, ["it grants roles/owner"]),
         ("no-primitive-role", "gcp:projects/iAMMember:IAMMember", {"role": "roles/viewers"}, []),
+        ("no-primitive-role", "gcp:projects/iAMPolicy:IAMPolicy",
+         {"policyData": '{"bindings": [{"role": "roles/owner"}, {"role": "roles/a", "members": ["allUsers"]}]}'},
+         ["it grants roles/owner"]),
+        ("bucket-is-private", "gcp:storage/bucketIAMPolicy:BucketIAMPolicy",
+         {"policyData": '{"bindings": [{"role": "roles/owner"}, {"role": "roles/a", "members": ["allUsers"]}]}'},
+         ["it grants roles/a to allUsers"]),
+        *(("no-primitive-role", "gcp:projects/iAMPolicy:IAMPolicy", {"policyData": data}, [])
+          for data in ("", "no JSON", "[]", '{"bindings": [7]}', 5)),
         ("no-primitive-role", "aws:IAM", {"role": "roles/owner"}, []),
         ("no-primitive-role", "gcp:projects/service:Service", {"role": "roles/owner"}, []),
         ("bucket-is-private", "gcp:storage/bucketIAMBinding:BucketIAMBinding", {"role": "r", "members": ["a", "allUsers"]},
@@ -263,6 +273,8 @@ def test_the_cost_of_hosts_is_that_of_their_parts() -> None:
         ],
         abs=1e-4,
     )
+    preemptible, spot = ({"scheduling": each} for each in ({"preemptible": True}, {"provisioningModel": "SPOT"}))
+    assert _cost(plain | preemptible) == _cost(plain | spot) != costs[0]
     included = _cost({"machineType": "g2-standard-4", "zone": "us-central1-a"})
     assert included
     assert included > price["gpus"]["nvidia-l4"]["onDemand"]
