@@ -271,13 +271,20 @@ def test_peers_are_allowed_while_the_trainer_runs(tmp_path: Path, has_firewall: 
 def test_a_trainer_reaches_only_its_peers_and_only_while_it_runs(tmp_path: Path) -> None:
     network, calls = tmp_path / "network", tmp_path / "calls"
     network.write_text(f"{NETWORK}\n")
-    for name, text in {"id": "echo 997", "ip": f'echo "$@" >>{calls}'}.items():
+    ip = f'echo "$@" >>{calls}\necho "$IP_SAYS" >&2\ntest -z "$IP_SAYS"'
+    for name, text in {"id": "echo 997", "ip": ip}.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
     script = (SCRIPT.parent / "block-metadata").read_text().replace("/etc/scaletier/network", str(network))
     environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     subprocess.run(["sh", "-c", script], env=environ, check=True)
-    added = [line for line in calls.read_text().splitlines() if " add " in line]
+    added = calls.read_text().splitlines()
+    again = {**environ, "IP_SAYS": "RTNETLINK answers: File exists"}
+    assert subprocess.run(["sh", "-c", script], env=again, capture_output=True, check=True).stderr == b""
+    assert calls.read_text().splitlines() == added * 2, "rules are never deleted, not even to be added again"
+    failing = {**environ, "IP_SAYS": "RTNETLINK answers: Operation not permitted"}
+    failed = subprocess.run(["sh", "-c", script], env=failing, capture_output=True, check=False)
+    assert (failed.returncode, failed.stderr.decode().strip()) == (1, failing["IP_SAYS"])
     (_, low), (high, _) = PEER_PORTS
     actions = [f"dport 1-{PEER_PORTS[0][0] - 1} lookup main", f"dport {low + 1} lookup main", "prohibit"]
     assert low + 1 == high - 1
