@@ -26,6 +26,7 @@ from ops.errors import DONE, UsageError
 from ops.package import package, trainer_config
 from ops.package.trainer_config import PlanFlags, TrainerConfig
 from ops.plan import profile, runs, time_to_target
+from ops.plan.profile import ProcessStart
 from ops.plan.scaling import PlannedMachine, Prediction, Shape, Work, asynchronous, synchronous
 from ops.plan.show import show
 from ops.plan.time_to_target import AccuracyTarget, TargetModel
@@ -154,10 +155,10 @@ def measure(built: package.Package, declared: TrainerConfig, module: str, args: 
     plan_flags = declared.plan
     with _unpack(built) as folder:
         output = folder / "output"
-        env = {**_environment(folder, output, declared), "TYPE": str(Role.MASTER), "INDEX": "0"}
         alone = _single_process_args(args, declared)
         argv = [module, *redirect_output(alone, str(output)), *((plan_flags.steps, _ENDLESS) if plan_flags.steps else ())]
-        lines = profile.profile_job(argv, env, folder, call.seconds)
+        start = ProcessStart.of_replica(Role.MASTER, 0, argv, _environment(folder, output, declared))
+        lines = profile.profile_job(start.argv, start.env, folder, call.seconds)
         seconds = profile.step_seconds(profile.marks(lines))
         if not seconds:
             raise UsageError(f"{module} came no further between its Train lines: give --seconds more than {call.seconds:g}")

@@ -16,13 +16,15 @@ from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Self
 
+from infra.scale_tiers import Role
 from jobs import progress
 from jobs.progress import TrainPoint
 from ops import terminal
 from ops.cluster.inventory import ROOT
 from ops.errors import OpsError, UsageError
+from ops.submit.environment import DEFAULTS
 
 # The hosts' own Python environments: `make image` builds one for each list of packages, and local hosts mount it.
 HOSTS_PYTHONS = ROOT / ".cache" / "hosts"
@@ -54,6 +56,11 @@ class ProcessStart:
     name: str
     argv: Sequence[str]
     env: Mapping[str, str]
+
+    @classmethod
+    def of_replica(cls, role: Role, index: int, argv: Sequence[str], env: Mapping[str, str]) -> Self:
+        """Return the start of a replica, with the environment that it has in a job."""
+        return cls(f"{role}/{index}", argv, {**DEFAULTS, **env, "TYPE": str(role), "INDEX": str(index)})
 
 
 class ProcessGroup:

@@ -21,7 +21,6 @@ from ops import terminal
 from ops.errors import OpsError, UsageError
 from ops.plan.profile import ProcessGroup, ProcessStart, failure, start_processes
 from ops.plan.time_to_target import AccuracyTarget, Crossing, crossing, nearest
-from ops.submit.environment import DEFAULTS
 
 _EVAL_LINE = "Eval, step 990: loss: 0.400, accuracy: 0.890"
 # The result is discarded, so there is no wait for a long save.
@@ -91,7 +90,7 @@ def is_too_late(late: int, steps: float) -> bool:
 def replica_commands(course: RunSetup, replicas: int) -> list[ProcessStart]:
     """Return the start commands of the replicas, the chief first; a single replica has no cluster."""
     if replicas == 1:
-        return [ProcessStart("master/0", course.argv, _environment(course, Role.MASTER, 0))]
+        return [ProcessStart.of_replica(Role.MASTER, 0, course.argv, course.env)]
     roles = [(Role.MASTER, 0), *((Role.WORKER, index) for index in range(replicas - 1))]
     if course.servers:
         roles.append((Role.PS, 0))
@@ -101,13 +100,9 @@ def replica_commands(course: RunSetup, replicas: int) -> list[ProcessStart]:
     commands = []
     for role, index in roles:
         config = {"cluster": cluster, "task": {"type": _TASK_TYPES[role], "index": index}}
-        env = {**_environment(course, role, index), "TF_CONFIG": json.dumps(config)}
-        commands.append(ProcessStart(f"{role}/{index}", course.argv, env))
+        env = {**course.env, "TF_CONFIG": json.dumps(config)}
+        commands.append(ProcessStart.of_replica(role, index, course.argv, env))
     return commands
-
-
-def _environment(course: RunSetup, role: Role, index: int) -> dict[str, str]:
-    return {**DEFAULTS, **course.env, "TYPE": str(role), "INDEX": str(index)}
 
 
 def _free_ports(count: int) -> list[int]:

@@ -31,6 +31,7 @@ TRAINER = """
 import os, sys, pathlib
 seen = {key: os.environ.get(key) for key in ("TF_CONFIG", "TYPE", "JOB_DIR")}
 assert seen["TF_CONFIG"] is None and seen["TYPE"] == "master", seen
+assert os.environ["TF_ENABLE_ONEDNN_OPTS"] == "1", "jobs have this default"
 assert "--job-dir" not in sys.argv or sys.argv[sys.argv.index("--job-dir") + 1] == seen["JOB_DIR"]
 assert sys.argv[-2:] == ["--stop-at", "1000000000"], sys.argv
 assert "together" not in sys.argv, "this strategy needs several processes"
@@ -78,6 +79,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "vcpus_per_cpu", lambda: 2)
     monkeypatch.setattr(plan.os, "sched_getaffinity", {0: {0, 1}}.__getitem__)
     monkeypatch.setenv("TF_CONFIG", "{}")
+    monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS", raising=False)
 
 
 @pytest.fixture
