@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any, Self
 
 from infra.scale_tiers import Role
-from jobs import progress
+from jobs import progress, variables
 from jobs.progress import TrainPoint
 from ops import terminal
 from ops.cluster.inventory import ROOT
@@ -59,8 +59,9 @@ class ProcessStart:
 
     @classmethod
     def of_replica(cls, role: Role, index: int, argv: Sequence[str], env: Mapping[str, str]) -> Self:
-        """Return the start of a replica, with the environment that it has in a job."""
-        return cls(f"{role}/{index}", argv, {**DEFAULTS, **env, "TYPE": str(role), "INDEX": str(index)})
+        """Return the start of a replica with the environment that it has in a job, and its variables replaced in `argv`."""
+        values = {**DEFAULTS, **env, "TYPE": str(role), "INDEX": str(index)}
+        return cls(f"{role}/{index}", variables.expand_command(argv, values), values)
 
 
 class ProcessGroup:

@@ -157,6 +157,14 @@ def test_config_sets_module_and_args(package_folder: Path, tmp_path: Path, capsy
     assert note in capsys.readouterr().err.splitlines()
 
 
+def test_variables_in_arguments_are_filled_in(package_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (package_folder / "task.py").write_text(
+        f"{TRAINER}\nassert f\"--log={{seen['JOB_DIR']}}/master-0\" in sys.argv, sys.argv\n"
+    )
+    plan.plan(make_request(package_folder, "'--log=${JOB_DIR}/$TYPE-${INDEX}'"), True)
+    assert json.loads(capsys.readouterr().out)["args"] == ["--log=${JOB_DIR}/$TYPE-${INDEX}"], "as in a job's manifest"
+
+
 UNTIL = plan.parse_target_flags("accuracy=0.5", "1,2,4", "20")
 
 

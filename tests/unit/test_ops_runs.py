@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -91,6 +92,13 @@ def test_the_environment_of_each_replica(tmp_path: Path) -> None:
         ("ps/0", "ps", "0", {"type": "ps", "index": 0}),
     ]
     assert [start.argv for start in starts] == [["mine", "--a"]] * 4
+    args = "--log=${JOB_DIR}/${TYPE}-$INDEX", "$$TYPE", "${HOME}"
+    setup = replace(setup, argv=["mine", *args], env={**setup.env, "JOB_DIR": "/out"})
+    of_replicas = [start.argv for start in runs.replica_commands(setup, 2)]
+    assert of_replicas == [
+        ["mine", f"--log=/out/{replica}", "$TYPE", "${HOME}"] for replica in ("master-0", "worker-0", "ps-0")
+    ]
     (alone,) = runs.replica_commands(setup, 1)
+    assert alone.argv == of_replicas[0]
     assert (alone.name, alone.env["TYPE"], alone.env["INDEX"], "TF_CONFIG" in alone.env) == ("master/0", "master", "0", False)
     assert alone.env["PATH"] == os.environ["PATH"]
