@@ -10,7 +10,7 @@ import math
 import os
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,6 +33,7 @@ from ops.plan.time_to_target import AccuracyTarget, TargetModel
 from ops.submit import program
 from ops.submit.arguments import STRATEGY, drop_flags, drop_run_flags, flags, last_step, redirect_output
 from ops.submit.config import RUNTIME_KEYS, chosen_strategy, read_config, split_arguments
+from ops.submit.environment import merge_environment
 
 PLANS = ROOT / ".cache" / "plans"
 TIERS = (ScaleTier.STANDARD_1, ScaleTier.PREMIUM_1)
@@ -108,6 +109,7 @@ def plan(call: PlanRequest, as_json: bool) -> int:
     module = call.module or training_input.get("pythonModule") or f"{source.name}.task"
     typed, config_args = split_arguments(training_input, call.args, call.more_args)
     args = typed or config_args
+    added = merge_environment(training_input.get("environment", {}), None, (), call.config or "config.yaml")
     if runtime_keys := [key for key in RUNTIME_KEYS if key in training_input]:
         terminal.note(f"{', '.join(runtime_keys)} in {call.config}: ignored, a plan is made with the Python that is here")
     built = package.build(source, module)
@@ -121,8 +123,8 @@ def plan(call: PlanRequest, as_json: bool) -> int:
                 f"--until: package {built.name} declares no flag for the steps between two evaluations: "
                 "say it as plan.evaluate in its scaletier.yaml"
             )
-    work = measure(built, declared, module, args, call)
-    until = measure_steps_to_target(built, declared, module, args, call.until) if call.until else None
+    work = measure(built, declared, module, args, added, call)
+    until = measure_steps_to_target(built, declared, module, args, added, call.until) if call.until else None
     target_model = TargetModel.of(until) if until else None
     content = {
         "module": module,
@@ -150,14 +152,21 @@ def plan(call: PlanRequest, as_json: bool) -> int:
     return DONE
 
 
-def measure(built: package.Package, declared: TrainerConfig, module: str, args: Sequence[str], call: PlanRequest) -> Work:
-    """Measure the cost of a step by running the job here; see ops.plan.profile for the errors."""
+def measure(
+    built: package.Package,
+    declared: TrainerConfig,
+    module: str,
+    args: Sequence[str],
+    added: Mapping[str, str],
+    call: PlanRequest,
+) -> Work:
+    """Measure the cost of a step by running the job here, with `added` variables; see ops.plan.profile for the errors."""
     plan_flags = declared.plan
     with _unpack(built) as folder:
         output = folder / "output"
         alone = _single_process_args(args, declared)
         argv = [module, *redirect_output(alone, str(output)), *((plan_flags.steps, _ENDLESS) if plan_flags.steps else ())]
-        start = ProcessStart.of_replica(Role.MASTER, 0, argv, _environment(folder, output, declared))
+        start = ProcessStart.of_replica(Role.MASTER, 0, argv, _environment(folder, output, declared, added), added)
         lines = profile.profile_job(start.argv, start.env, folder, call.seconds)
         seconds = profile.step_seconds(profile.marks(lines))
         if not seconds:
@@ -168,7 +177,12 @@ def measure(built: package.Package, declared: TrainerConfig, module: str, args: 
 
 
 def measure_steps_to_target(
-    built: package.Package, declared: TrainerConfig, module: str, args: Sequence[str], until: TargetRuns
+    built: package.Package,
+    declared: TrainerConfig,
+    module: str,
+    args: Sequence[str],
+    added: Mapping[str, str],
+    until: TargetRuns,
 ) -> dict[str, Any]:
     """Measure the steps to a target with each number of replicas, for the `until` of a plan."""
     plan_flags, goal = declared.plan, until.target
@@ -183,7 +197,8 @@ def measure_steps_to_target(
             job_args = redirect_output(_single_process_args(args, declared) if replicas == 1 else args, str(output))
             argv = [module, *job_args, *(() if often else (str(plan_flags.evaluate), str(every)))]
             servers = models(declared)[strategy] is asynchronous
-            course = runs.RunSetup(goal, argv, _environment(folder, output, declared), servers, until.seconds)
+            env = _environment(folder, output, declared, added)
+            course = runs.RunSetup(goal, argv, env, servers, until.seconds, added)
             results.append(runs.run(course, replicas, folder))
     points = [(run.replicas, run.crossing.step) for run in results]
     law = time_to_target.fit(points)
@@ -208,12 +223,13 @@ def _unpack(built: package.Package) -> Iterator[Path]:
         yield Path(place)
 
 
-def _environment(folder: Path, output: Path, declared: TrainerConfig) -> dict[str, str]:
-    """Return the environment of every process of a job."""
-    env = {key: value for key, value in os.environ.items() if key != "TF_CONFIG"}
+def _environment(folder: Path, output: Path, declared: TrainerConfig, added: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of every process of a job, with the variables that its config.yaml adds."""
+    env = {key: value for key, value in os.environ.items() if key != "TF_CONFIG"} | added
     files = declared.data.local_files(ROOT) if declared.data else {}
     data = next((path.parent for path in files.values()), Path.cwd())
-    return env | {"PYTHONPATH": str(folder), "SCALETIER_DATA": str(data), "JOB_DIR": str(output), "JOB_ID": "plan"}
+    python_path = os.pathsep.join(filter(None, (str(folder), added.get("PYTHONPATH"))))
+    return env | {"PYTHONPATH": python_path, "SCALETIER_DATA": str(data), "JOB_DIR": str(output), "JOB_ID": "plan"}
 
 
 def _single_process_args(args: Sequence[str], declared: TrainerConfig) -> Sequence[str]:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -58,10 +58,14 @@ class ProcessStart:
     env: Mapping[str, str]
 
     @classmethod
-    def of_replica(cls, role: Role, index: int, argv: Sequence[str], env: Mapping[str, str]) -> Self:
-        """Return the start of a replica with the environment that it has in a job, and its variables replaced in `argv`."""
+    def of_replica(cls, role: Role, index: int, argv: Sequence[str], env: Mapping[str, str], own: Collection[str] = ()) -> Self:
+        """Return the start of a replica with the environment that it has in a job.
+
+        Variables are replaced in `argv`, and in those values of `env` that the job itself sets, whose names are `own`.
+        """
         values = {**DEFAULTS, **env, "TYPE": str(role), "INDEX": str(index)}
-        return cls(f"{role}/{index}", variables.expand_command(argv, values), values)
+        job_environment = variables.expand_environment({name: values[name] for name in own}, values)
+        return cls(f"{role}/{index}", variables.expand_command(argv, values), values | job_environment)
 
 
 class ProcessGroup:

@@ -9,7 +9,7 @@ import json
 import re
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,13 +47,17 @@ class TrialRun:
 
 @dataclass(frozen=True)
 class RunSetup:
-    """A run to a target, of `seconds` at most; with `servers` its replicas meet at a parameter server."""
+    """A run to a target, of `seconds` at most; with `servers` its replicas meet at a parameter server.
+
+    `own` are the names in `env` that the job itself sets.
+    """
 
     target: AccuracyTarget
     argv: Sequence[str]
     env: Mapping[str, str]
     servers: bool
     seconds: float
+    own: Collection[str] = ()
 
 
 def run(course: RunSetup, replicas: int, folder: Path) -> TrialRun:
@@ -90,7 +94,7 @@ def is_too_late(late: int, steps: float) -> bool:
 def replica_commands(course: RunSetup, replicas: int) -> list[ProcessStart]:
     """Return the start commands of the replicas, the chief first; a single replica has no cluster."""
     if replicas == 1:
-        return [ProcessStart.of_replica(Role.MASTER, 0, course.argv, course.env)]
+        return [ProcessStart.of_replica(Role.MASTER, 0, course.argv, course.env, course.own)]
     roles = [(Role.MASTER, 0), *((Role.WORKER, index) for index in range(replicas - 1))]
     if course.servers:
         roles.append((Role.PS, 0))
@@ -101,7 +105,7 @@ def replica_commands(course: RunSetup, replicas: int) -> list[ProcessStart]:
     for role, index in roles:
         config = {"cluster": cluster, "task": {"type": _TASK_TYPES[role], "index": index}}
         env = {**course.env, "TF_CONFIG": json.dumps(config)}
-        commands.append(ProcessStart.of_replica(role, index, course.argv, env))
+        commands.append(ProcessStart.of_replica(role, index, course.argv, env, course.own))
     return commands
 
 

@@ -165,6 +165,29 @@ def test_variables_in_arguments_are_filled_in(package_folder: Path, capsys: pyte
     assert json.loads(capsys.readouterr().out)["args"] == ["--log=${JOB_DIR}/$TYPE-${INDEX}"], "as in a job's manifest"
 
 
+@pytest.mark.parametrize("until", [None, plan.parse_target_flags("accuracy=0.5", "1,2", "20")])
+def test_config_adds_variables_to_the_environment(
+    learning_package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, until: Any
+) -> None:
+    monkeypatch.setenv("OWN", "${JOB_DIR}")
+    monkeypatch.setenv("PYTHONPATH", "/own")
+    checks = """
+import os
+env = os.environ
+assert (env["OWN"], env["LOG"]) == ("${JOB_DIR}", env["JOB_DIR"] + "/log-" + env["TYPE"]), env
+assert env["TF_ENABLE_ONEDNN_OPTS"] == "0", "not the default"
+assert env["PYTHONPATH"] == os.path.dirname(env["JOB_DIR"]) + ":" + env["JOB_DIR"] + "/lib", "without that of this process"
+"""
+    (learning_package / "task.py").write_text(checks + LEARNER)
+    config = tmp_path / "config.yaml"
+    values = 'LOG: "${JOB_DIR}/log-$TYPE", TF_ENABLE_ONEDNN_OPTS: "0", PYTHONPATH: "${JOB_DIR}/lib"'
+    config.write_text(f"trainingInput: {{environment: {{{values}}}}}")
+    assert plan.plan(make_request(learning_package, config=str(config), until=until), True) == DONE
+    config.write_text("trainingInput: {environment: {JOB_DIR: /x}}")
+    with pytest.raises(UsageError, match=r"config.yaml: trainingInput.environment: JOB_DIR is set by the cluster"):
+        plan.plan(make_request(learning_package, config=str(config), until=until), True)
+
+
 UNTIL = plan.parse_target_flags("accuracy=0.5", "1,2,4", "20")
 
 
@@ -307,7 +330,7 @@ def test_a_run_has_about_eighty_evaluations(
     built = build(package_folder, "mine.task")
     args = ["--strategy", "together", *(["--stop-at", str(steps)] if steps else [])]
     assert UNTIL
-    measured = plan.measure_steps_to_target(built, read(built.files, "mine"), "mine.task", args, UNTIL)
+    measured = plan.measure_steps_to_target(built, read(built.files, "mine"), "mine.task", args, {}, UNTIL)
     expected = ["--look-every", str(every)]
     assert [course.argv[-2:] == expected for course, _ in courses] == [True] * 3
     assert [("together" in course.argv, course.servers, replicas) for course, replicas in courses] == [

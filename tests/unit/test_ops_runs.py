@@ -98,7 +98,12 @@ def test_the_environment_of_each_replica(tmp_path: Path) -> None:
     assert of_replicas == [
         ["mine", f"--log=/out/{replica}", "$TYPE", "${HOME}"] for replica in ("master-0", "worker-0", "ps-0")
     ]
+    setup = replace(setup, env={**setup.env, "FILE": "${JOB_DIR}/$INDEX", "INHERITED": "$JOB_DIR"}, own=["FILE"])
+    starts = runs.replica_commands(setup, 3)
+    assert [start.env["FILE"] for start in starts] == ["/out/0", "/out/0", "/out/1", "/out/0"]
+    assert {start.env["INHERITED"] for start in starts} == {"$JOB_DIR"}
     (alone,) = runs.replica_commands(setup, 1)
+    assert (alone.env["FILE"], alone.env["INHERITED"]) == ("/out/0", "$JOB_DIR")
     assert alone.argv == of_replicas[0]
     assert (alone.name, alone.env["TYPE"], alone.env["INDEX"], "TF_CONFIG" in alone.env) == ("master/0", "master", "0", False)
     assert alone.env["PATH"] == os.environ["PATH"]
