@@ -32,7 +32,7 @@ from ops.plan.show import show
 from ops.plan.time_to_target import AccuracyTarget, TargetModel
 from ops.submit import program
 from ops.submit.arguments import STRATEGY, drop_flags, drop_run_flags, flags, last_step, redirect_output
-from ops.submit.config import RUNTIME_KEYS, chosen_strategy, read_config, split_arguments
+from ops.submit.config import RUNTIME_KEYS, chosen_strategy, detect_job_dir_flag, read_config, split_arguments
 from ops.submit.environment import merge_environment
 
 PLANS = ROOT / ".cache" / "plans"
@@ -165,7 +165,8 @@ def measure(
     with _unpack(built) as folder:
         output = folder / "output"
         alone = _single_process_args(args, declared)
-        argv = [module, *redirect_output(alone, str(output)), *((plan_flags.steps, _ENDLESS) if plan_flags.steps else ())]
+        job_args = _with_output(alone, built, declared, str(output))
+        argv = [module, *job_args, *((plan_flags.steps, _ENDLESS) if plan_flags.steps else ())]
         start = ProcessStart.of_replica(Role.MASTER, 0, argv, _environment(folder, output, declared, added), added)
         lines = profile.profile_job(start.argv, start.env, folder, call.seconds)
         seconds = profile.step_seconds(profile.marks(lines))
@@ -194,7 +195,8 @@ def measure_steps_to_target(
     with _unpack(built) as folder:
         for replicas in until.replicas:
             output = folder / f"output-{replicas}"
-            job_args = redirect_output(_single_process_args(args, declared) if replicas == 1 else args, str(output))
+            chosen = _single_process_args(args, declared) if replicas == 1 else args
+            job_args = _with_output(chosen, built, declared, str(output))
             argv = [module, *job_args, *(() if often else (str(plan_flags.evaluate), str(every)))]
             servers = models(declared)[strategy] is asynchronous
             env = _environment(folder, output, declared, added)
@@ -230,6 +232,12 @@ def _environment(folder: Path, output: Path, declared: TrainerConfig, added: Map
     data = next((path.parent for path in files.values()), Path.cwd())
     python_path = os.pathsep.join(filter(None, (str(folder), added.get("PYTHONPATH"))))
     return env | {"PYTHONPATH": python_path, "SCALETIER_DATA": str(data), "JOB_DIR": str(output), "JOB_ID": "plan"}
+
+
+def _with_output(args: Sequence[str], built: package.Package, declared: TrainerConfig, output: str) -> list[str]:
+    """Return the arguments with this output folder, in the flag that `fab train` adds if they have none."""
+    flag = detect_job_dir_flag(args, declared, built.files)
+    return [*redirect_output(args, output), *((flag, output) if flag else ())]
 
 
 def _single_process_args(args: Sequence[str], declared: TrainerConfig) -> Sequence[str]:

@@ -32,7 +32,7 @@ import os, sys, pathlib
 seen = {key: os.environ.get(key) for key in ("TF_CONFIG", "TYPE", "JOB_DIR")}
 assert seen["TF_CONFIG"] is None and seen["TYPE"] == "master", seen
 assert os.environ["TF_ENABLE_ONEDNN_OPTS"] == "1", "jobs have this default"
-assert "--job-dir" not in sys.argv or sys.argv[sys.argv.index("--job-dir") + 1] == seen["JOB_DIR"]
+assert sys.argv[sys.argv.index("--job-dir") + 1] == seen["JOB_DIR"]
 assert sys.argv[-2:] == ["--stop-at", "1000000000"], sys.argv
 assert "together" not in sys.argv, "this strategy needs several processes"
 if "--fail" in sys.argv:
@@ -123,7 +123,7 @@ def test_an_undeclared_package_exchanges_all_parameters_every_step(
 ) -> None:
     (package_folder / "scaletier.yaml").unlink()
     (package_folder / "task.py").write_text(
-        re.sub("assert .*stop-at.*", "assert sys.argv[-2:] == ['--strategy', 'x']", TRAINER)
+        re.sub("assert .*stop-at.*", "assert sys.argv[1:] == ['--strategy', 'x', '--job-dir', seen['JOB_DIR']]", TRAINER)
     )
     plan.plan(make_request(package_folder, "--strategy x"), False)
     out = capsys.readouterr().out
@@ -316,6 +316,7 @@ def test_numbers_for_programs_keep_their_digits(value: float, number: float) -> 
 def test_a_run_has_about_eighty_evaluations(
     package_folder: Path, monkeypatch: pytest.MonkeyPatch, steps: int | None, every: int
 ) -> None:
+    (package_folder / "flags.py").write_text('parser.add_argument("--job-dir", required=True)')
     courses: list[tuple[runs.RunSetup, int]] = []
 
     def run(course: runs.RunSetup, replicas: int, folder: Path) -> runs.TrialRun:
@@ -333,6 +334,7 @@ def test_a_run_has_about_eighty_evaluations(
     measured = plan.measure_steps_to_target(built, read(built.files, "mine"), "mine.task", args, {}, UNTIL)
     expected = ["--look-every", str(every)]
     assert [course.argv[-2:] == expected for course, _ in courses] == [True] * 3
+    assert [course.argv[-4:-2] for course, _ in courses] == [["--job-dir", course.env["JOB_DIR"]] for course, _ in courses]
     assert [("together" in course.argv, course.servers, replicas) for course, replicas in courses] == [
         (False, False, 1),
         (True, False, 2),
