@@ -173,7 +173,7 @@ def measure(
         if not seconds:
             raise UsageError(f"{module} came no further between its Train lines: give --seconds more than {call.seconds:g}")
         size = call.parameters_mb * _MEGA if call.parameters_mb is not None else profile.parameter_bytes(output)
-    cpus = len(os.sched_getaffinity(0)) * vcpus_per_cpu()
+    cpus = profile.available_cpus() * vcpus_per_cpu()
     return Work(seconds * cpus, size, sync_period(args, lines, plan_flags), plan_flags.parameterBits / _FLOAT_BITS)
 
 

@@ -18,7 +18,7 @@ from ops.cluster.cluster import ClusterClient
 from ops.errors import DONE, OpsError, UsageError
 from ops.package.package import build
 from ops.package.trainer_config import ExchangeKind, TrainerConfig, read
-from ops.plan import plan, planned, runs, show
+from ops.plan import plan, planned, profile, runs, show
 from ops.plan.plan import PlanRequest
 from ops.plan.scaling import PlannedMachine, Prediction, Shape, Work, asynchronous, synchronous
 from ops.plan.time_to_target import AccuracyTarget, Crossing, TargetModel
@@ -78,6 +78,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "PLANS", tmp_path / "cache" / "plans")
     monkeypatch.setattr(plan, "vcpus_per_cpu", lambda: 2)
     monkeypatch.setattr(plan.os, "sched_getaffinity", {0: {0, 1}}.__getitem__)
+    monkeypatch.setattr(profile, "_CGROUP", tmp_path / "cgroup")
     monkeypatch.setenv("TF_CONFIG", "{}")
     monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS", raising=False)
 
@@ -116,6 +117,15 @@ def test_a_plan_is_measured_printed_and_stored(package_folder: Path, capsys: pyt
         ["PREMIUM_1", "together", "20", "11"],
     ]
     assert len(list(plan.PLANS.iterdir())) == 1
+
+
+def test_cpus_are_those_of_the_quota(package_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "cgroup").mkdir()
+    (tmp_path / "cgroup/cpu.max").write_text("150000 100000\n")
+    plan.plan(make_request(package_folder), False)
+    assert "100.0 ms a step on 1.5 cpus, counted as whole cores\n" in capsys.readouterr().out
+    stored_plan = json.loads(next(plan.PLANS.iterdir()).read_text())
+    assert stored_plan["work"]["cpu_seconds"] == pytest.approx(0.1 * 1.5 * 2)
 
 
 def test_an_undeclared_package_exchanges_all_parameters_every_step(
