@@ -72,7 +72,8 @@ def run(course: RunSetup, replicas: int, folder: Path) -> TrialRun:
             for line in processes.lines(lambda: began + course.seconds):
                 if train := _TRAIN.search(line):
                     first_steps.setdefault(train[1], int(train[2]))
-                if point := progress.parse_eval_metrics(line):
+                point = progress.parse_eval_metrics(line)
+                if point and (goal.metric in point.values or not evaluations):
                     evaluations.append(point)
                     _check(module, goal, evaluations)
                     progress_line.count = f"{point.values[goal.metric]:g} at step {point.step}"
@@ -120,7 +121,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 def _check(module: str, goal: AccuracyTarget, evaluations: Sequence[MetricPoint]) -> None:
-    """Check that Eval lines have the metric, and that the first one is not at the target already."""
+    """Check that the first Eval line has the metric, and is not at the target already."""
     point = evaluations[-1]
     if goal.metric not in point.values:
         has = ", ".join(point.values) or "none"

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from waiting import limit
 
+from ops.errors import UsageError
 from ops.plan import profile, runs
 from ops.plan.time_to_target import AccuracyTarget
 
@@ -79,6 +80,24 @@ def test_the_last_replica_is_late_by_its_first_step(
     monkeypatch.setattr(runs, "start_processes", lambda *_: nullcontext(group))
     run_result = runs.run(make_setup(AccuracyTarget("accuracy", 0.15)), replicas, tmp_path)
     assert (run_result.replicas, run_result.crossing.step, run_result.late) == (replicas, pytest.approx(15), late)
+
+
+def test_an_eval_line_without_the_metric_is_skipped_unless_it_is_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [
+        "Eval, step 10: loss: 0.9, accuracy: 0.1",
+        "Eval, step 20: loss: nan, accuracy: nan",
+        "Final metrics after 25 steps, loss: 0.7",
+        "Eval, step 30: loss: 0.5, accuracy: 0.3",
+    ]
+    group = SimpleNamespace(lines=lambda _: iter(lines), failed=None)
+    monkeypatch.setattr(runs, "start_processes", lambda *_: nullcontext(group))
+    run_result = runs.run(make_setup(AccuracyTarget("accuracy", 0.2)), 1, tmp_path)
+    assert (run_result.crossing.before.step, run_result.crossing.after.step) == (10, 30)
+    del lines[0]
+    with pytest.raises(UsageError, match=r"the Eval lines of mine have no 'accuracy'; they have none$"):
+        runs.run(make_setup(AccuracyTarget("accuracy", 0.2)), 1, tmp_path)
 
 
 def test_the_environment_of_each_replica(tmp_path: Path) -> None:
