@@ -25,7 +25,7 @@ from ops.plan.time_to_target import AccuracyTarget, Crossing, crossing, nearest
 _EVAL_LINE = "Eval, step 990: loss: 0.400, accuracy: 0.890"
 # The result is discarded, so there is no wait for a long save.
 _GRACE_SECONDS = 5.0
-_TRAIN = re.compile(r"Train \[(\w+/\d+)\], step (\d+):")
+_REPLICA = re.compile(r"Train \[(\w+/\d+)\]")
 _LATE = 0.25
 _TASK_TYPES = {Role.MASTER: "chief", Role.WORKER: "worker", Role.PS: "ps"}
 
@@ -70,8 +70,8 @@ def run(course: RunSetup, replicas: int, folder: Path) -> TrialRun:
         here = "one process" if replicas == 1 else terminal.plural(replicas, "replica")
         with terminal.ProgressLine(f"{module} as {here} here, to {goal}:", always=True) as progress_line:
             for line in processes.lines(lambda: began + course.seconds):
-                if train := _TRAIN.search(line):
-                    first_steps.setdefault(train[1], int(train[2]))
+                if (train := progress.parse_train_point(line)) and (replica := _REPLICA.search(line)):
+                    first_steps.setdefault(replica[1], train.step)
                 point = progress.parse_eval_metrics(line)
                 if point and (goal.metric in point.values or not evaluations):
                     evaluations.append(point)

@@ -69,6 +69,7 @@ def test_the_last_line_of_an_ended_process_is_read(monkeypatch: pytest.MonkeyPat
         (2, [], 0),
         (2, ["Train [master/0], step 2: x (0.1 sec) y", "Train [worker/0], step 7: x (0.1 sec) y"], 7),
         (2, ["Train [master/0], step 2: x (0.1 sec) y", "Train [master/0], step 9: x (0.1 sec) y"], 2),
+        (2, [f"Train [master/0], step {'9' * 5000}: x (0.1 sec) y"], 0),
         (3, ["Train [worker/1], step 4: x (0.1 sec) y", "Train [worker/0], step 3: x (0.1 sec) y"], 4),
     ],
 )
