@@ -172,7 +172,9 @@ def marks(lines: Iterable[str]) -> list[TrainPoint]:
     latest: list[TrainPoint] = []
     for line in lines:
         if mark := progress.parse_train_point(line):
-            latest = [*latest, mark] if not latest or mark.seconds >= latest[-1].seconds else [mark]
+            if latest and mark.seconds < latest[-1].seconds:
+                latest = []
+            latest.append(mark)
     return latest[_WARM_UP_LINES:]
 
 
