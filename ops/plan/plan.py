@@ -171,7 +171,10 @@ def measure(
         lines = profile.profile_job(start.argv, start.env, folder, call.seconds)
         seconds = profile.step_seconds(profile.marks(lines))
         if not seconds:
-            raise UsageError(f"{module} came no further between its Train lines: give --seconds more than {call.seconds:g}")
+            raise UsageError(
+                f"the Train lines of {module} cover no steps, or less than {profile.APART_SECONDS:g} s: "
+                f"give it more steps, or --seconds more than {call.seconds:g}"
+            )
         size = call.parameters_mb * _MEGA if call.parameters_mb is not None else profile.parameter_bytes(output)
     cpus = profile.available_cpus() * vcpus_per_cpu()
     return Work(seconds * cpus, size, sync_period(args, lines, plan_flags), plan_flags.parameterBits / _FLOAT_BITS)

@@ -34,6 +34,8 @@ _DRAIN_SECONDS = 1.0
 # The first lines include tracing and cold caches.
 _WARM_UP_LINES = 2
 _NEEDED_LINES = _WARM_UP_LINES + 2
+APART_SECONDS = 0.1
+"""The least seconds between two lines by which a step is measured, as they are printed to thousandths."""
 _COUNT_SECONDS = 120.0
 _CGROUP = Path("/sys/fs/cgroup")
 # Until the first log line `Train [NAME], step N: …`: TensorFlow is imported, data are read, the first step is traced.
@@ -180,7 +182,11 @@ def marks(lines: Iterable[str]) -> list[TrainPoint]:
 
 def step_seconds(train_marks: Sequence[TrainPoint]) -> float | None:
     """Return the median seconds of a step, without evaluations and checkpoints; None for too few lines."""
-    rates = [(b.step - a.step) / (b.seconds - a.seconds) for a, b in pairwise(train_marks) if b.seconds > a.seconds]
+    used = [*train_marks[:1]]
+    for mark in train_marks:
+        if mark.seconds - used[-1].seconds >= APART_SECONDS:
+            used.append(mark)
+    rates = [(b.step - a.step) / (b.seconds - a.seconds) for a, b in pairwise(used)]
     return 1 / median(rates) if rates and median(rates) > 0 else None
 
 

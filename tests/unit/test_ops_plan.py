@@ -438,6 +438,17 @@ def test_bad_input_is_one_line_and_stores_nothing(
     assert not plan.PLANS.exists()
 
 
+@pytest.mark.parametrize(("steps", "seconds"), [(0, 1.0), (10, 0.01)])
+def test_train_lines_that_measure_no_step_are_one_line(
+    package_folder: Path, monkeypatch: pytest.MonkeyPatch, steps: int, seconds: float
+) -> None:
+    lines = [f"Train [master/0], step {steps * n}: loss: 1 ({seconds * n:.3f} sec)" for n in range(8)]
+    monkeypatch.setattr(profile, "profile_job", lambda *_: lines)
+    message = "the Train lines of mine.task cover no steps, or less than 0.1 s: give it more steps, or --seconds more than 30$"
+    with pytest.raises(UsageError, match=rf"^{message}"):
+        plan.plan(make_request(package_folder), False)
+
+
 def test_missing_data_is_refused_before_any_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "ROOT", tmp_path)
     with pytest.raises(UsageError, match="there is no mnist to train on: run make data, or name other data with --train-data"):

@@ -67,6 +67,15 @@ def test_cpus_are_limited_by_affinity_and_quota(
     assert profile.available_cpus() == expected
 
 
+def test_lines_in_quick_succession_are_measured_by_those_apart() -> None:
+    """Check a line per step at 700 steps/s, whose seconds are printed to thousandths."""
+    points = [TrainPoint(step, round(step / 700, 3)) for step in range(1000)]
+    seconds = profile.step_seconds(points)
+    assert seconds is not None
+    assert 1 / seconds == pytest.approx(700, rel=0.02)
+    assert profile.step_seconds(points[:60]) is None, "they cover too little time"
+
+
 def test_seconds_count_from_the_first_line_of_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Do not count the time that the import of TensorFlow takes."""
     clock = [1000.0]
