@@ -243,7 +243,11 @@ def parameter_bytes(folder: Path) -> int:
         raise UsageError("the trainer left no checkpoint below its --job-dir to count its parameters in: give --parameters-mb")
     command = [python_here(), "-c", _COUNT, str(checkpoints[-1].with_suffix(""))]
     with terminal.ProgressLine("counting the parameters"):
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=_COUNT_SECONDS, check=False)
+        try:
+            ran = subprocess.run(command, capture_output=True, text=True, timeout=_COUNT_SECONDS, check=False)
+        except subprocess.TimeoutExpired:
+            most = terminal.duration(_COUNT_SECONDS)
+            raise OpsError(f"the trainer's checkpoint was not read in {most}: give --parameters-mb") from None
     if ran.returncode:
         last = (ran.stderr.strip().splitlines() or ["?"])[-1]
         raise OpsError(f"the trainer's checkpoint cannot be read ({last}): give --parameters-mb")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from jobs.progress import TrainPoint
+from ops.errors import OpsError
 from ops.plan import profile
 
 LINE = "Train [master/0], step {}: loss: 2.797, accuracy: 0.110 ({:.3f} sec) 1.6 global steps/s, 1.6 local steps/s"
@@ -74,6 +76,17 @@ def test_lines_in_quick_succession_are_measured_by_those_apart() -> None:
     assert seconds is not None
     assert 1 / seconds == pytest.approx(700, rel=0.02)
     assert profile.step_seconds(points[:60]) is None, "they cover too little time"
+
+
+def test_a_checkpoint_that_takes_too_long_to_read_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(command: list[str], timeout: float, **_: object) -> None:
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    (tmp_path / "model-1.index").touch()
+    monkeypatch.setattr(profile, "python_here", lambda: "python")
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(OpsError, match=r"^the trainer's checkpoint was not read in 2 min 0 s: give --parameters-mb$"):
+        profile.parameter_bytes(tmp_path)
 
 
 def test_seconds_count_from_the_first_line_of_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
