@@ -31,7 +31,7 @@ from ops.plan.scaling import PlannedMachine, Prediction, Shape, Work, asynchrono
 from ops.plan.show import show
 from ops.plan.time_to_target import AccuracyTarget, TargetModel
 from ops.submit import program
-from ops.submit.arguments import STRATEGY, drop_flags, drop_run_flags, flags, last_step, redirect_output
+from ops.submit.arguments import STRATEGY, drop_flags, drop_run_flags, flags, last_step, redirect_output, whole_number
 from ops.submit.config import RUNTIME_KEYS, chosen_strategy, detect_job_dir_flag, read_config, split_arguments
 from ops.submit.environment import merge_environment
 
@@ -265,8 +265,9 @@ def models(declared: TrainerConfig) -> dict[str, Model]:
 
 def sync_period(args: Sequence[str], lines: Sequence[str], plan_flags: PlanFlags) -> int:
     """Return the local steps between two exchanges, by the log, else the arguments, else the default."""
-    flag_value = next((value for flag, value in flags(args) if flag == plan_flags.syncPeriod and value.isdecimal()), None)
-    return progress.parse_period(lines) or int(flag_value or plan_flags.defaultSyncPeriod)
+    values = [value for flag, value in flags(args) if flag == plan_flags.syncPeriod]
+    chosen = whole_number(values[-1]) if values else None
+    return progress.parse_period(lines) or chosen or plan_flags.defaultSyncPeriod
 
 
 def vcpus_per_cpu() -> int:

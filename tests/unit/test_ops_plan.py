@@ -128,6 +128,21 @@ def test_cpus_are_those_of_the_quota(package_folder: Path, tmp_path: Path, capsy
     assert stored_plan["work"]["cpu_seconds"] == pytest.approx(0.1 * 1.5 * 2)
 
 
+@pytest.mark.parametrize(
+    ("args", "line", "period"),
+    [
+        (["--meet-every=2", "--meet-every", "8"], "", 8),
+        (["--meet-every=2", "--meet-every", "auto"], "", 5),
+        (["--meet-every", "9" * 400], "", 5),
+        (["--meet-every", "2"], "Exchange every 3 steps", 3),
+        (["--meet-every", "0"], "Exchange every 0 steps", 5),
+    ],
+)
+def test_the_sync_period_is_that_of_the_log_or_the_last_flag(args: list[str], line: str, period: int) -> None:
+    declared = read({"mine/scaletier.yaml": DECLARES.encode()}, "mine")
+    assert plan.sync_period(args, [line], declared.plan) == period
+
+
 def test_an_undeclared_package_exchanges_all_parameters_every_step(
     package_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
