@@ -446,6 +446,9 @@ def test_progress_has_a_share_and_the_time_left(final: bool, maximum: int | None
     for second in range(2):
         step_rate.mark(float(second), 10 * second, float(second))
     assert progress("steps", step_rate, maximum, final, 1.0).plain == expected
+    for count, most, share in ((29, 50, "58%"), (1999, 2000, "99%"), (2000, 2000, "100%")):
+        step_rate.mark(2.0, count, 2.0)
+        assert progress("steps", step_rate, most, True, 2.0).plain.split()[-1] == share, "rounded down"
     assert (bar(0.5, 4), bar(-1, 4), bar(7, 4)) == ("━━╌╌", "╌╌╌╌", "━━━━")
 
 
