@@ -269,7 +269,7 @@ def _replica_state(job: JobRecord, record: ReplicaRecord | None) -> Text:
 
 
 def _rate(value: float | None) -> str:
-    """Format a rate with three significant digits: `0.234`, `18.7`, `1200`."""
+    """Format a rate with three significant digits, or all before the point: `0.234`, `18.7`, `1234`."""
     if value is None:
         return "-"
     return f"{value:.3g}" if value < 100 else f"{value:.0f}"
