@@ -150,6 +150,11 @@ def test_the_remaining_time_is_estimated(steps: int | None, template: str, expec
             ["step     8 of 200  ━╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌ 4%", "eval     loss 0.5 at step 8"],
         ),
         (["Eval: accuracy: 0.5"], ["eval     accuracy 0.5"]),
+        (["Eval Epoch 1/10 loss: 0.9"], ["eval     loss 0.9 at epoch 1"]),
+        (
+            ["Eval Epoch 1/10 loss: 0.9", "Epoch 2/10"],
+            ["epoch    2 of 10  ━━━━━━╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌ 20%", "eval     loss 0.9 at epoch 1"],
+        ),
         (["Eval: accuracy: 0.5", "Eval, step 8"], ["step     8 of 200  ━╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌ 4%"]),
         (["loss: 0.5"], ["loss     0.5     ▄"]),
         (["nothing to read"], []),
