@@ -59,7 +59,10 @@ def cost(cluster: ClusterClient, as_json: bool) -> int:
     stack = cost_of(inventory.hosts, moment)
     records = None
     try:
-        records = cluster.ledger.jobs()[0] if priced else None
+        if priced:
+            records, unreadable = cluster.ledger.jobs()
+            for line in unreadable:
+                terminal.note(f"not shown: {line}")
     except (BucketError, OpsError) as error:
         terminal.note(f"the cost of jobs cannot be seen: {error}")
     if as_json:

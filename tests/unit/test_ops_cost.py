@@ -96,6 +96,18 @@ def test_the_json_output(priced: Inventory, ledger: Ledger, capsys: pytest.Captu
     assert [(job["jobId"], job["cost"]) for job in output["jobs"]] == [("job02", None), ("job01", 1.25)]
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+def test_unreadable_records_are_noted(
+    priced: Inventory, ledger: Ledger, capsys: pytest.CaptureFixture[str], as_json: bool
+) -> None:
+    (Path(priced.operator_bucket) / "jobs/job02/job.json").write_text("{")
+    assert cost.cost(ClusterClient(priced), as_json) == 0
+    captured = capsys.readouterr()
+    assert "job01" in captured.out
+    assert "job02" not in captured.out
+    assert captured.err.startswith("not shown: job02: ")
+
+
 def test_a_failing_bucket_leaves_the_cost_of_hosts(
     priced: Inventory, ledger: Ledger, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
