@@ -68,9 +68,8 @@ def cost(cluster: ClusterClient, as_json: bool) -> int:
     if as_json:
         terminal.print_json(_json(inventory, stack, roles, records))
     elif not priced:
-        terminal.note(
-            f"stack {inventory.stack} has no prices: local hosts have none, nor has what infra/prices.yaml does not list"
-        )
+        why = "local hosts have none, nor has what infra/prices.yaml does not list"
+        terminal.note(f"not every host of stack {inventory.stack} has a price: {why}")
     else:
         _show({**roles, "all": stack}, records)
     return DONE
