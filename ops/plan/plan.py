@@ -230,7 +230,7 @@ def _unpack(built: package.Package) -> Iterator[Path]:
 
 def _environment(folder: Path, output: Path, declared: TrainerConfig, added: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of every process of a job, with the variables that its config.yaml adds."""
-    env = {key: value for key, value in os.environ.items() if key != "TF_CONFIG"} | added
+    env = {key: value for key, value in {**os.environ, **added}.items() if key != "TF_CONFIG"}
     files = declared.data.local_files(ROOT) if declared.data else {}
     data = next((path.parent for path in files.values()), Path.cwd())
     python_path = os.pathsep.join(filter(None, (str(folder), added.get("PYTHONPATH"))))
