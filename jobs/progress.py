@@ -47,8 +47,12 @@ class TrainPoint:
 
 
 def _search(kind: re.Pattern[str], line: str) -> re.Match[str] | None:
-    """Search a line; None for one that is too long: the patterns' time may rise with the square of its length."""
-    return kind.search(line) if len(line) <= LONGEST_LINE else None
+    """Search a line; None for one whose steps, the first group, are above the limit, or that is too long.
+
+    The patterns' time may rise with the square of its length.
+    """
+    match = kind.search(line) if len(line) <= LONGEST_LINE else None
+    return match if match and int(match[1]) <= _LAST_STEP else None
 
 
 def parse_train_point(line: str) -> TrainPoint | None:
@@ -244,9 +248,8 @@ class ProgressFinder:
         """Take note of one of the samples' lines."""
         if point := parse_train_metrics(line):
             values = dict(point.values)
-            if point.step <= _LAST_STEP:
-                self._take(JobProgress(point.step, loss=values.pop("loss", None), metrics=values), seconds, time)
-        elif (point := parse_eval_metrics(line)) and point.step <= _LAST_STEP:
+            self._take(JobProgress(point.step, loss=values.pop("loss", None), metrics=values), seconds, time)
+        elif point := parse_eval_metrics(line):
             before = self.progress or JobProgress(point.step, time=time)
             metrics = {f"eval_{name}": value for name, value in point.values.items()}
             self.progress = replace(before, step=max(before.step, point.step), metrics=_merged(before.metrics, metrics))

@@ -10,7 +10,7 @@ import math
 import os
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,12 +26,14 @@ from ops.errors import DONE, UsageError
 from ops.package import package, trainer_config
 from ops.package.trainer_config import PlanFlags, TrainerConfig
 from ops.plan import profile, runs, time_to_target
+from ops.plan.profile import ProcessStart
 from ops.plan.scaling import PlannedMachine, Prediction, Shape, Work, asynchronous, synchronous
 from ops.plan.show import show
 from ops.plan.time_to_target import AccuracyTarget, TargetModel
 from ops.submit import program
-from ops.submit.arguments import STRATEGY, drop_flags, drop_run_flags, flags, last_step, redirect_output
-from ops.submit.config import RUNTIME_KEYS, chosen_strategy, read_config, split_arguments
+from ops.submit.arguments import STRATEGY, drop_flags, drop_run_flags, flags, last_step, redirect_output, whole_number
+from ops.submit.config import RUNTIME_KEYS, chosen_strategy, detect_job_dir_flag, read_config, split_arguments
+from ops.submit.environment import merge_environment
 
 PLANS = ROOT / ".cache" / "plans"
 TIERS = (ScaleTier.STANDARD_1, ScaleTier.PREMIUM_1)
@@ -107,6 +109,7 @@ def plan(call: PlanRequest, as_json: bool) -> int:
     module = call.module or training_input.get("pythonModule") or f"{source.name}.task"
     typed, config_args = split_arguments(training_input, call.args, call.more_args)
     args = typed or config_args
+    added = merge_environment(training_input.get("environment", {}), None, (), call.config or "config.yaml")
     if runtime_keys := [key for key in RUNTIME_KEYS if key in training_input]:
         terminal.note(f"{', '.join(runtime_keys)} in {call.config}: ignored, a plan is made with the Python that is here")
     built = package.build(source, module)
@@ -120,8 +123,8 @@ def plan(call: PlanRequest, as_json: bool) -> int:
                 f"--until: package {built.name} declares no flag for the steps between two evaluations: "
                 "say it as plan.evaluate in its scaletier.yaml"
             )
-    work = measure(built, declared, module, args, call)
-    until = measure_steps_to_target(built, declared, module, args, call.until) if call.until else None
+    work = measure(built, declared, module, args, added, call)
+    until = measure_steps_to_target(built, declared, module, args, added, call.until) if call.until else None
     target_model = TargetModel.of(until) if until else None
     content = {
         "module": module,
@@ -149,25 +152,41 @@ def plan(call: PlanRequest, as_json: bool) -> int:
     return DONE
 
 
-def measure(built: package.Package, declared: TrainerConfig, module: str, args: Sequence[str], call: PlanRequest) -> Work:
-    """Measure the cost of a step by running the job here; see ops.plan.profile for the errors."""
+def measure(
+    built: package.Package,
+    declared: TrainerConfig,
+    module: str,
+    args: Sequence[str],
+    added: Mapping[str, str],
+    call: PlanRequest,
+) -> Work:
+    """Measure the cost of a step by running the job here, with `added` variables; see ops.plan.profile for the errors."""
     plan_flags = declared.plan
     with _unpack(built) as folder:
         output = folder / "output"
-        env = {**_environment(folder, output, declared), "TYPE": str(Role.MASTER), "INDEX": "0"}
         alone = _single_process_args(args, declared)
-        argv = [module, *redirect_output(alone, str(output)), *((plan_flags.steps, _ENDLESS) if plan_flags.steps else ())]
-        lines = profile.profile_job(argv, env, folder, call.seconds)
+        job_args = _with_output(alone, built, declared, str(output))
+        argv = [module, *job_args, *((plan_flags.steps, _ENDLESS) if plan_flags.steps else ())]
+        start = ProcessStart.of_replica(Role.MASTER, 0, argv, _environment(folder, output, declared, added), added)
+        lines = profile.profile_job(start.argv, start.env, folder, call.seconds)
         seconds = profile.step_seconds(profile.marks(lines))
         if not seconds:
-            raise UsageError(f"{module} came no further between its Train lines: give --seconds more than {call.seconds:g}")
+            raise UsageError(
+                f"the Train lines of {module} cover no steps, or less than {profile.APART_SECONDS:g} s: "
+                f"give it more steps, or --seconds more than {call.seconds:g}"
+            )
         size = call.parameters_mb * _MEGA if call.parameters_mb is not None else profile.parameter_bytes(output)
-    cpus = len(os.sched_getaffinity(0)) * vcpus_per_cpu()
+    cpus = profile.available_cpus() * vcpus_per_cpu()
     return Work(seconds * cpus, size, sync_period(args, lines, plan_flags), plan_flags.parameterBits / _FLOAT_BITS)
 
 
 def measure_steps_to_target(
-    built: package.Package, declared: TrainerConfig, module: str, args: Sequence[str], until: TargetRuns
+    built: package.Package,
+    declared: TrainerConfig,
+    module: str,
+    args: Sequence[str],
+    added: Mapping[str, str],
+    until: TargetRuns,
 ) -> dict[str, Any]:
     """Measure the steps to a target with each number of replicas, for the `until` of a plan."""
     plan_flags, goal = declared.plan, until.target
@@ -179,10 +198,12 @@ def measure_steps_to_target(
     with _unpack(built) as folder:
         for replicas in until.replicas:
             output = folder / f"output-{replicas}"
-            job_args = redirect_output(_single_process_args(args, declared) if replicas == 1 else args, str(output))
+            chosen = _single_process_args(args, declared) if replicas == 1 else args
+            job_args = _with_output(chosen, built, declared, str(output))
             argv = [module, *job_args, *(() if often else (str(plan_flags.evaluate), str(every)))]
             servers = models(declared)[strategy] is asynchronous
-            course = runs.RunSetup(goal, argv, _environment(folder, output, declared), servers, until.seconds)
+            env = _environment(folder, output, declared, added)
+            course = runs.RunSetup(goal, argv, env, servers, until.seconds, added)
             results.append(runs.run(course, replicas, folder))
     points = [(run.replicas, run.crossing.step) for run in results]
     law = time_to_target.fit(points)
@@ -207,12 +228,19 @@ def _unpack(built: package.Package) -> Iterator[Path]:
         yield Path(place)
 
 
-def _environment(folder: Path, output: Path, declared: TrainerConfig) -> dict[str, str]:
-    """Return the environment of every process of a job."""
-    env = {key: value for key, value in os.environ.items() if key != "TF_CONFIG"}
+def _environment(folder: Path, output: Path, declared: TrainerConfig, added: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of every process of a job, with the variables that its config.yaml adds."""
+    env = {key: value for key, value in {**os.environ, **added}.items() if key != "TF_CONFIG"}
     files = declared.data.local_files(ROOT) if declared.data else {}
     data = next((path.parent for path in files.values()), Path.cwd())
-    return env | {"PYTHONPATH": str(folder), "SCALETIER_DATA": str(data), "JOB_DIR": str(output), "JOB_ID": "plan"}
+    python_path = os.pathsep.join(filter(None, (str(folder), added.get("PYTHONPATH"))))
+    return env | {"PYTHONPATH": python_path, "SCALETIER_DATA": str(data), "JOB_DIR": str(output), "JOB_ID": "plan"}
+
+
+def _with_output(args: Sequence[str], built: package.Package, declared: TrainerConfig, output: str) -> list[str]:
+    """Return the arguments with this output folder, in the flag that `fab train` adds if they have none."""
+    flag = detect_job_dir_flag(args, declared, built.files)
+    return [*redirect_output(args, output), *((flag, output) if flag else ())]
 
 
 def _single_process_args(args: Sequence[str], declared: TrainerConfig) -> Sequence[str]:
@@ -237,8 +265,9 @@ def models(declared: TrainerConfig) -> dict[str, Model]:
 
 def sync_period(args: Sequence[str], lines: Sequence[str], plan_flags: PlanFlags) -> int:
     """Return the local steps between two exchanges, by the log, else the arguments, else the default."""
-    flag_value = next((value for flag, value in flags(args) if flag == plan_flags.syncPeriod and value.isdecimal()), None)
-    return progress.parse_period(lines) or int(flag_value or plan_flags.defaultSyncPeriod)
+    values = [value for flag, value in flags(args) if flag == plan_flags.syncPeriod]
+    chosen = whole_number(values[-1]) if values else None
+    return progress.parse_period(lines) or chosen or plan_flags.defaultSyncPeriod
 
 
 def vcpus_per_cpu() -> int:

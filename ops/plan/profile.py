@@ -9,20 +9,22 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Self
 
-from jobs import progress
+from infra.scale_tiers import Role
+from jobs import progress, variables
 from jobs.progress import TrainPoint
 from ops import terminal
 from ops.cluster.inventory import ROOT
 from ops.errors import OpsError, UsageError
+from ops.submit.environment import DEFAULTS
 
 # The hosts' own Python environments: `make image` builds one for each list of packages, and local hosts mount it.
 HOSTS_PYTHONS = ROOT / ".cache" / "hosts"
@@ -32,7 +34,10 @@ _DRAIN_SECONDS = 1.0
 # The first lines include tracing and cold caches.
 _WARM_UP_LINES = 2
 _NEEDED_LINES = _WARM_UP_LINES + 2
+APART_SECONDS = 0.1
+"""The least seconds between two lines by which a step is measured, as they are printed to thousandths."""
 _COUNT_SECONDS = 120.0
+_CGROUP = Path("/sys/fs/cgroup")
 # Until the first log line `Train [NAME], step N: …`: TensorFlow is imported, data are read, the first step is traced.
 _START_SECONDS = 120.0
 # float32 without the optimizer's state of each variable, which is not transferred.
@@ -54,6 +59,16 @@ class ProcessStart:
     name: str
     argv: Sequence[str]
     env: Mapping[str, str]
+
+    @classmethod
+    def of_replica(cls, role: Role, index: int, argv: Sequence[str], env: Mapping[str, str], own: Collection[str] = ()) -> Self:
+        """Return the start of a replica with the environment that it has in a job.
+
+        Variables are replaced in `argv`, and in those values of `env` that the job itself sets, whose names are `own`.
+        """
+        values = {**DEFAULTS, **env, "TYPE": str(role), "INDEX": str(index)}
+        job_environment = variables.expand_environment({name: values[name] for name in own}, values)
+        return cls(f"{role}/{index}", variables.expand_command(argv, values), values | job_environment)
 
 
 class ProcessGroup:
@@ -133,6 +148,17 @@ def _signal(processes: Sequence[subprocess.Popen[bytes]], number: int, seconds: 
             process.wait(max(0.0, until - time.monotonic()))
 
 
+def available_cpus() -> float:
+    """Return the CPUs that a process here may use, by its affinity and by its cgroup's quota, of version 2 or 1."""
+    cpus = float(len(os.sched_getaffinity(0)))
+    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        with suppress(OSError, ValueError):  # it is of the other version, or "max": no quota
+            quota, period = map(int, " ".join((_CGROUP / name).read_text() for name in names).split())
+            if quota > 0:  # version 1 has -1 without a quota
+                cpus = min(cpus, quota / period)
+    return cpus
+
+
 def python_here() -> str:
     """Return the Python with TensorFlow: this one, or the hosts' if it was made here."""
     if find_spec("tensorflow"):
@@ -148,13 +174,19 @@ def marks(lines: Iterable[str]) -> list[TrainPoint]:
     latest: list[TrainPoint] = []
     for line in lines:
         if mark := progress.parse_train_point(line):
-            latest = [*latest, mark] if not latest or mark.seconds >= latest[-1].seconds else [mark]
+            if latest and mark.seconds < latest[-1].seconds:
+                latest = []
+            latest.append(mark)
     return latest[_WARM_UP_LINES:]
 
 
 def step_seconds(train_marks: Sequence[TrainPoint]) -> float | None:
     """Return the median seconds of a step, without evaluations and checkpoints; None for too few lines."""
-    rates = [(b.step - a.step) / (b.seconds - a.seconds) for a, b in pairwise(train_marks) if b.seconds > a.seconds]
+    used = [*train_marks[:1]]
+    for mark in train_marks:
+        if mark.seconds - used[-1].seconds >= APART_SECONDS:
+            used.append(mark)
+    rates = [(b.step - a.step) / (b.seconds - a.seconds) for a, b in pairwise(used)]
     return 1 / median(rates) if rates and median(rates) > 0 else None
 
 
@@ -211,7 +243,11 @@ def parameter_bytes(folder: Path) -> int:
         raise UsageError("the trainer left no checkpoint below its --job-dir to count its parameters in: give --parameters-mb")
     command = [python_here(), "-c", _COUNT, str(checkpoints[-1].with_suffix(""))]
     with terminal.ProgressLine("counting the parameters"):
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=_COUNT_SECONDS, check=False)
+        try:
+            ran = subprocess.run(command, capture_output=True, text=True, timeout=_COUNT_SECONDS, check=False)
+        except subprocess.TimeoutExpired:
+            most = terminal.duration(_COUNT_SECONDS)
+            raise OpsError(f"the trainer's checkpoint was not read in {most}: give --parameters-mb") from None
     if ran.returncode:
         last = (ran.stderr.strip().splitlines() or ["?"])[-1]
         raise OpsError(f"the trainer's checkpoint cannot be read ({last}): give --parameters-mb")

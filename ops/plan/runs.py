@@ -9,7 +9,7 @@ import json
 import re
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,11 @@ from ops import terminal
 from ops.errors import OpsError, UsageError
 from ops.plan.profile import ProcessGroup, ProcessStart, failure, start_processes
 from ops.plan.time_to_target import AccuracyTarget, Crossing, crossing, nearest
-from ops.submit.environment import DEFAULTS
 
 _EVAL_LINE = "Eval, step 990: loss: 0.400, accuracy: 0.890"
 # The result is discarded, so there is no wait for a long save.
 _GRACE_SECONDS = 5.0
-_TRAIN = re.compile(r"Train \[(\w+/\d+)\], step (\d+):")
+_REPLICA = re.compile(r"Train \[(\w+/\d+)\]")
 _LATE = 0.25
 _TASK_TYPES = {Role.MASTER: "chief", Role.WORKER: "worker", Role.PS: "ps"}
 
@@ -48,13 +47,17 @@ class TrialRun:
 
 @dataclass(frozen=True)
 class RunSetup:
-    """A run to a target, of `seconds` at most; with `servers` its replicas meet at a parameter server."""
+    """A run to a target, of `seconds` at most; with `servers` its replicas meet at a parameter server.
+
+    `own` are the names in `env` that the job itself sets.
+    """
 
     target: AccuracyTarget
     argv: Sequence[str]
     env: Mapping[str, str]
     servers: bool
     seconds: float
+    own: Collection[str] = ()
 
 
 def run(course: RunSetup, replicas: int, folder: Path) -> TrialRun:
@@ -67,9 +70,10 @@ def run(course: RunSetup, replicas: int, folder: Path) -> TrialRun:
         here = "one process" if replicas == 1 else terminal.plural(replicas, "replica")
         with terminal.ProgressLine(f"{module} as {here} here, to {goal}:", always=True) as progress_line:
             for line in processes.lines(lambda: began + course.seconds):
-                if train := _TRAIN.search(line):
-                    first_steps.setdefault(train[1], int(train[2]))
-                if point := progress.parse_eval_metrics(line):
+                if (train := progress.parse_train_point(line)) and (replica := _REPLICA.search(line)):
+                    first_steps.setdefault(replica[1], train.step)
+                point = progress.parse_eval_metrics(line)
+                if point and (goal.metric in point.values or not evaluations):
                     evaluations.append(point)
                     _check(module, goal, evaluations)
                     progress_line.count = f"{point.values[goal.metric]:g} at step {point.step}"
@@ -91,7 +95,7 @@ def is_too_late(late: int, steps: float) -> bool:
 def replica_commands(course: RunSetup, replicas: int) -> list[ProcessStart]:
     """Return the start commands of the replicas, the chief first; a single replica has no cluster."""
     if replicas == 1:
-        return [ProcessStart("master/0", course.argv, _environment(course, Role.MASTER, 0))]
+        return [ProcessStart.of_replica(Role.MASTER, 0, course.argv, course.env, course.own)]
     roles = [(Role.MASTER, 0), *((Role.WORKER, index) for index in range(replicas - 1))]
     if course.servers:
         roles.append((Role.PS, 0))
@@ -101,13 +105,9 @@ def replica_commands(course: RunSetup, replicas: int) -> list[ProcessStart]:
     commands = []
     for role, index in roles:
         config = {"cluster": cluster, "task": {"type": _TASK_TYPES[role], "index": index}}
-        env = {**_environment(course, role, index), "TF_CONFIG": json.dumps(config)}
-        commands.append(ProcessStart(f"{role}/{index}", course.argv, env))
+        env = {**course.env, "TF_CONFIG": json.dumps(config)}
+        commands.append(ProcessStart.of_replica(role, index, course.argv, env, course.own))
     return commands
-
-
-def _environment(course: RunSetup, role: Role, index: int) -> dict[str, str]:
-    return {**DEFAULTS, **course.env, "TYPE": str(role), "INDEX": str(index)}
 
 
 def _free_ports(count: int) -> list[int]:
@@ -121,7 +121,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 def _check(module: str, goal: AccuracyTarget, evaluations: Sequence[MetricPoint]) -> None:
-    """Check that Eval lines have the metric, and that the first one is not at the target already."""
+    """Check that the first Eval line has the metric, and is not at the target already."""
     point = evaluations[-1]
     if goal.metric not in point.values:
         has = ", ".join(point.values) or "none"

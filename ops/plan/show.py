@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
 from infra.scale_tiers import Role, ScaleTier, preset
 from ops import terminal
-from ops.plan import runs
+from ops.plan import profile, runs
 from ops.plan.scaling import Prediction, Work
 from ops.plan.time_to_target import TargetModel
 
@@ -20,10 +19,10 @@ def show(
 ) -> None:
     """Print the plan; a processor of this machine is `per_cpu` vCPUs."""
     kind = "hyperthreads" if per_cpu == 1 else "whole cores"
-    here = len(os.sched_getaffinity(0))
+    here = profile.available_cpus()
     seconds = work.cpu_seconds / (here * per_cpu)
     rate = terminal.rate(1 / seconds)
-    terminal.out(f"one process here: {rate} steps/s, {1000 * seconds:.1f} ms a step on {here} cpus, counted as {kind}")
+    terminal.out(f"one process here: {rate} steps/s, {1000 * seconds:.1f} ms a step on {here:g} cpus, counted as {kind}")
     often = f"every {work.period} steps" if work.period > 1 else "every step"
     # `share` is the part of the bytes that moves each way per exchange.
     moved = f"{work.parameters * work.share / _MEGA:.1f} MB each way to and from parameter servers, {often}"

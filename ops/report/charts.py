@@ -75,7 +75,8 @@ def _sanitize(value: Any) -> Any:
 
 def curve_chart(chart: Chart) -> Spec:
     """Plot the curves of a job under one name, by step."""
-    return step_chart(chart.name, [_series(curve.name, curve, place, 0) for place, curve in enumerate(chart.curves)])
+    curves = enumerate(chart.curves)
+    return step_chart(chart.name, [_series(curve.name, curve, place, place // COLOURS) for place, curve in curves])
 
 
 def comparison_chart(name: str, jobs: Sequence[tuple[str, Chart | None]]) -> Spec:

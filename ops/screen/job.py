@@ -89,7 +89,7 @@ class JobScreen:
         self._trials = TrialScreen(hyperparameters) if isinstance(hyperparameters, dict) else None
         self._series = {"loss": Series(), "accuracy": Series()}
         self._last: dict[str, str] = {}
-        self._evaluation: tuple[int | None, dict[str, str]] | None = None
+        self._evaluation: tuple[Reading, dict[str, str]] | None = None
         self._newest: deque[tuple[int, LogLine]] = deque(maxlen=LINES_KEPT)
         self._warnings: deque[tuple[int, LogLine]] = deque(maxlen=LINES_KEPT)
         self._count = 0
@@ -158,8 +158,8 @@ class JobScreen:
     def _apply(self, reading: Reading, replica: _Replica | None, moment: float, now: float) -> None:
         metrics = {key: value for key, value in (("loss", reading.loss), ("accuracy", reading.accuracy)) if value is not None}
         if reading.evaluation:
-            self._evaluation = (reading.count, metrics)
-            if reading.count is not None and self._unit is UnitOfProgress.STEP:
+            self._evaluation = (reading, metrics)
+            if reading.count is not None and reading.unit is self._unit is UnitOfProgress.STEP:
                 self._step_rate.mark(moment, reading.count, now)
             return
         self._last |= metrics
@@ -212,9 +212,11 @@ class JobScreen:
             if key in self._last
         ]
         if self._evaluation and self._evaluation[1]:
-            step, metrics = self._evaluation
+            reading, metrics = self._evaluation
             words = ", ".join(f"{key} {value}" for key, value in metrics.items())
-            rows.append(Text(f"{'eval':<8} {words}" + (f" at step {step}" if step is not None else "")))
+            rows.append(
+                Text(f"{'eval':<8} {words}" + (f" at {reading.unit} {reading.count}" if reading.count is not None else ""))
+            )
         return rows
 
     def _table(self, now: float, most: int) -> Picture:
@@ -269,7 +271,7 @@ def _replica_state(job: JobRecord, record: ReplicaRecord | None) -> Text:
 
 
 def _rate(value: float | None) -> str:
-    """Format a rate with three significant digits: `0.234`, `18.7`, `1200`."""
+    """Format a rate with three significant digits, or all before the point: `0.234`, `18.7`, `1234`."""
     if value is None:
         return "-"
     return f"{value:.3g}" if value < 100 else f"{value:.0f}"

@@ -128,8 +128,7 @@ def progress(unit: str, rate: CountRate, maximum: int | None, final: bool, now: 
     """Return a line with a count, and with a maximum its share and, unless `final`, the time that is left."""
     line = f"{unit:<8} {rate.count}"
     if maximum and rate.count is not None:
-        share = rate.count / maximum
-        line += f" of {maximum}  {bar(share)} {share:.0%}"
+        line += f" of {maximum}  {bar(rate.count / maximum)} {100 * rate.count // maximum}%"
     if not final and (seconds := rate.seconds_to(maximum, now)):
         line += f"  {terminal.duration(seconds)} to go"
     return Text(line)

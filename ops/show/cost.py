@@ -59,15 +59,17 @@ def cost(cluster: ClusterClient, as_json: bool) -> int:
     stack = cost_of(inventory.hosts, moment)
     records = None
     try:
-        records = cluster.ledger.jobs()[0] if priced else None
+        if priced:
+            records, unreadable = cluster.ledger.jobs()
+            for line in unreadable:
+                terminal.note(f"not shown: {line}")
     except (BucketError, OpsError) as error:
         terminal.note(f"the cost of jobs cannot be seen: {error}")
     if as_json:
         terminal.print_json(_json(inventory, stack, roles, records))
     elif not priced:
-        terminal.note(
-            f"stack {inventory.stack} has no prices: local hosts have none, nor has what infra/prices.yaml does not list"
-        )
+        why = "local hosts have none, nor has what infra/prices.yaml does not list"
+        terminal.note(f"not every host of stack {inventory.stack} has a price: {why}")
     else:
         _show({**roles, "all": stack}, records)
     return DONE

@@ -36,7 +36,12 @@ def last_step(args: Sequence[str], plan_flags: PlanFlags) -> int | None:
     ]
     if not values:
         return plan_flags.defaultSteps
-    return int(values[-1]) if values[-1].isdecimal() and values[-1].isascii() and 0 < len(values[-1]) < 16 else None
+    return whole_number(values[-1])
+
+
+def whole_number(text: str) -> int | None:
+    """Parse a whole number of a usual size; None for any other text."""
+    return int(text) if text.isdecimal() and text.isascii() and len(text) < 16 else None
 
 
 def job_dir_flag(files: Mapping[str, bytes]) -> str | None:

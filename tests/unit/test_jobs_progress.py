@@ -93,6 +93,24 @@ def test_lines_that_are_too_long_are_not_read() -> None:
     assert not any(parse_all("a 1" * progress.LONGEST_LINE))
 
 
+@pytest.mark.parametrize("digits", [16, 25, 400])
+def test_steps_above_the_limit_are_not_read(digits: int) -> None:
+    def parse_all(step: int) -> list[object]:
+        train, evaluated, period = (
+            f"Train [ps/0], step {step}: loss: 1 (0.5 sec)",
+            f"Eval, step {step}: loss: 1",
+            f"Exchange every {step} steps",
+        )
+        final = FINAL.format(step, 1, 2)
+        parsed = [progress.parse_train_point(train), progress.parse_train_metrics(train)]
+        parsed += [progress.parse_eval_metrics(evaluated), progress.parse_eval_metrics(final)]
+        of_lines = [progress.parse_final_metrics([final]), progress.parse_period([period])]
+        return [*parsed, *of_lines, *map(progress.is_progress_line, (train, evaluated, final, period))]
+
+    assert all(parse_all(2**53))
+    assert not any(parse_all(int("9" * digits)))
+
+
 def report(**keys: Any) -> str:
     return json.dumps({REPORT_KEY: keys})
 

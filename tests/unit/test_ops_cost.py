@@ -96,6 +96,18 @@ def test_the_json_output(priced: Inventory, ledger: Ledger, capsys: pytest.Captu
     assert [(job["jobId"], job["cost"]) for job in output["jobs"]] == [("job02", None), ("job01", 1.25)]
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+def test_unreadable_records_are_noted(
+    priced: Inventory, ledger: Ledger, capsys: pytest.CaptureFixture[str], as_json: bool
+) -> None:
+    (Path(priced.operator_bucket) / "jobs/job02/job.json").write_text("{")
+    assert cost.cost(ClusterClient(priced), as_json) == 0
+    captured = capsys.readouterr()
+    assert "job01" in captured.out
+    assert "job02" not in captured.out
+    assert captured.err.startswith("not shown: job02: ")
+
+
 def test_a_failing_bucket_leaves_the_cost_of_hosts(
     priced: Inventory, ledger: Ledger, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,7 +137,7 @@ def test_a_stack_without_prices_prints_one_line(inventory: Inventory, capsys: py
     assert cost.cost(ClusterClient(inventory), as_json=False) == 0
     captured = capsys.readouterr()
     assert (captured.out, captured.err.count("\n")) == ("", 1)
-    assert "stack test has no prices: local hosts have none" in captured.err
+    assert "not every host of stack test has a price: local hosts have none" in captured.err
     assert cost.cost(ClusterClient(inventory), as_json=True) == 0
     output = json.loads(capsys.readouterr().out)
     assert [output[key] for key in ("hourlyCost", "hoursUp", "accruedCost", "jobs")] == [None] * 4

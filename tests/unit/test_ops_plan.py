@@ -18,7 +18,7 @@ from ops.cluster.cluster import ClusterClient
 from ops.errors import DONE, OpsError, UsageError
 from ops.package.package import build
 from ops.package.trainer_config import ExchangeKind, TrainerConfig, read
-from ops.plan import plan, planned, runs, show
+from ops.plan import plan, planned, profile, runs, show
 from ops.plan.plan import PlanRequest
 from ops.plan.scaling import PlannedMachine, Prediction, Shape, Work, asynchronous, synchronous
 from ops.plan.time_to_target import AccuracyTarget, Crossing, TargetModel
@@ -31,7 +31,8 @@ TRAINER = """
 import os, sys, pathlib
 seen = {key: os.environ.get(key) for key in ("TF_CONFIG", "TYPE", "JOB_DIR")}
 assert seen["TF_CONFIG"] is None and seen["TYPE"] == "master", seen
-assert "--job-dir" not in sys.argv or sys.argv[sys.argv.index("--job-dir") + 1] == seen["JOB_DIR"]
+assert os.environ["TF_ENABLE_ONEDNN_OPTS"] == "1", "jobs have this default"
+assert sys.argv[sys.argv.index("--job-dir") + 1] == seen["JOB_DIR"]
 assert sys.argv[-2:] == ["--stop-at", "1000000000"], sys.argv
 assert "together" not in sys.argv, "this strategy needs several processes"
 if "--fail" in sys.argv:
@@ -77,7 +78,9 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "PLANS", tmp_path / "cache" / "plans")
     monkeypatch.setattr(plan, "vcpus_per_cpu", lambda: 2)
     monkeypatch.setattr(plan.os, "sched_getaffinity", {0: {0, 1}}.__getitem__)
+    monkeypatch.setattr(profile, "_CGROUP", tmp_path / "cgroup")
     monkeypatch.setenv("TF_CONFIG", "{}")
+    monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS", raising=False)
 
 
 @pytest.fixture
@@ -116,12 +119,36 @@ def test_a_plan_is_measured_printed_and_stored(package_folder: Path, capsys: pyt
     assert len(list(plan.PLANS.iterdir())) == 1
 
 
+def test_cpus_are_those_of_the_quota(package_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "cgroup").mkdir()
+    (tmp_path / "cgroup/cpu.max").write_text("150000 100000\n")
+    plan.plan(make_request(package_folder), False)
+    assert "100.0 ms a step on 1.5 cpus, counted as whole cores\n" in capsys.readouterr().out
+    stored_plan = json.loads(next(plan.PLANS.iterdir()).read_text())
+    assert stored_plan["work"]["cpu_seconds"] == pytest.approx(0.1 * 1.5 * 2)
+
+
+@pytest.mark.parametrize(
+    ("args", "line", "period"),
+    [
+        (["--meet-every=2", "--meet-every", "8"], "", 8),
+        (["--meet-every=2", "--meet-every", "auto"], "", 5),
+        (["--meet-every", "9" * 400], "", 5),
+        (["--meet-every", "2"], "Exchange every 3 steps", 3),
+        (["--meet-every", "0"], "Exchange every 0 steps", 5),
+    ],
+)
+def test_the_sync_period_is_that_of_the_log_or_the_last_flag(args: list[str], line: str, period: int) -> None:
+    declared = read({"mine/scaletier.yaml": DECLARES.encode()}, "mine")
+    assert plan.sync_period(args, [line], declared.plan) == period
+
+
 def test_an_undeclared_package_exchanges_all_parameters_every_step(
     package_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (package_folder / "scaletier.yaml").unlink()
     (package_folder / "task.py").write_text(
-        re.sub("assert .*stop-at.*", "assert sys.argv[-2:] == ['--strategy', 'x']", TRAINER)
+        re.sub("assert .*stop-at.*", "assert sys.argv[1:] == ['--strategy', 'x', '--job-dir', seen['JOB_DIR']]", TRAINER)
     )
     plan.plan(make_request(package_folder, "--strategy x"), False)
     out = capsys.readouterr().out
@@ -153,6 +180,37 @@ def test_config_sets_module_and_args(package_folder: Path, tmp_path: Path, capsy
     plan.plan(make_request(package_folder, "", config=str(tmp_path / "config.yaml")), True)
     note = f"runtime in {tmp_path}/config.yaml: ignored, a plan is made with the Python that is here"
     assert note in capsys.readouterr().err.splitlines()
+
+
+def test_variables_in_arguments_are_filled_in(package_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (package_folder / "task.py").write_text(
+        f"{TRAINER}\nassert f\"--log={{seen['JOB_DIR']}}/master-0\" in sys.argv, sys.argv\n"
+    )
+    plan.plan(make_request(package_folder, "'--log=${JOB_DIR}/$TYPE-${INDEX}'"), True)
+    assert json.loads(capsys.readouterr().out)["args"] == ["--log=${JOB_DIR}/$TYPE-${INDEX}"], "as in a job's manifest"
+
+
+@pytest.mark.parametrize("until", [None, plan.parse_target_flags("accuracy=0.5", "1,2", "20")])
+def test_config_adds_variables_to_the_environment(
+    learning_package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, until: Any
+) -> None:
+    monkeypatch.setenv("OWN", "${JOB_DIR}")
+    monkeypatch.setenv("PYTHONPATH", "/own")
+    checks = """
+import os
+env = os.environ
+assert (env["OWN"], env["LOG"]) == ("${JOB_DIR}", env["JOB_DIR"] + "/log-" + env["TYPE"]), env
+assert env["TF_ENABLE_ONEDNN_OPTS"] == "0", "not the default"
+assert env["PYTHONPATH"] == os.path.dirname(env["JOB_DIR"]) + ":" + env["JOB_DIR"] + "/lib", "without that of this process"
+"""
+    (learning_package / "task.py").write_text(checks + LEARNER)
+    config = tmp_path / "config.yaml"
+    values = 'LOG: "${JOB_DIR}/log-$TYPE", TF_ENABLE_ONEDNN_OPTS: "0", PYTHONPATH: "${JOB_DIR}/lib"'
+    config.write_text(f"trainingInput: {{environment: {{{values}}}}}")
+    assert plan.plan(make_request(learning_package, config=str(config), until=until), True) == DONE
+    config.write_text("trainingInput: {environment: {JOB_DIR: /x}}")
+    with pytest.raises(UsageError, match=r"config.yaml: trainingInput.environment: JOB_DIR is set by the cluster"):
+        plan.plan(make_request(learning_package, config=str(config), until=until), True)
 
 
 UNTIL = plan.parse_target_flags("accuracy=0.5", "1,2,4", "20")
@@ -283,6 +341,7 @@ def test_numbers_for_programs_keep_their_digits(value: float, number: float) -> 
 def test_a_run_has_about_eighty_evaluations(
     package_folder: Path, monkeypatch: pytest.MonkeyPatch, steps: int | None, every: int
 ) -> None:
+    (package_folder / "flags.py").write_text('parser.add_argument("--job-dir", required=True)')
     courses: list[tuple[runs.RunSetup, int]] = []
 
     def run(course: runs.RunSetup, replicas: int, folder: Path) -> runs.TrialRun:
@@ -297,9 +356,10 @@ def test_a_run_has_about_eighty_evaluations(
     built = build(package_folder, "mine.task")
     args = ["--strategy", "together", *(["--stop-at", str(steps)] if steps else [])]
     assert UNTIL
-    measured = plan.measure_steps_to_target(built, read(built.files, "mine"), "mine.task", args, UNTIL)
+    measured = plan.measure_steps_to_target(built, read(built.files, "mine"), "mine.task", args, {}, UNTIL)
     expected = ["--look-every", str(every)]
     assert [course.argv[-2:] == expected for course, _ in courses] == [True] * 3
+    assert [course.argv[-4:-2] for course, _ in courses] == [["--job-dir", course.env["JOB_DIR"]] for course, _ in courses]
     assert [("together" in course.argv, course.servers, replicas) for course, replicas in courses] == [
         (False, False, 1),
         (True, False, 2),
@@ -391,6 +451,17 @@ def test_bad_input_is_one_line_and_stores_nothing(
     assert type(error.value) is kind
     assert "\n" not in str(error.value)
     assert not plan.PLANS.exists()
+
+
+@pytest.mark.parametrize(("steps", "seconds"), [(0, 1.0), (10, 0.01)])
+def test_train_lines_that_measure_no_step_are_one_line(
+    package_folder: Path, monkeypatch: pytest.MonkeyPatch, steps: int, seconds: float
+) -> None:
+    lines = [f"Train [master/0], step {steps * n}: loss: 1 ({seconds * n:.3f} sec)" for n in range(8)]
+    monkeypatch.setattr(profile, "profile_job", lambda *_: lines)
+    message = "the Train lines of mine.task cover no steps, or less than 0.1 s: give it more steps, or --seconds more than 30$"
+    with pytest.raises(UsageError, match=rf"^{message}"):
+        plan.plan(make_request(package_folder), False)
 
 
 def test_missing_data_is_refused_before_any_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

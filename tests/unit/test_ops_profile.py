@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from jobs.progress import TrainPoint
+from ops.errors import OpsError
 from ops.plan import profile
 
 LINE = "Train [master/0], step {}: loss: 2.797, accuracy: 0.110 ({:.3f} sec) 1.6 global steps/s, 1.6 local steps/s"
@@ -47,6 +49,44 @@ def test_step_seconds_is_a_median_and_mean_rate_includes_pauses() -> None:
     for too_few in ([], [TrainPoint(1, 1.0)], [TrainPoint(1, 1.0), TrainPoint(1, 1.0)]):
         assert profile.step_seconds(too_few) is None
         assert profile.mean_rate(too_few) is None
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize(
+    ("quota", "expected"), [("150000 100000", 1.5), ("900000 100000", 4), ("50000 100000", 0.5), ("max 100000", 4), ("", 4)]
+)
+def test_cpus_are_limited_by_affinity_and_quota(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, quota: str, expected: float
+) -> None:
+    monkeypatch.setattr(profile.os, "sched_getaffinity", {0: range(4)}.__getitem__)
+    monkeypatch.setattr(profile, "_CGROUP", tmp_path)
+    (tmp_path / "cpu").mkdir()
+    if version == 2:
+        (tmp_path / "cpu.max").write_text(f"{quota}\n")
+    elif quota:
+        for name, value in zip(("quota", "period"), quota.replace("max", "-1").split(), strict=True):
+            (tmp_path / f"cpu/cpu.cfs_{name}_us").write_text(f"{value}\n")
+    assert profile.available_cpus() == expected
+
+
+def test_lines_in_quick_succession_are_measured_by_those_apart() -> None:
+    """Check a line per step at 700 steps/s, whose seconds are printed to thousandths."""
+    points = [TrainPoint(step, round(step / 700, 3)) for step in range(1000)]
+    seconds = profile.step_seconds(points)
+    assert seconds is not None
+    assert 1 / seconds == pytest.approx(700, rel=0.02)
+    assert profile.step_seconds(points[:60]) is None, "they cover too little time"
+
+
+def test_a_checkpoint_that_takes_too_long_to_read_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(command: list[str], timeout: float, **_: object) -> None:
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    (tmp_path / "model-1.index").touch()
+    monkeypatch.setattr(profile, "python_here", lambda: "python")
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(OpsError, match=r"^the trainer's checkpoint was not read in 2 min 0 s: give --parameters-mb$"):
+        profile.parameter_bytes(tmp_path)
 
 
 def test_seconds_count_from_the_first_line_of_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

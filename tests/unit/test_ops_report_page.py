@@ -364,6 +364,10 @@ def test_replicas_beyond_the_colours_have_other_dashes() -> None:
     assert encoding["color"]["scale"]["range"] == [*(f"var(--c{place})" for place in range(8)), "var(--c0)"]
     assert encoding["strokeDash"]["scale"]["range"] == [*[[1, 0]] * 8, [6, 3]]
     assert spec["height"] == 250 + 2 * 18, "a legend of three rows"
+    curves = [Curve(f"trial {place}", [(1, 2.0), (2, 2.0)]) for place in range(17)]
+    encoding = charts.curve_chart(Chart("loss", curves))["layer"][0]["encoding"]
+    looks = zip(encoding["color"]["scale"]["range"], map(str, encoding["strokeDash"]["scale"]["range"]), strict=True)
+    assert len({*looks}) == len(curves), "and so have curves"
 
 
 @pytest.mark.parametrize(("letters", "columns", "limit"), [(10, 3, 85), (11, 2, 150), (18, 2, 150), (19, 1, 320), (99, 1, 320)])

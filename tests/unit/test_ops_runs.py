@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 from waiting import limit
 
+from ops.errors import UsageError
 from ops.plan import profile, runs
 from ops.plan.time_to_target import AccuracyTarget
 
@@ -67,6 +69,7 @@ def test_the_last_line_of_an_ended_process_is_read(monkeypatch: pytest.MonkeyPat
         (2, [], 0),
         (2, ["Train [master/0], step 2: x (0.1 sec) y", "Train [worker/0], step 7: x (0.1 sec) y"], 7),
         (2, ["Train [master/0], step 2: x (0.1 sec) y", "Train [master/0], step 9: x (0.1 sec) y"], 2),
+        (2, [f"Train [master/0], step {'9' * 5000}: x (0.1 sec) y"], 0),
         (3, ["Train [worker/1], step 4: x (0.1 sec) y", "Train [worker/0], step 3: x (0.1 sec) y"], 4),
     ],
 )
@@ -80,6 +83,24 @@ def test_the_last_replica_is_late_by_its_first_step(
     assert (run_result.replicas, run_result.crossing.step, run_result.late) == (replicas, pytest.approx(15), late)
 
 
+def test_an_eval_line_without_the_metric_is_skipped_unless_it_is_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [
+        "Eval, step 10: loss: 0.9, accuracy: 0.1",
+        "Eval, step 20: loss: nan, accuracy: nan",
+        "Final metrics after 25 steps, loss: 0.7",
+        "Eval, step 30: loss: 0.5, accuracy: 0.3",
+    ]
+    group = SimpleNamespace(lines=lambda _: iter(lines), failed=None)
+    monkeypatch.setattr(runs, "start_processes", lambda *_: nullcontext(group))
+    run_result = runs.run(make_setup(AccuracyTarget("accuracy", 0.2)), 1, tmp_path)
+    assert (run_result.crossing.before.step, run_result.crossing.after.step) == (10, 30)
+    del lines[0]
+    with pytest.raises(UsageError, match=r"the Eval lines of mine have no 'accuracy'; they have none$"):
+        runs.run(make_setup(AccuracyTarget("accuracy", 0.2)), 1, tmp_path)
+
+
 def test_the_environment_of_each_replica(tmp_path: Path) -> None:
     setup = make_setup(AccuracyTarget("loss", 1), "--a", servers=True)
     starts = runs.replica_commands(setup, 3)
@@ -91,6 +112,18 @@ def test_the_environment_of_each_replica(tmp_path: Path) -> None:
         ("ps/0", "ps", "0", {"type": "ps", "index": 0}),
     ]
     assert [start.argv for start in starts] == [["mine", "--a"]] * 4
+    args = "--log=${JOB_DIR}/${TYPE}-$INDEX", "$$TYPE", "${HOME}"
+    setup = replace(setup, argv=["mine", *args], env={**setup.env, "JOB_DIR": "/out"})
+    of_replicas = [start.argv for start in runs.replica_commands(setup, 2)]
+    assert of_replicas == [
+        ["mine", f"--log=/out/{replica}", "$TYPE", "${HOME}"] for replica in ("master-0", "worker-0", "ps-0")
+    ]
+    setup = replace(setup, env={**setup.env, "FILE": "${JOB_DIR}/$INDEX", "INHERITED": "$JOB_DIR"}, own=["FILE"])
+    starts = runs.replica_commands(setup, 3)
+    assert [start.env["FILE"] for start in starts] == ["/out/0", "/out/0", "/out/1", "/out/0"]
+    assert {start.env["INHERITED"] for start in starts} == {"$JOB_DIR"}
     (alone,) = runs.replica_commands(setup, 1)
+    assert (alone.env["FILE"], alone.env["INHERITED"]) == ("/out/0", "$JOB_DIR")
+    assert alone.argv == of_replicas[0]
     assert (alone.name, alone.env["TYPE"], alone.env["INDEX"], "TF_CONFIG" in alone.env) == ("master/0", "master", "0", False)
     assert alone.env["PATH"] == os.environ["PATH"]

@@ -150,6 +150,11 @@ def test_the_remaining_time_is_estimated(steps: int | None, template: str, expec
             ["step     8 of 200  ━╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌ 4%", "eval     loss 0.5 at step 8"],
         ),
         (["Eval: accuracy: 0.5"], ["eval     accuracy 0.5"]),
+        (["Eval Epoch 1/10 loss: 0.9"], ["eval     loss 0.9 at epoch 1"]),
+        (
+            ["Eval Epoch 1/10 loss: 0.9", "Epoch 2/10"],
+            ["epoch    2 of 10  ━━━━━━╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌ 20%", "eval     loss 0.9 at epoch 1"],
+        ),
         (["Eval: accuracy: 0.5", "Eval, step 8"], ["step     8 of 200  ━╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌ 4%"]),
         (["loss: 0.5"], ["loss     0.5     ▄"]),
         (["nothing to read"], []),
@@ -446,6 +451,9 @@ def test_progress_has_a_share_and_the_time_left(final: bool, maximum: int | None
     for second in range(2):
         step_rate.mark(float(second), 10 * second, float(second))
     assert progress("steps", step_rate, maximum, final, 1.0).plain == expected
+    for count, most, share in ((29, 50, "58%"), (1999, 2000, "99%"), (2000, 2000, "100%")):
+        step_rate.mark(2.0, count, 2.0)
+        assert progress("steps", step_rate, most, True, 2.0).plain.split()[-1] == share, "rounded down"
     assert (bar(0.5, 4), bar(-1, 4), bar(7, 4)) == ("━━╌╌", "╌╌╌╌", "━━━━")
 
 
