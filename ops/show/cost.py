@@ -61,8 +61,8 @@ def cost(cluster: ClusterClient, as_json: bool) -> int:
     try:
         if priced:
             records, unreadable = cluster.ledger.jobs()
-            for line in unreadable:
-                terminal.note(f"not shown: {line}")
+            for job_id, error in unreadable.items():
+                terminal.note(f"not shown: {job_id}: {error}")
     except (BucketError, OpsError) as error:
         terminal.note(f"the cost of jobs cannot be seen: {error}")
     if as_json:
