@@ -62,10 +62,10 @@ def affected_jobs(queue: Queue, change: Change, read: Read) -> list[AffectedJob]
     """Return each job that has one of these hosts, or that waits and could not start on the hosts that remain."""
     jobs = []
     for entry in queue.entries:
-        if entry.held and (lost_hosts := [host for host in entry.hosts if host in change.hosts]):
+        if entry.has_hosts and (lost_hosts := [host for host in entry.hosts if host in change.hosts]):
             continues = _can_continue(read(plan(entry.jobId)), [entry.replica_on(host) for host in lost_hosts])
             jobs.append(AffectedJob(entry.jobId, f"job {entry.jobId} has {', '.join(lost_hosts)}", continues))
-        elif not entry.held and len(place(entry.candidate_hosts, change.removed)) < len(entry.replica_names):
+        elif not entry.has_hosts and len(place(entry.candidate_hosts, change.removed)) < len(entry.replica_names):
             jobs.append(AffectedJob(entry.jobId, f"job {entry.jobId} waits for more hosts than remain"))
     return jobs
 

@@ -60,5 +60,5 @@ def _assignments(cluster: ClusterClient) -> dict[str, tuple[str | None, str | No
         terminal.note(f"which job has which host cannot be seen: {error}")
         return {}
     reserved = {host: (None, None, job_id) for host, job_id in queue.reserved_hosts().items()}
-    entries = (entry for entry in queue.entries if entry.held)
+    entries = (entry for entry in queue.entries if entry.has_hosts)
     return reserved | {host: (entry.jobId, replica, None) for entry in entries for replica, host in entry.placement.items()}

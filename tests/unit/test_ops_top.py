@@ -55,7 +55,10 @@ def store(tmp_path: Path) -> CountingBucket:
 def ledger(store: CountingBucket) -> Ledger:
     """Write job01, which has the master and a worker, with the master's record; job02 waits for both."""
     ledger = Ledger(store)
-    entries = [QueueEntry("job01", ["master-0", "worker-0"], held=True), QueueEntry("job02", ["master-0", "ps-0"], priority=2)]
+    entries = [
+        QueueEntry("job01", ["master-0", "worker-0"], has_hosts=True),
+        QueueEntry("job02", ["master-0", "ps-0"], priority=2),
+    ]
     ledger.change_queue(lambda _: Queue(entries))
     running = JobRecord("job01", JobState.RUNNING, createTime=NOON, startTime=NOON, hourlyCost=0.5, submittedBy="ann@x")
     put_job(ledger, replace(running, lostReplicas=["worker-0"]))
