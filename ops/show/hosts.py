@@ -15,7 +15,7 @@ from ops.errors import DONE, FAILED, OpsError
 
 
 def hosts(cluster: ClusterClient, as_json: bool) -> int:
-    """List the hosts and whether each answers; the exit code is 0 if one does."""
+    """List the hosts and whether each answers; exit code 0 if at least one answers."""
     inventory, fleet = cluster.inventory, cluster.fleet
     with terminal.ProgressLine(f"asking {terminal.plural(len(inventory.hosts), 'host')}"):
         outcome = fleet.each(

@@ -1,4 +1,4 @@
-"""The whole cluster at one moment, by one or two reads of the bucket: for `fab top` and its JSON."""
+"""Read the state of the whole cluster, with one or two requests to the bucket, for `fab top` and its JSON."""
 
 from __future__ import annotations
 
@@ -101,6 +101,7 @@ class JobSnapshot:
     """A job that has hosts or waits for them.
 
     Attributes:
+        behind: the ids of the jobs that it waits for: they have hosts that it could use, or get them before it.
         seconds: since its start, or since its submission if it has not started.
         cost: of its hosts so far, in US dollars; None if they have no price, or the job has no hosts yet.
     """

@@ -18,7 +18,7 @@ from opsdata import FakeStream, put_job
 from replicahosts import until
 
 from jobs.bucket import BucketError
-from jobs.chunks import TOO_SLOW, LogFilter, Position
+from jobs.chunks import SLOW_PATTERN, LogFilter, Position
 from jobs.folder_bucket import FolderBucket
 from jobs.ledger import Ledger
 from jobs.queue import Queue, QueueEntry
@@ -578,7 +578,7 @@ def test_a_closed_follower_requests_nothing_more(world: World) -> None:
 
 def test_an_error_of_a_thread_is_a_note(world: World) -> None:
     follower = world.follower()
-    world.streams = [FakeStream("master-0", exit_code=TOO_SLOW)]
+    world.streams = [FakeStream("master-0", exit_code=SLOW_PATTERN)]
     follower._log_filter = LogFilter(pattern="(a+)+b")
     follower._guard(follower._tail, "master-0")
 

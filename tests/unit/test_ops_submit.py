@@ -1006,7 +1006,7 @@ def test_the_exit_code_of_a_followed_job(
     err = capsys.readouterr().err.splitlines()[0]
     assert err.removeprefix("error: ").partition(" (")[0] == f"job01 {final_state} after 2.5 s"
     monkeypatch.setattr(logs, "follow_job", lambda *_: None)
-    with pytest.raises(OpsError, match=r"^nothing is known of job job01 any more: fab describe job01$"):
+    with pytest.raises(OpsError, match=r"^nothing is known of job job01 any more: fab jobs lists those that are left$"):
         runner.watch(cluster, submission.record())
 
 
