@@ -1,7 +1,7 @@
 """Run TensorFlow jobs on the cluster that `pulumi up` made.
 
-`fab COMMAND --help` describes a command. Those that read have --json. Exit codes: 0 done, 1 the job or the operation
-failed, 2 the call was wrong and nothing was changed, 130 stopped by Ctrl-C.
+`fab COMMAND --help` describes a command. All but serve, shell and tensorboard have --json. Exit codes: 0 done, 1 the job
+or the operation failed, 2 the call was wrong and nothing was changed, 130 stopped by Ctrl-C.
 """
 
 from ops.cli.cluster import connect, cost, doctor, hosts, shell, top

@@ -62,7 +62,7 @@ def main() -> None:
     pulumi.export("scaleTier", str(target.spec.scale_tier))
     pulumi.export("bucket", cluster.bucket)
     pulumi.export("retainBucket", config.retain_bucket)
-    pulumi.export("hosts", {replica.name: at for replica, at in zip(cluster.hosts, cluster.addresses, strict=True)})
+    pulumi.export("hosts", {host_id.name: at for host_id, at in zip(cluster.hosts, cluster.addresses, strict=True)})
     pulumi.export("sshConfig", f"{folder}/ssh_config")
     if cluster.hourly_costs is not None:
         pulumi.export("hourlyCost", round(sum(cluster.hourly_costs.values()), 4))

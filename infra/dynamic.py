@@ -24,13 +24,13 @@ logging.getLogger("grpc").setLevel(logging.CRITICAL)
 _configuration: dict[str, Callable[[str], str | None]] = {}
 # Modules that were renamed: states of older stacks have their old names.
 _MOVED = {"infra.lxd.seal": "infra.lxd.bucket_guard"}
-# Pulumi calls from many threads. Two threads that import pylxd for the first time together can deadlock, as its modules import
-# each other.
+# Pulumi calls providers from many threads. Two threads that import pylxd for the first time together can deadlock, as its
+# modules import each other.
 _importing = threading.Lock()
 
 
 def configuration(key: str) -> str | None:
-    """Return a value of the stack's configuration; None outside the process of the dynamic provider.
+    """Return a value of the stack's configuration; None if it is unset, or outside the process of the dynamic provider.
 
     A resource reads secrets, such as credentials, with this function, so that they are not in its state.
     """
@@ -108,8 +108,9 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> set[str]:
 class ModuleResource(Resource):
     """A dynamic resource whose code is the functions of a module.
 
-    A subclass sets `module_name = __name__`: the functions `create`, `update` and so on of its own module then implement it. It
-    lists in `outputs` the properties that are not inputs.
+    A subclass sets `module_name = __name__`: `ModuleProvider` then calls the functions `create`, `update` and so on of its own
+    module by name. It lists in `outputs` the properties that are not inputs. The arguments `module` and `name` of the class
+    statement are parts of Pulumi's type of the resource: `pulumi-python:dynamic/operator:OperatorKey`.
     """
 
     module_name: str

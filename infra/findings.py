@@ -23,8 +23,8 @@ class Severity(StrEnum):
 class Finding:
     """The result of a check.
 
-    `remedy` is the command that fixes a problem. `fix` does the same; it is None if that could remove something.
-    `fix_error` is the reason why a fix that was tried failed.
+    `remedy` is the command that fixes a problem. `fix` does the same; it is None if there is none, or it could remove
+    something. `fix_error` is the reason why a fix that was tried failed.
     """
 
     severity: Severity

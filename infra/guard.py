@@ -29,7 +29,7 @@ def require_same_target(previous: str | None, target: str) -> None:
 
 def removed_hosts(previous: Iterable[str], spec: ClusterSpec) -> list[str]:
     """Return the hosts before the change, running or not, that the new cluster lacks."""
-    stay = {replica.name for replica in spec.replicas}
+    stay = {host_id.name for host_id in spec.hosts}
     return [name for name in previous if name not in stay]
 
 
@@ -59,13 +59,13 @@ class AffectedJob:
 
 
 def affected_jobs(queue: Queue, change: Change, read: Read) -> list[AffectedJob]:
-    """Return each job that has one of these hosts, or that waits and could not start without the removed ones."""
+    """Return each job that has one of these hosts, or that waits and could not start on the hosts that remain."""
     jobs = []
     for entry in queue.entries:
-        if entry.held and (lost_hosts := [host for host in entry.hosts if host in change.hosts]):
+        if entry.has_hosts and (lost_hosts := [host for host in entry.hosts if host in change.hosts]):
             continues = _can_continue(read(plan(entry.jobId)), [entry.replica_on(host) for host in lost_hosts])
             jobs.append(AffectedJob(entry.jobId, f"job {entry.jobId} has {', '.join(lost_hosts)}", continues))
-        elif not entry.held and len(place(entry.candidate_hosts, change.removed)) < len(entry.replica_names):
+        elif not entry.has_hosts and len(place(entry.candidate_hosts, change.removed)) < len(entry.replica_names):
             jobs.append(AffectedJob(entry.jobId, f"job {entry.jobId} waits for more hosts than remain"))
     return jobs
 
@@ -98,9 +98,9 @@ def protect_jobs(change: Change, read: Read, create: Create, preview: bool, allo
     problem = f"{change}, and {'; '.join(job.why for job in jobs)}"
     ended = [job.job_id for job in jobs if not job.continues]
     if allowed:
-        effects = [f"{', '.join(ended)} ends"] if ended else []
-        effects += [f"{job.job_id} continues, or waits" for job in jobs if job.continues]
-        pulumi.log.warn(f"{problem}: disruptJobs is true, so it is done; {', '.join(effects)}")
+        effects = [f"{', '.join(ended)} {'end' if len(ended) > 1 else 'ends'}"] if ended else []
+        effects += [f"{job.job_id} continues, or waits for its hosts" for job in jobs if job.continues]
+        pulumi.log.warn(f"{problem}: disruptJobs is true, so it is done; {'; '.join(effects)}")
         if not preview:
             request = CancelRequest("pulumi up", now(), f"hosts removed or replaced: {', '.join(change.hosts)}")
             for job_id in ended:

@@ -145,7 +145,7 @@ class Inventory(Record):
 
     @property
     def replicas(self) -> tuple[str, ...]:
-        """The name of every replica, the chief first: that is the order in which they lead."""
+        """The names of the replicas of a full job, which equal those of the job hosts; in the order in which they lead."""
         return (self.chief.name, *(host.name for host in self.job_hosts if host.role is not Role.MASTER))
 
     @property
@@ -171,9 +171,9 @@ class Inventory(Record):
         return replace(self, hosts=hosts, scale_tier=scale_tier or self.scale_tier)
 
     def host(self, name: str) -> Host:
-        """Return a host of any role by its name; SpecError that lists the valid ones."""
-        replica = parse_replica(name, self.names)
-        return next(host for host in self.hosts if host.name == replica)
+        """Return a host of any role by its name; raise a SpecError that lists the valid names if there is none."""
+        valid_name = parse_replica(name, self.names)
+        return next(host for host in self.hosts if host.name == valid_name)
 
     def cluster(self, chief_key: str = "chief") -> dict[str, list[str]]:
         """Return TF_CONFIG's `cluster`: role to `host:2222`, the same on every host, without the evaluator."""

@@ -1,4 +1,4 @@
-"""The operator's files, as a resource: `pulumi up` writes them and replaces outdated ones."""
+"""The files of the operator, who runs `fab`, as a resource: `pulumi up` writes them and replaces outdated ones."""
 
 from __future__ import annotations
 

@@ -10,7 +10,10 @@ from infra.dynamic import ModuleResource, Props
 
 
 class OperatorKey(ModuleResource, module="operator", name="OperatorKey"):
-    """The operator's key pair. Input: comment. Outputs: publicKey (for authorized_keys), privateKey (OpenSSH's, secret)."""
+    """The key pair of the operator, the person or machine that runs `fab`.
+
+    Input: comment. Outputs: publicKey (for authorized_keys), privateKey (OpenSSH's, secret).
+    """
 
     module_name = __name__
     outputs = ("publicKey", "privateKey")

@@ -95,8 +95,8 @@ def network_gbits(machine_type: str) -> float:
 
 
 @dataclass(frozen=True)
-class Replica:
-    """One host of a role, and the replica of a job that runs there, if any: `worker-0`, `serving-0`."""
+class HostId:
+    """What identifies a host in its cluster: its role and its index, which make its name, such as `worker-0`."""
 
     role: Role
     index: int
@@ -125,15 +125,15 @@ _TIERS: Mapping[ScaleTier, Mapping[Role, RoleSpec]] = {
 
 @dataclass(frozen=True)
 class ClusterSpec:
-    """A whole cluster. `roles` has only roles with a replica; there is always exactly one master."""
+    """A whole cluster. `roles` has only roles with a host; there is always exactly one master."""
 
     scale_tier: ScaleTier
     roles: Mapping[Role, RoleSpec]
 
     @property
-    def replicas(self) -> tuple[Replica, ...]:
-        """Every replica in the order of Role, then index."""
-        return tuple(Replica(role, index) for role in Role if role in self.roles for index in range(self.roles[role].count))
+    def hosts(self) -> tuple[HostId, ...]:
+        """Every host in the order of Role, then index."""
+        return tuple(HostId(role, index) for role in Role if role in self.roles for index in range(self.roles[role].count))
 
 
 def preset(tier: ScaleTier) -> ClusterSpec:

@@ -12,7 +12,7 @@ from pulumi import Input, Output, Resource
 
 from infra.config import ClusterConfig
 from infra.inventory import Host, Inventory, to_plain
-from infra.scale_tiers import ClusterSpec, Replica
+from infra.scale_tiers import ClusterSpec, HostId
 from infra.state import StackState
 
 
@@ -21,7 +21,7 @@ class ClusterResources:
     """The resources that a target declared, as the inventory and the stack's outputs need them.
 
     Attributes:
-        hosts: for each replica, the `Host` fields that only the target can fill.
+        hosts: for each host, the `Host` fields that only the target can fill.
         addresses, ssh_hosts, create_times: these `Host` fields, one per host in the order of `hosts`; kept apart because their
             values may be Pulumi outputs.
         host_keys: the public host keys, by the names in `ssh_hosts`.
@@ -33,7 +33,7 @@ class ClusterResources:
             argument is the resources declared before it. By default it declares nothing.
     """
 
-    hosts: Mapping[Replica, Mapping[str, Any]]
+    hosts: Mapping[HostId, Mapping[str, Any]]
     addresses: Sequence[Input[str]]
     ssh_hosts: Sequence[Input[str]]
     create_times: Sequence[Output[str]]
@@ -52,18 +52,18 @@ class ClusterResources:
             outputs = zip(known["addresses"], known["ssh_hosts"], known["create_times"], strict=True)
             hosts = tuple(
                 Host(
-                    name=replica.name,
-                    role=replica.role,
-                    index=replica.index,
+                    name=host_id.name,
+                    role=host_id.role,
+                    index=host_id.index,
                     address=address,
                     ssh_host=ssh_host,
                     host_key=known["host_keys"].get(ssh_host),
-                    machine_type=spec.roles[replica.role].machine_type,
-                    accelerator=to_plain(spec.roles[replica.role].accelerator),
+                    machine_type=spec.roles[host_id.role].machine_type,
+                    accelerator=to_plain(spec.roles[host_id.role].accelerator),
                     create_time=create_time,
                     **fields,
                 )
-                for (replica, fields), (address, ssh_host, create_time) in zip(self.hosts.items(), outputs, strict=True)
+                for (host_id, fields), (address, ssh_host, create_time) in zip(self.hosts.items(), outputs, strict=True)
             )
             record = Inventory(
                 stack=stack,

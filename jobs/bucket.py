@@ -21,7 +21,7 @@ T = TypeVar("T")
 Progress = Callable[[int], None]
 """Called with the number of bytes of each piece that was transferred."""
 PIECE = 2**20
-"""The most bytes of a large object that are held in memory at once."""
+"""The size of the pieces in which files are read and written."""
 
 
 class Conflict(Exception):  # noqa: N818  it is no error but an answer

@@ -27,7 +27,7 @@ LIMIT = 1_000_000_000
 CHUNK_BYTES = 2**20
 """A chunk ends once it has this many bytes."""
 NO_LOG = 66  # sysexits' EX_NOINPUT
-TOO_SLOW = 65
+SLOW_PATTERN = 65  # the pattern exceeded PATTERN_SECONDS on one line
 PATTERN_SECONDS = 1.0
 SEVERITIES = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _HEAD_DIVISOR = 8
@@ -408,7 +408,7 @@ def main(arguments: Iterable[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader is gone, and Python is not to report that at its end
         return 0
     except SlowError:
-        return TOO_SLOW
+        return SLOW_PATTERN
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ class PowerError(Exception):
 
 
 class NoAnswerError(PowerError):
-    """No answer in time; the request may have taken effect."""
+    """No answer, for whatever reason; the request may have taken effect."""
 
 
 class StartClient:

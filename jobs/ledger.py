@@ -190,7 +190,7 @@ class Ledger:
             entry = QueueEntry(
                 job.jobId,
                 job.hosts if has_hosts or not job.candidates else [],
-                held=has_hosts,
+                has_hosts=has_hosts,
                 priority=job.priority,
                 token=job.lease.holder if job.lease.submitter else "",
                 submittedBy=job.submittedBy,

@@ -9,7 +9,7 @@ JOBS = "jobs"
 DATA = "data"
 QUEUE = "cluster/queue.json"
 UNSAVED_FOLDER = "left"
-"""The folder in a job's output for files that its replicas wrote outside it, a folder each."""
+"""The folder in a job's output for files that its replicas left behind outside it; it has a folder for each replica."""
 EVERY_JOB = f"{JOBS}/*/job.json"
 STATE_DIR, CODE_DIR = "/var/lib/scaletier", "/opt/scaletier"
 """On a host: the files of jobs, and scaletier's own code with its Python."""
@@ -35,12 +35,12 @@ def plan(job_id: str) -> str:
 
 
 def package(job_id: str) -> str:
-    """Return the name of the archive with the trainer package and its dependencies, in tar format."""
+    """Return the name of the archive with the trainer package and its dependencies, a gzipped tar."""
     return f"{JOBS}/{job_id}/package.tar.gz"
 
 
 def manifest(job_id: str) -> str:
-    """Return the name of the job's inputs, by which it can be run again."""
+    """Return the name of the record of the job's inputs, by which the job can be run again."""
     return f"{JOBS}/{job_id}/manifest.json"
 
 

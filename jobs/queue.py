@@ -55,16 +55,17 @@ def place(candidates: Mapping[str, Sequence[str]], taken: Collection[str]) -> di
 
 @dataclass(frozen=True)
 class QueueEntry(HostAssignment):
-    """A job that holds its `hosts`, or waits for some of those that it wants.
+    """A job that has its `hosts` (`has_hosts`), or waits for some of its candidates.
 
     `token` tells one submission from another of the same id. maxWaitTime is in seconds, None for as long as it takes.
     """
 
     old_names: ClassVar[Mapping[str, str]] = {"candidates": "wants"}
+    json_key: ClassVar = staticmethod(lambda name: "held" if name == "has_hosts" else name)
 
     jobId: str
     hosts: list[str]
-    held: bool = False
+    has_hosts: bool = False
     priority: int = 0
     token: str = ""
     submittedBy: str = ""
@@ -74,11 +75,11 @@ class QueueEntry(HostAssignment):
 
     def usable_hosts(self) -> set[str]:
         """Return the hosts that it holds, or else its candidates."""
-        return set(self.hosts) if self.held else {host for hosts in self.candidate_hosts.values() for host in hosts}
+        return set(self.hosts) if self.has_hosts else {host for hosts in self.candidate_hosts.values() for host in hosts}
 
     def required_hosts(self) -> set[str]:
         """Return the hosts that it holds, or without which it cannot run."""
-        return set(self.hosts) if self.held else {hosts[0] for hosts in self.candidate_hosts.values() if len(hosts) == 1}
+        return set(self.hosts) if self.has_hosts else {hosts[0] for hosts in self.candidate_hosts.values() if len(hosts) == 1}
 
     def replica_on(self, host: str) -> str:
         """Return the replica on this host, or empty if the job has none there."""
@@ -99,7 +100,7 @@ class Queue(Record):
 
     def holder(self, host: str) -> QueueEntry | None:
         """Return the entry that holds a host."""
-        return next((entry for entry in self.entries if entry.held and host in entry.hosts), None)
+        return next((entry for entry in self.entries if entry.has_hosts and host in entry.hosts), None)
 
     def entries_for(self, host: str) -> list[QueueEntry]:
         """Return the entry that holds this host, and the waiting ones that have it among their candidates."""
@@ -108,9 +109,9 @@ class Queue(Record):
     def ahead_of(self, job_id: str) -> list[QueueEntry]:
         """Return the entries that a job waits for. They hold one of its hosts, or are before it and wait for one."""
         mine = self.entry(job_id)
-        if mine is None or mine.held:
+        if mine is None or mine.has_hosts:
             return []
-        first = [entry for entry in self.entries if entry.held]
+        first = [entry for entry in self.entries if entry.has_hosts]
         for entry in self._waiting():
             if entry.jobId == job_id:
                 break
@@ -134,7 +135,7 @@ class Queue(Record):
         }
         if not assigned:
             return self
-        promoted = [replace(e, held=True, hosts=assigned[e.jobId]) if e.jobId in assigned else e for e in self.entries]
+        promoted = [replace(e, has_hosts=True, hosts=assigned[e.jobId]) if e.jobId in assigned else e for e in self.entries]
         return replace(self, entries=promoted)
 
     def reserved_hosts(self) -> dict[str, str]:
@@ -143,7 +144,7 @@ class Queue(Record):
 
     def _placed(self) -> dict[str, dict[str, str]]:
         """Return the hosts that each waiting job would get now, by replica; a part of them stays reserved from later jobs."""
-        busy = {host for entry in self.entries if entry.held for host in entry.hosts}
+        busy = {host for entry in self.entries if entry.has_hosts for host in entry.hosts}
         placements = {}
         for entry in self._waiting():
             placements[entry.jobId] = place(entry.candidate_hosts, busy)
@@ -151,4 +152,4 @@ class Queue(Record):
         return placements
 
     def _waiting(self) -> Iterable[QueueEntry]:
-        return sorted((entry for entry in self.entries if not entry.held), key=lambda entry: -entry.priority)
+        return sorted((entry for entry in self.entries if not entry.has_hosts), key=lambda entry: -entry.priority)

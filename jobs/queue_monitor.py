@@ -55,7 +55,7 @@ class QueueMonitor:
         """Poll the queue once; a later poll does what is left. BucketError if the bucket fails."""
         queue = self._ledger.change_queue(lambda queue: queue.promoted())
         jobs = self._ledger.jobs_named(entry.jobId for entry in queue.entries)
-        signs = {(entry.jobId, entry.token): _sign_of_life(jobs.get(entry.jobId)) for entry in queue.entries if entry.held}
+        signs = {(entry.jobId, entry.token): _sign_of_life(jobs.get(entry.jobId)) for entry in queue.entries if entry.has_hosts}
         self.stalled = any(self._first.setdefault(key, sign) == sign for key, sign in signs.items())
         for entry in queue.entries:
             with suppress(Conflict, RecordError):  # another process changed it
@@ -68,7 +68,7 @@ class QueueMonitor:
 
     def _is_leaderless(self, entry: QueueEntry, stored: Stored[JobRecord] | RecordError | None) -> bool:
         """Return True if a job has its hosts and no leader for two lease times. The first host that starts leads the job."""
-        if not entry.held or not isinstance(stored, Stored):
+        if not entry.has_hosts or not isinstance(stored, Stored):
             return False
         job = stored.record
         if job.final or job.lease.submitter or job.state is JobState.CANCELLING:
@@ -94,14 +94,14 @@ class QueueMonitor:
                 self._end(stored, NOT_HANDED_OVER)
                 return True
             return False
-        if entry.held and (why := self._abandoned_reason(entry, job)):
+        if entry.has_hosts and (why := self._abandoned_reason(entry, job)):
             self._end(replace(stored, record=replace(job, lostReplicas=entry.replica_names)), why)
             return True
         if job.state is JobState.QUEUED and job.lease.free:
             if self._ledger.cancel_requested(job.jobId):
                 self._end(stored, "", cancelled=True)
                 return True
-            if not entry.held and entry.maxWaitTime is not None and self._waited(entry) >= entry.maxWaitTime:
+            if not entry.has_hosts and entry.maxWaitTime is not None and self._waited(entry) >= entry.maxWaitTime:
                 self._end(stored, f"it waited for its hosts for longer than maxWaitTime, {entry.maxWaitTime:g} s")
                 return True
         return False

@@ -40,7 +40,7 @@ class Record:
 
     def to_json(self) -> bytes:
         """Return the record as JSON. Bytes of a command line that were not UTF-8 stay escaped lone surrogates."""
-        text = json.dumps({"schema": SCHEMA, **vars(self)}, ensure_ascii=False, default=vars, separators=(",", ":"))
+        text = json.dumps({"schema": SCHEMA, **_by_key(self)}, ensure_ascii=False, default=_by_key, separators=(",", ":"))
         return text.encode("utf-8", "backslashreplace") + b"\n"
 
     def to_dict(self) -> dict[str, Any]:
@@ -67,6 +67,11 @@ class Record:
         check: Check = _check(cls)  # type: ignore[arg-type]  # a class is hashable
         record: Self = check(data, cls.kind)
         return record
+
+
+def _by_key(record: object) -> dict[str, Any]:
+    json_key = getattr(record, "json_key", None)
+    return {json_key(name): value for name, value in vars(record).items()} if json_key else vars(record)
 
 
 def _dataclass(cls: Any) -> Check:

@@ -171,7 +171,7 @@ class Client:
             return submit.submit(self._cluster, train.check_hosts(self._cluster, submission), queue)
 
     def get(self, job_id: str | None = None) -> JobHandle:
-        """Read a job, the one that has the hosts or had them last if none is named."""
+        """Read a job; if none is named, the newest that has hosts, else the newest that started."""
         with _as_ops_error():
             record = existing_job(self._cluster.ledger, job_id)
             return JobHandle(record, tuple(replicas_of(self._cluster.ledger, record)))

@@ -81,7 +81,7 @@ class Asynchronous(Training):
         return tf.distribute.coordinator.ClusterCoordinator(strategy)
 
     def begin(self, step: int) -> StepBudget:
-        self.data_begin, self.servers = int(self.data_position.begin), None
+        self.data_first_step, self.servers = int(self.data_position.first_step), None
         if self.workers:
             server_devices = [f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in range(len(self.cluster.jobs["ps"]))]
             averages = self.copy.averages if step else self.copy.shared
@@ -89,7 +89,7 @@ class Asynchronous(Training):
             self.trace_pull(self.servers)
         kinds = {self.devices, *(devices_of("worker", index) for index in range(self.workers))}
         with tf.device(self.devices[0]):
-            self.iterator = iter(self.source.training(0, self.count, step - self.data_begin))
+            self.iterator = iter(self.source.training(0, self.count, step - self.data_first_step))
             metrics = self.job.callbacks.carry() if self.job.callbacks and self.network.replicas == 1 else ()
             self.graphs = {
                 devices: make_round(self.network, self.servers, self.iterator, devices, metrics, self.uses_xla)
@@ -227,7 +227,7 @@ class Asynchronous(Training):
         index = 1 + tf.DeviceSpec.from_string(tf.timestamp().device).task
         name = f"worker/{index - 1}"
         try:
-            iterator = iter(self.source.training_on_device(index, self.count, self.budget.step - self.data_begin))
+            iterator = iter(self.source.training_on_device(index, self.count, self.budget.step - self.data_first_step))
             for _ in self._train(name, index, iterator, devices_of("worker", index - 1), say_there):
                 pass
         except tf.errors.DataLossError as error:

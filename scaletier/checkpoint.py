@@ -181,17 +181,17 @@ def newest(job_dir: str, network: FunctionalModel) -> CheckpointReader | None:
 
 
 class DataPosition:
-    """The global step at which the job's data began; `variables` are saved in checkpoints."""
+    """The global step at which the job's data began, `first_step`; `variables` are saved in checkpoints."""
 
     def __init__(self, source: BatchSource, reader: CheckpointReader | None) -> None:
         with tf.device("/device:CPU:0"):
-            self.begin, description = tf.Variable(np.int64(0)), tf.Variable(source.description)
-        self.variables = {_DATA: self.begin, _DATA_OF: description}
+            self.first_step, description = tf.Variable(np.int64(0)), tf.Variable(source.description)
+        self.variables = {_DATA: self.first_step, _DATA_OF: description}
         if reader and reader.data_of == source.description:
-            self.begin.assign(reader.named(_DATA))
+            self.first_step.assign(reader.named(_DATA))
         elif reader:
             say("The data starts from its beginning: it differs from the data of the checkpoint")
-            self.begin.assign(reader.step)
+            self.first_step.assign(reader.step)
 
 
 class Saver:

@@ -1,4 +1,4 @@
-"""End a process of a training job by its exit code, and print the line of an error that is not the program's own."""
+"""End a process of a training job with an exit code, and print its error in one line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def exit_process(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     if code == RETRY_EXIT_CODE:
-        ctypes.CDLL(None).signal(signal.SIGTERM, int(signal.SIG_DFL))  # Python's own is for the main thread alone
+        ctypes.CDLL(None).signal(signal.SIGTERM, int(signal.SIG_DFL))  # signal.signal works only in the main thread
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
         signal.raise_signal(signal.SIGTERM)
     os._exit(code)

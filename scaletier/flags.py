@@ -37,6 +37,7 @@ class Flags:
 
 
 def at_least(minimum: int) -> Callable[[str], int]:
+    """Return a type of argparse for whole numbers of at least `minimum`."""
 
     def parse(text: str) -> int:
         try:
@@ -138,7 +139,13 @@ def parser(environ: Mapping[str, str] | None = None, **settings: str) -> argpars
         help="evaluate after every N steps of all replicas instead, while the other replicas pause",
     )
     add("--checkpoint-steps", type=at_least(1), default=500, metavar="N", help="steps between checkpoints")
-    add("--checkpoint-seconds", type=positive, default=60.0, metavar="SECONDS", help="and no longer than this between them")
+    add(
+        "--checkpoint-seconds",
+        type=positive,
+        default=60.0,
+        metavar="SECONDS",
+        help="also checkpoint when this time has passed since the last one",
+    )
     add("--keep-checkpoints", type=at_least(1), default=5, metavar="N", help="how many checkpoints stay")
     add(
         "--sync-period",
@@ -148,7 +155,7 @@ def parser(environ: Mapping[str, str] | None = None, **settings: str) -> argpars
         help="local steps between two exchanges; auto is as measured (async), or 4 (sync)",
     )
     add("--communication", choices=COMMUNICATION, default="auto", help="sync: how replicas exchange what they learned")
-    add("--microbatches", type=at_least(1), default=4, metavar="N", help="model-parallel: parts of a batch on their way")
+    add("--microbatches", type=at_least(1), default=4, metavar="N", help="model-parallel: parts into which a batch is split")
     add("--seed", type=_seed, default=0, metavar="N", help="of initial values, order of the data and dropout")
     add("--log-interval", type=positive, default=1.0, metavar="SECONDS", help="between two Train lines of a replica")
     add("--allow-cpu", action="store_true", help="train on processors where the host's GPU does not load")
@@ -158,8 +165,8 @@ def parser(environ: Mapping[str, str] | None = None, **settings: str) -> argpars
 def flags_of(arguments: argparse.Namespace | Sequence[str] | None = None, **defaults: Any) -> Flags:
     """Return these flags of a namespace of `parser`, which may have others, or of a list of arguments, by default sys.argv's.
 
-    A flag that was set counts before `defaults`; a namespace shows that for --max-steps alone. Wrong arguments are one line
-    on stderr and exit code 2.
+    Flags in a list of arguments override `defaults`. In a namespace only a set --max-steps can be recognized, so `defaults`
+    override its other flags. Wrong arguments are one line on stderr and exit code 2.
     """
     defaults = {name: value for name, value in defaults.items() if value is not None}
     if not isinstance(arguments, argparse.Namespace):

@@ -23,15 +23,15 @@ import keras  # noqa: E402 - after TensorFlow, whose log messages are held back
 def make_serving_module(job: Job, network: FunctionalModel, shared: Sequence[Any], local: Sequence[Any], inputs: Any) -> Any:
     """Return the `tf.Module` to export: `shared` and `local` are tf.Variables, `inputs` the model's spec.
 
-    Its signature `serving_default` is the job's `serving`, or maps the model's inputs by name to its outputs; inputs that are
-    not in a dict are `inputs`, `inputs_1`, …. Raises JobError if `serving` gives no signature.
+    Its signature `serving_default` is the function that `Job.serving` returns, or maps the model's inputs by name to its
+    outputs; inputs that are not in a dict are `inputs`, `inputs_1`, …. Raises JobError if `Job.serving` returns no tf.function.
     """
     module = tf.Module()
     module.shared, module.local = list(shared), list(local[: len(local) - len(network.slots)])
     module.tables = lookup_tables(network.model)
     module.serve = (job.serving or _default_serving(inputs))(lambda given: network.predict(module.shared, module.local, given))
     if not hasattr(module.serve, "get_concrete_function"):
-        line = f"the job's serving gives a {type(module.serve).__name__}; valid is a tf.function with an input_signature"
+        line = f"the job's serving returned a {type(module.serve).__name__}; valid is a tf.function with an input_signature"
         raise JobError(line)
     return module
 
@@ -39,7 +39,7 @@ def make_serving_module(job: Job, network: FunctionalModel, shared: Sequence[Any
 def export(module: Any, job_dir: str) -> str:
     """Write a module of `make_serving_module`; return the path, `<job_dir>/export/Servo/<seconds since 1970>`.
 
-    The folder appears at once on a file system, and object by object in a bucket (gs://).
+    The folder appears atomically on a file system, and object by object in a bucket (gs://).
     """
     folder = f"{job_dir}/export/Servo"
     timestamp = int(time.time())

@@ -59,7 +59,7 @@ class SharedParameters(Exchange):
             count = max(1, min(_PIECES, math.ceil((end - begin) / _LEAST_ELEMENTS)))
             for piece_range in pairwise(split_evenly(begin, end, count)):
                 for pieces, vectors in flat:
-                    slices = overlap(piece_range, self._variable_ranges, vectors)
+                    slices = parts_within(piece_range, self._variable_ranges, vectors)
                     with tf.device(device):
                         pieces.append(tf.Variable(np.concatenate(slices or [np.zeros(0, np.float32)])))
                 self._piece_ranges.append(piece_range)
@@ -88,7 +88,7 @@ class SharedParameters(Exchange):
             _divide_packed(bits, scales, ranges) for (bits, scales), ranges in zip(pieces, self._slice_ranges, strict=True)
         ]
         ready = [step, *(bits for each in slices for bits, _ in each)]
-        with tf.control_dependencies(self._fill(enumerate(variables.shared), ready, slices, _expand)):
+        with tf.control_dependencies(self._assign_slices(enumerate(variables.shared), ready, slices, _expand)):
             counted = variables.step.assign(step)
         with tf.control_dependencies([counted]):
             return tf.identity(step), slices
@@ -135,7 +135,7 @@ class SharedParameters(Exchange):
         ):
             with _in_turn(pushed[piece.device]):
                 before = map(_expand, start[at])
-                after = overlap(piece_range, self._variable_ranges, flat) or [tf.zeros([0])]
+                after = parts_within(piece_range, self._variable_ranges, flat) or [tf.zeros([0])]
                 packed = _pack([(new - old) * share for new, old in zip(after, before, strict=True)])
             with tf.control_dependencies([step]):
                 packed = tuple(map(tf.identity, packed))
@@ -152,34 +152,34 @@ class SharedParameters(Exchange):
     def pull_exact(self, variables: Variables) -> Any:
         """Give variables all parameters without rounding, and their averages; return the global step, which they have, too."""
         step = self.step()
-        with tf.control_dependencies(self._fill_exact(enumerate(variables.shared), self._pieces, step)):
+        with tf.control_dependencies(self._assign_exact(enumerate(variables.shared), self._pieces, step)):
             written = [variables.step.assign(step)]
         if self._averages:
             averages = self.network.averaged(range(len(variables.shared)), variables.local)
             with tf.control_dependencies(written):
-                written = self._fill_exact(((at, average) for average, at in averages), self._averages, tf.identity(step))
+                written = self._assign_exact(((at, average) for average, at in averages), self._averages, tf.identity(step))
         with tf.control_dependencies(written):
             return tf.identity(step)
 
-    def _fill_exact(self, variables: Iterable[tuple[int, Handle]], pieces: Sequence[Any], step: Any) -> list[Any]:
+    def _assign_exact(self, variables: Iterable[tuple[int, Handle]], pieces: Sequence[Any], step: Any) -> list[Any]:
         values = self._pull(pieces, lambda piece, _: piece)
         slices = [_split(*pair) for pair in zip(values, self._slice_ranges, strict=True)]
-        return self._fill(variables, [step, *values], slices)
+        return self._assign_slices(variables, [step, *values], slices)
 
-    def _fill(
+    def _assign_slices(
         self,
         variables: Iterable[tuple[int, Handle]],
         ready: Sequence[Any],
         slices: Sequence[Sequence[Any]],
         expand: Callable[[Any], Any] = lambda one: one,
     ) -> list[Any]:
-        """Assign each piece's slices to variables, by their places; see `fill`."""
+        """Assign each piece's slices to variables, by their places; see `assign_parts`."""
         chosen = [(variable, self._variable_ranges[place]) for place, variable in variables]
         ranges, parts = ([one for each in kind for one in each] for kind in (self._slice_ranges, slices))
-        return fill(chosen, ready, ranges, parts, expand)
+        return assign_parts(chosen, ready, ranges, parts, expand)
 
 
-def fill(
+def assign_parts(
     variables: Sequence[tuple[Handle, Range]],
     ready: Sequence[Any],
     ranges: Sequence[Range],
@@ -195,7 +195,7 @@ def fill(
     written = list[Any]()
     for variable, variable_range in variables:
         with tf.control_dependencies(freed), _in_turn([[one] for one in written]):
-            value = _concat(list(map(expand, overlap(variable_range, ranges, parts))))
+            value = _concat(list(map(expand, parts_within(variable_range, ranges, parts))))
             # TensorFlow's optimizer drops a reshape to the same shape, or a bitcast back, and with it the order.
             shaped = value if len(variable.spec.shape) == 1 else tf.reshape(value, variable.spec.shape)
             written.append(variable.assign(shaped))
@@ -221,7 +221,7 @@ def _divide(piece_range: Range, variable_ranges: Sequence[Range]) -> list[Range]
     return [(begin, end) for begin, end in ranges if begin < end] or [piece_range]
 
 
-def overlap(wanted: Range, ranges: Sequence[Range], vectors: Sequence[Any]) -> list[Any]:
+def parts_within(wanted: Range, ranges: Sequence[Range], vectors: Sequence[Any]) -> list[Any]:
     """Return what vectors with these ranges have within the wanted range, in order: slices, or whole vectors."""
     slices = []
     for (begin, end), vector in zip(ranges, vectors, strict=True):

@@ -81,7 +81,7 @@ def make_units(network: FunctionalModel) -> list[Unit]:
 
 
 def _split(model: Any) -> list[tuple[str, Any]]:
-    """Return the name and the Keras model of each unit; the name has those of its layers."""
+    """Return the name and the Keras model of each unit; the name joins those of its layers."""
     whole = model
     if isinstance(model, keras.Sequential):  # rebuild it as a functional model, where masks are operations too
         with keras.StatelessScope(initialize_variables=False):

@@ -22,7 +22,7 @@ from scaletier.functional_model import FunctionalModel, Variables
 from scaletier.job import Job, JobError
 from scaletier.loop import ReplicaLoop, Round, StepBudget, train
 from scaletier.round_graph import Exchange, LocalResult, initial_local, make_round, make_variables, run_round
-from scaletier.shared_parameters import fill, overlap, split_evenly
+from scaletier.shared_parameters import assign_parts, parts_within, split_evenly
 from scaletier.sync_period import DEFAULT_SYNC_PERIOD, SyncPeriod
 from scaletier.tensorflow_setup import TOO_LATE_MESSAGE, import_tensorflow, quiet_stderr, say
 from scaletier.tf_config import Cluster
@@ -55,7 +55,7 @@ class AllReduce(Exchange):
         # The results are the last numbers of the last message.
         pieces, means = _in_pieces(ranges, flat, lambda values: self.add(values) / float(self.count), [result.results])
         means[-1], results = tf.split(means[-1], [pieces[-1][1] - pieces[-1][0], result.results.shape[0]])
-        written = fill(list(zip(variables.shared, ranges, strict=True)), means, pieces, means)
+        written = assign_parts(list(zip(variables.shared, ranges, strict=True)), means, pieces, means)
         with tf.control_dependencies(written):
             written = self.average(variables, result.steps * self.count, result.global_step)
             counted = variables.step.assign(result.global_step + result.steps * self.count)
@@ -81,7 +81,7 @@ class Synchronous(Training):
         """Give every replica the chief's variables: those of the optimizer too, if the job resumes from a checkpoint."""
         copy, device_count = self.copy, len(self.devices)
         broadcast = tf.function(self._broadcast, autograph=False)
-        broadcast([copy.step, self.data_position.begin])
+        broadcast([copy.step, self.data_position.first_step])
         step = int(copy.step)
         broadcast([*copy.shared, *(copy.local if step else copy.fixed)])
         copy.set_fixed()
@@ -94,11 +94,11 @@ class Synchronous(Training):
         if self.job.callbacks:
             self.end_epoch(tf.constant(0.0))
         self.barrier = tf.function(lambda: self.add(tf.ones([_SUM_ELEMENTS * self.count])), autograph=False)
-        self.iterator = iter(self.source.training(self.index, self.count, step - int(self.data_position.begin)))
+        self.iterator = iter(self.source.training(self.index, self.count, step - int(self.data_position.first_step)))
         exchange = AllReduce(self.network, self.count, self.add)
         self.graph = make_round(self.network, exchange, self.iterator, self.devices, compiled=self.uses_xla)
         self.steps_per_epoch = self.flags.eval_steps or self.flags.max_steps
-        self.epoch, self.first_round = step // self.steps_per_epoch, True
+        self.epoch, self.begins_epoch = step // self.steps_per_epoch, True
         return StepBudget(step, self.flags.max_steps, steps_between_evaluations=self.steps_per_epoch)
 
     def rounds(self) -> Iterator[Round]:
@@ -117,13 +117,13 @@ class Synchronous(Training):
     def after_round(self, result: Round) -> bool:
         """Broadcast what the chief's callbacks have set as an epoch ended or began; return True if they have ended training.
 
-        One that ends training as an epoch begins does so after the first round. That may also be the end of an epoch that a
-        job which resumes has not ended.
+        If a callback ends training as an epoch begins, training ends after that epoch's first round; in a job that resumes
+        within an epoch, after the job's first round.
         """
         self.budget.release()
-        epoch, before, first_round = result.global_step // self.steps_per_epoch, self.epoch, self.first_round
-        self.epoch, self.first_round = epoch, epoch != before
-        if not self.job.callbacks or not (first_round or self.first_round):
+        epoch, begins_epoch = result.global_step // self.steps_per_epoch, self.begins_epoch
+        self.epoch, self.begins_epoch = epoch, epoch != self.epoch
+        if not self.job.callbacks or not (begins_epoch or self.begins_epoch):
             return False
         return bool(self.end_epoch(tf.constant(float(super().after_round(result)))))
 
@@ -152,7 +152,7 @@ class Synchronous(Training):
             ranges, flat = list(pairwise(ends)), [tf.reshape(one.read_value(), [-1]) for one in floats]
             pieces, values = _in_pieces(ranges, flat, self._from_chief)
             for variable, variable_range in zip(floats, ranges, strict=True):
-                variable.assign(tf.reshape(tf.concat(overlap(variable_range, pieces, values), 0), variable.shape))
+                variable.assign(tf.reshape(tf.concat(parts_within(variable_range, pieces, values), 0), variable.shape))
         for variable in variables:
             if variable.dtype != tf.float32:
                 value = variable.read_value()
@@ -197,7 +197,7 @@ def _in_pieces(
     pieces, received = list(pairwise(split_evenly(0, end, math.ceil(end / _MAX_ELEMENTS)))), list[Any]()
     for piece in pieces:
         with tf.control_dependencies(received[-1:]):
-            received.append(exchange(tf.concat(overlap(piece, ranges, flat) + [*last] * (piece is pieces[-1]), 0)))
+            received.append(exchange(tf.concat(parts_within(piece, ranges, flat) + [*last] * (piece is pieces[-1]), 0)))
     return pieces, received
 
 

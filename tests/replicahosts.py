@@ -49,7 +49,7 @@ class Cluster:
         self.plan = Plan("job01", replicas, "task", args, {name: task(name) for name in replicas}, **settings)
         (self.job_folder / "plan.json").write_bytes(self.plan.to_json())
         self.write_job(JobState.PREPARING)
-        self.write_queue(QueueEntry("job01", replicas, held=True))
+        self.write_queue(QueueEntry("job01", replicas, has_hosts=True))
         for name in replicas:
             etc, home = self.host(name) / "etc", self.host(name) / "state" / "jobs" / "job01"
             etc.mkdir(parents=True)

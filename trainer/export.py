@@ -1,6 +1,7 @@
 """`python -m trainer.export --job-dir DIR --model NAME`: export the latest checkpoint of a job.
 
-It is for a job that ended before its export. Of the flags of trainer.task --job-dir and those of the model count.
+It is for a job that ended before its export. It takes the flags of trainer.task, but uses only --job-dir and those of the
+model.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class Agent:
             self._note_failure(error)
             return self._poll
         if self._failing and self.supervisor:
-            self.supervisor.assignment.log.write_message("the bucket answers again")
+            self.supervisor.assignment.log.write_message("the agent's cycles succeed again")
         self._failing, self._failure = False, ""
         return self._wait()
 
@@ -124,14 +124,17 @@ class Agent:
             self._report(self._reporter)
         elif self._terminated:
             self.finished = True
-        if not self._terminated and (self._reporter is None or not self._reporter.follows_leader):
+        if not self._terminated and (self._reporter is None or not self._reporter.another_leads):
             self._queue_monitor.run_if_due()
             self.finished = self.finished or (self._monitors_others and not self._queue_monitor.stalled)
         if unreadable:
             raise unreadable
 
     def _claim_next_job(self) -> None:
-        """Claim the job that has this host; finish if none has any or waits for this one, or a newer version is installed."""
+        """Claim the job that has this host.
+
+        Finish if no job has a host or waits for this host, or if a newer version is installed.
+        """
         if not self._is_current_version():
             self.finished = True  # the next job is for the newer version that fab has installed
             return
@@ -140,7 +143,7 @@ class Agent:
         self._job_files.tidy([entry.jobId for entry in entries])
         entry = queue.holder(self._name)
         # The hosts of other jobs may all be gone, so that no other process ends these.
-        self._monitors_others = not entries and any(other.held for other in queue.entries)
+        self._monitors_others = not entries and any(other.has_hosts for other in queue.entries)
         if entry is None:
             self.finished = not entries and not self._monitors_others
             return
@@ -191,7 +194,7 @@ class Agent:
 
     def _report(self, reporter: Reporter) -> None:
         assert self.supervisor is not None
-        # Of the job's manifest, what only the chief's host knows.
+        # What only the chief's host knows of manifest.json: versions, and the hash of the data.
         if (facts := self._job_files.facts()) is not None:
             self.supervisor.set_facts(facts)
         if self._terminated:
@@ -213,7 +216,7 @@ class Agent:
         self._diagnose(reporter.job, self.supervisor)
         if not self._record_unsaved(reporter.job, self.supervisor) or reporter.unpublished:
             return
-        if reporter.settled and self._job_files.finish():
+        if reporter.finished and self._job_files.finish():
             self._release()
 
     def _diagnose(self, job: JobRecord | None, supervisor: Supervisor) -> None:
@@ -225,7 +228,7 @@ class Agent:
             self._job_files.diagnose(job, supervisor.record, self._end_seen)
 
     def _record_unsaved(self, job: JobRecord | None, supervisor: Supervisor) -> bool:
-        """Record the unsaved files of an ended job; return True once it is done, so that its folders may be removed."""
+        """Record the files that an ended job wrote outside JOB_DIR; return True once done: then its folders may be removed."""
         if job is None or not job.final or not supervisor.idle:
             return False
         record = supervisor.record
@@ -252,7 +255,7 @@ class Agent:
     def _note_failure(self, error: Exception) -> None:
         self._failure = str(error)
         if not self._failing and self.supervisor:
-            self.supervisor.assignment.log.write_message(f"the bucket fails, trying again: {error}", "WARNING")
+            self.supervisor.assignment.log.write_message(f"a cycle of the agent failed, trying again: {error}", "WARNING")
         elif not self._failing:
             sys.stderr.write(f"<4>agent: {error}; trying again\n")  # to the journal, as no job's log is open
         self._failing = True

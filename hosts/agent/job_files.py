@@ -109,7 +109,7 @@ class JobFiles:
             self._launcher.warm()
         package = self._package(plan)
         others = {keep_unsaved.HOME: str(self._home(plan)), **_UNIT_TEMPORARY} if self._launcher else {}
-        private = [self._home(plan).with_name(name) for name in ("home", "tmp", "var-tmp")] if self._launcher else []
+        host_paths = [self._home(plan).with_name(name) for name in ("home", "tmp", "var-tmp")] if self._launcher else []
         archive = paths.log(plan.jobId, name)
         chunks = archived(self._files, archive)
         if self._log is None or self._log.job_id != plan.jobId:
@@ -125,7 +125,7 @@ class JobFiles:
         return _Job(
             Assignment(plan, name, package / plan.folder, environment, python, self._log),
             self._log,
-            JobFolders(package, package.parent / "package.sha256", others, private),
+            JobFolders(package, package.parent / "package.sha256", others, host_paths),
             LogArchive(self._log, self._files, archive, chunks),
             ManifestCompletion(plan, self._host.python, self._ledger) if name == plan.chief else None,
         )

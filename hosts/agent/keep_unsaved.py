@@ -1,8 +1,8 @@
-"""Name what a job wrote outside JOB_DIR: `keep_unsaved.py REQUEST` keeps it in JOB_DIR/left/<replica>/ if JOB_DIR is empty.
+"""Name unsaved files, which a job wrote outside JOB_DIR; keep them if JOB_DIR is empty: `keep_unsaved.py REQUEST`.
 
-It runs as the trainer would, as the same user in a unit that sees the same folders, so it reads and writes what the trainer
-might, and nothing else. It imports nothing of this project. It prints one JSON object: `jobDirEmpty`, `kept`, `keptFiles`,
-`keptBytes`, `leftOut`, `leftOutFiles`, and `error` if it could not do all.
+The copies are in JOB_DIR/left/<replica>/. It runs as the trainer would, as the same user in a unit that sees the same folders,
+so it reads and writes what the trainer might, and nothing else. It imports nothing of this project. It prints one JSON object:
+`jobDirEmpty`, `kept`, `keptFiles`, `keptBytes`, `leftOut`, `leftOutFiles`, and `error` if it could not do all.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 UNSAVED_FOLDER = "left"
-"""The folder in JOB_DIR."""
+"""The folder in JOB_DIR for files that were left behind elsewhere."""
 MOST_BYTES = 100_000_000
 MOST_FILES = 1000
 """The most that is kept of a replica: the smallest files, as many as fit."""

@@ -101,7 +101,7 @@ class Leader:
         self._watch.observe("runs", True)
         return stored
 
-    def settled(self, job: JobRecord, replicas: Mapping[str, ReplicaRecord]) -> bool:
+    def replicas_stopped(self, job: JobRecord, replicas: Mapping[str, ReplicaRecord]) -> bool:
         """Return True once every replica of an ended job has stopped, or the time for that is over."""
         view = self._look(job, replicas, False)
         return stopped(job, view) or (self._end_by is not None and self._clock() > self._end_by)

@@ -25,7 +25,7 @@ PAUSES = (1.0, 2.0)
 """Between tries to reach a URL, so there is one more try than pauses."""
 COMMAND_SECONDS = 30.0
 LIMIT = 1_000_000
-"""Bytes of a record that a command is given."""
+"""The most bytes of a record that a command is given."""
 _AGAIN = frozenset({408, 425, 429})
 _VARIABLE = "SCALETIER_RECORD"
 _CHUNK = 100_000  # of a variable, of which the kernel takes 128 KiB
@@ -48,7 +48,14 @@ class NotificationTask:
     def __init__(
         self, target: str, words: list[str], record: bytes, run: RunCommand, sleep: Callable[[float], None] = time.sleep
     ) -> None:
-        """Begin to send it; `words` are a command's, with its variables filled in, `record` is its content."""
+        """Begin to send the notification.
+
+        Args:
+            target: the URL, or the command as the user gave it.
+            words: the command's words with its variables filled in; empty for a URL.
+            record: the job's record as JSON, which is sent.
+            run: runs the command.
+        """
         self._target, self._words, self._record, self._run_command, self._sleep = target, words, record, run, sleep
         self._attempts = 0
         self._task = BackgroundTask(lambda: self._notification(self._send()), NOTIFY_TIMEOUT, self._notification)
@@ -92,8 +99,8 @@ class NotificationTask:
 def command_with_stdin(words: list[str], content: bytes) -> tuple[list[str], dict[str, str]]:
     """Return a command line that gives a command this content on stdin, and the variables for it.
 
-    The launcher starts programs without stdin, so the record is in environment variables. The launcher mounts every bucket path
-    that it finds in the environment, so the record is in base32, which has no slash.
+    The root program `launcher` starts programs without stdin, so the record is in environment variables. It mounts every bucket
+    path that it finds in the environment, so the record is in base32, which has no slash.
     """
     text = base64.b32encode(content).decode()
     variables = {f"{_VARIABLE}_{start // _CHUNK}": text[start : start + _CHUNK] for start in range(0, len(text), _CHUNK)}

@@ -67,11 +67,11 @@ class Reporter:
         self._heartbeat_at = self._measure_at = 0.0
         self._epoch = 0
         self._job: JobRecord | None = None
-        self.settled = False
+        self.finished = False
         """True once the job has ended and this replica has nothing left to do for it."""
         self.due_at_once = False
         """True if the job's state changed: the rules may change it again, so the next cycle should start at once."""
-        self.follows_leader = False
+        self.another_leads = False
         """True while another replica leads the job; that one monitors the queue."""
 
     @property
@@ -135,9 +135,9 @@ class Reporter:
             if self._leader.leads(stored.record):
                 replicas = self._replicas(stored.record)
                 stored = self._lead(stored, replicas)
-        self.follows_leader = not self._leader.leads(stored.record) and not stored.record.lease.submitter
+        self.another_leads = not self._leader.leads(stored.record) and not stored.record.lease.submitter
         self._apply_job_state(stored.record)
-        self._settle(stored, replicas)
+        self._check_finished(stored, replicas)
         self._measure()
 
     def _measure(self) -> None:
@@ -177,8 +177,8 @@ class Reporter:
         ending = job.final or job.state is JobState.CANCELLING
         self._supervisor.set_target_state(job.attempt, f"job {job.state}" if ending else "")
 
-    def _settle(self, stored: Stored[JobRecord], replicas: dict[str, ReplicaRecord]) -> None:
-        """Set `settled` once there is nothing left to do for an ended job.
+    def _check_finished(self, stored: Stored[JobRecord], replicas: dict[str, ReplicaRecord]) -> None:
+        """Set `finished` once there is nothing left to do for an ended job.
 
         Call it after `_apply_job_state`: without the order to end, an idle trainer could be about to restart.
         """
@@ -186,10 +186,10 @@ class Reporter:
         if not job.final or not self._supervisor.idle or self.unpublished:
             return
         if self._leader.leads(job):
-            if not self._leader.settled(job, replicas) or not self._notified(stored):
+            if not self._leader.replicas_stopped(job, replicas) or not self._notified(stored):
                 return
             self._ledger.free_hosts(job.jobId)
-        self.settled = True
+        self.finished = True
 
     def _notified(self, stored: Stored[JobRecord]) -> bool:
         """Return True once the notification is in the job's record, or if none is configured."""

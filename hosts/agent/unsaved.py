@@ -1,4 +1,4 @@
-"""Find files that a job wrote outside JOB_DIR, after its end and before its folders go; keep them if JOB_DIR is empty."""
+"""Find unsaved files, which a job wrote outside JOB_DIR, before its folders are removed; keep them if JOB_DIR is empty."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class JobFolders:
         package: the folder of the job's package.
         marker: the file that shows that the package is complete; files that are older came with the job.
         others: further folders that a trainer may write to, by the prefix of their files' names.
-        private: the same folders by their paths on the host. The launcher makes them with the modification time 0.
+        host_paths: the same folders by their paths on the host. The launcher makes them with the modification time 0.
     """
 
     package: Path
     marker: Path
     others: Mapping[str, str]
-    private: Sequence[Path] = ()
+    host_paths: Sequence[Path] = ()
 
     @property
     def folders(self) -> Sequence[tuple[str, str]]:
@@ -109,7 +109,7 @@ def _is_untouched(folders: JobFolders, since: int) -> bool:
     """Return True if the job has written no file to its folders; False, too, if this user cannot see it at a glance."""
     entries, pending = 0, [str(folders.package)]
     try:
-        if any(path.stat().st_mtime_ns for path in folders.private):
+        if any(path.stat().st_mtime_ns for path in folders.host_paths):
             return False
         while pending:
             with os.scandir(pending.pop()) as folder:
@@ -137,7 +137,7 @@ def _has_google_output(job_dir: str, bucket: str, store: Bucket) -> bool:
 
 
 def _read_output(pipe: int, process: RunningProgram, deadline: float) -> bytes:
-    """Return a program's output until its end; TimeoutError if it does not end in time."""
+    """Return a program's output until its end; ValueError if it is too long, TimeoutError if it does not end in time."""
     output = b""
     while len(output) < _MOST and (seconds := deadline - time.monotonic()) > 0:
         over = process.ended()
@@ -186,7 +186,7 @@ def describe(unsaved: UnsavedFiles, replica: str) -> str:
     if unsaved.leftOutFiles:
         parts.append(f"not kept: {list_first(unsaved.leftOut, unsaved.leftOutFiles)}")
     if parts:
-        parts.insert(0, "the job wrote nothing to JOB_DIR" if unsaved.jobDirEmpty else "it wrote outside JOB_DIR")
+        parts.insert(0, "the job wrote nothing to JOB_DIR" if unsaved.jobDirEmpty else "the job wrote outside JOB_DIR")
     line = "; ".join([*parts, *([unsaved.error] if unsaved.error else [])])
     return "".join(each if each.isprintable() else "\ufffd" for each in line)  # a job chose the names
 

@@ -108,16 +108,16 @@ class Model(Record):
     versions: list[Version] = field(default_factory=list)
 
     @property
-    def present_versions(self) -> list[Version]:
+    def existing_versions(self) -> list[Version]:
         """The versions that were not deleted, in the order in which they were made."""
         return [version for version in self.versions if version.state is not VersionState.DELETED]
 
     def version(self, name: str) -> Version:
         """Return the version of that name. Raises ModelError that lists the existing ones."""
-        for version in self.present_versions:
+        for version in self.existing_versions:
             if version.name == name:
                 return version
-        names = ", ".join(version.name for version in self.present_versions) or "none"
+        names = ", ".join(version.name for version in self.existing_versions) or "none"
         raise ModelError(f"model {self.name} has no version {name!r}; there are {names}")
 
     def add_version(self, version: Version) -> Model:
@@ -152,7 +152,7 @@ class Model(Record):
         """Return the model with another default; ModelError if the version is not served."""
         version = self.version(name)
         if version.state is not VersionState.READY:
-            ready = ", ".join(v.name for v in self.present_versions if v.state is VersionState.READY) or "none"
+            ready = ", ".join(v.name for v in self.existing_versions if v.state is VersionState.READY) or "none"
             raise ModelError(
                 f"only a READY version can be the default; {name} of model {self.name} is {version.state}, READY are {ready}"
             )
@@ -192,7 +192,7 @@ class Model(Record):
     def _without_default(self, name: str) -> Model:
         if self.default != name:
             return self
-        others = [v.name for v in self.present_versions if v.state is VersionState.READY and v.name != name]
+        others = [v.name for v in self.existing_versions if v.state is VersionState.READY and v.name != name]
         if others:
             raise ModelError(
                 f"version {name} is the default of model {self.name}: fab set-default {self.name} {others[-1]} first"

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import google.auth
 import google.auth.exceptions
@@ -24,9 +24,23 @@ from infra.scale_tiers import TargetError
 
 ReadConfig = Callable[[str], str | None]
 """A function that returns a value of the stack's configuration by its key, such as `gcp:zone`; it makes no HTTP request."""
-COMPUTE = ("gcp:computeCustomEndpoint", "GOOGLE_COMPUTE_CUSTOM_ENDPOINT", "https://compute.googleapis.com/compute/v1/")
-STORAGE = ("gcp:storageCustomEndpoint", "GOOGLE_STORAGE_CUSTOM_ENDPOINT", "https://storage.googleapis.com/storage/v1/")
-IAM = ("gcp:iamCustomEndpoint", "GOOGLE_IAM_CUSTOM_ENDPOINT", "https://iam.googleapis.com/v1/")
+
+
+class ApiEndpoint(NamedTuple):
+    """Where the base URL of an API comes from: the first of a configuration key and a variable that is set, else a default."""
+
+    key: str
+    variable: str
+    default: str
+
+
+COMPUTE = ApiEndpoint(
+    "gcp:computeCustomEndpoint", "GOOGLE_COMPUTE_CUSTOM_ENDPOINT", "https://compute.googleapis.com/compute/v1/"
+)
+STORAGE = ApiEndpoint(
+    "gcp:storageCustomEndpoint", "GOOGLE_STORAGE_CUSTOM_ENDPOINT", "https://storage.googleapis.com/storage/v1/"
+)
+IAM = ApiEndpoint("gcp:iamCustomEndpoint", "GOOGLE_IAM_CUSTOM_ENDPOINT", "https://iam.googleapis.com/v1/")
 _SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
 _TOKEN = ("GOOGLE_OAUTH_ACCESS_TOKEN",)
 _KEY = ("GOOGLE_CREDENTIALS", "GOOGLE_CLOUD_KEYFILE_JSON", "GCLOUD_KEYFILE_JSON")
@@ -51,10 +65,9 @@ class ApiError(GcpError):
         self.status, self.reason = status, reason
 
 
-def endpoint(api: tuple[str, str, str], get: ReadConfig) -> str:
+def endpoint(api: ApiEndpoint, get: ReadConfig) -> str:
     """Return the base URL of an API, with a slash at its end."""
-    key, variable, default = api
-    return (get(key) or os.environ.get(variable) or default).rstrip("/") + "/"
+    return (get(api.key) or os.environ.get(api.variable) or api.default).rstrip("/") + "/"
 
 
 def session(get: ReadConfig) -> requests.Session:

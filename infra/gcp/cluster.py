@@ -25,7 +25,7 @@ from infra.gcp.runtime import RuntimeArchive
 from infra.gcp.storage import Storage
 from infra.inventory import PowerAccess
 from infra.runtime.recipe import Recipe, recipe
-from infra.scale_tiers import Replica, Role
+from infra.scale_tiers import HostId, Role
 from infra.target import ClusterResources
 
 # Google charges for requests: 31 hosts that polled each second, with a heartbeat each 5 s, would cost 20 cents an hour.
@@ -52,12 +52,12 @@ class ProjectState:
 
 
 class GcpCluster(ComponentResource):
-    """Network, firewall, identities, bucket, and a host for each replica.
+    """Network, firewall, identities, bucket, and the hosts.
 
-    The longest chain of dependencies has 5: network, subnet (or firewall), host, host keys, the operator's files.
+    The longest chain of dependencies has 5 resources: network, subnet (or firewall), host, host keys, the operator's files.
     """
 
-    hosts: Mapping[Replica, InstanceHost]
+    hosts: Mapping[HostId, InstanceHost]
 
     def __init__(self, config: GcpConfig, project_state: ProjectState, authorized_key: Output[str]) -> None:
         super().__init__("scaletier:gcp:Cluster", "cluster")
@@ -80,7 +80,9 @@ class GcpCluster(ComponentResource):
                 operator=config.operator_cidr or IAP_RANGE,
                 shared=owned_subnet is None,
                 hosts_range=config.network if config.egress_closed else None,
-                driver_roles=tuple(role for role, spec in self.spec.roles.items() if spec.accelerator and config.image is None),
+                gpu_driver_roles=tuple(
+                    role for role, spec in self.spec.roles.items() if spec.accelerator and config.image is None
+                ),
                 opts=self.child_opts,
             ).rules
         accelerators = {role: spec.accelerator for role, spec in self.spec.roles.items()}
@@ -90,38 +92,38 @@ class GcpCluster(ComponentResource):
         runtimes = {each: self._runtime(each) for each in dict.fromkeys(recipes.values())}
         scripts = {role: self._script(role, each, runtimes[each]) for role, each in recipes.items()}
         self.hosts = {
-            replica: InstanceHost(
-                replica,
+            host_id: InstanceHost(
+                host_id,
                 HostArgs(
                     place=self.place,
                     names=names,
-                    role=self.spec.roles[replica.role],
+                    role=self.spec.roles[host_id.role],
                     config=config,
                     image=image(config.image, gpus),
                     subnet=subnet,
                     owned_subnet=owned_subnet,
-                    account=identity.emails[replica.role],
+                    account=identity.emails[host_id.role],
                     authorized_key=authorized_key,
-                    startup_script=scripts[replica.role],
+                    startup_script=scripts[host_id.role],
                 ),
                 # No host starts before its firewall exists and it may use the bucket.
-                [*rules, *bindings[replica.role]],
+                [*rules, *bindings[host_id.role]],
                 self.child_opts,
             )
-            for replica in self.spec.replicas
+            for host_id in self.spec.hosts
         }
-        jobs = {replica.name: host.created_name for replica, host in self.hosts.items() if replica.role.runs_jobs}
+        jobs = {host_id.name: host.created_name for host_id, host in self.hosts.items() if host_id.role.runs_jobs}
         identity.let_start(self.place.zone, jobs)
         # The inputs for reading the guest attributes of all hosts.
         attribute_inputs: dict[str, Any] = {
             "endpoint": project_state.compute,
             "project": self.place.project,
             "zone": self.place.zone,
-            "hosts": {replica.name: host.instance for replica, host in self.hosts.items()},
-            "created": {replica.name: host.instance_id for replica, host in self.hosts.items()},
+            "hosts": {host_id.name: host.instance_name for host_id, host in self.hosts.items()},
+            "created": {host_id.name: host.instance_id for host_id, host in self.hosts.items()},
         }
         self.keys = HostKeys("host-keys", {**attribute_inputs, "timeout": config.host_key_timeout}, self.child_opts)
-        versions = {replica.name: scripts[replica.role].apply(version) for replica in self.spec.replicas}
+        versions = {host_id.name: scripts[host_id.role].apply(version) for host_id in self.spec.hosts}
         # HostsReady waits until the changed hosts are ready.
         changed = ResourceOptions(parent=self, depends_on=list(self.hosts.values()))
         HostsReady("ready", {**attribute_inputs, "scripts": versions, "timeout": config.ready_timeout}, changed)
@@ -159,28 +161,28 @@ class GcpCluster(ComponentResource):
     def _ssh_host(self, host: InstanceHost) -> Output[str]:
         """Return the host for ssh: the instance's name with IAP, else the address that the operator reaches."""
         if self.config.operator_cidr is None:
-            return Output.from_input(host.instance)
+            return Output.from_input(host.instance_name)
         # A host that is stopped has no public address until it runs again.
         return host.public_address.apply(lambda public: public or host.address)
 
     def resources(self) -> ClusterResources:
         """Return the resources for the inventory and the stack's outputs."""
         place, cost = self.place, self.project_state.cost
-        self.keys.late.apply(_warn)
+        self.keys.late.apply(_warn_of_missing_keys)
         machines = {
             role: self.project_state.discovery.catalogue.machines[spec.machine_type] for role, spec in self.spec.roles.items()
         }
         instances = f"projects/{place.project}/zones/{place.zone}/instances"
         hosts = {
-            replica: {
-                "cpus": machines[replica.role].cpus,
-                "memory_bytes": int(machines[replica.role].memory * 2**30),
-                "hourly_cost": cost.host[replica.role] if cost else None,
-                "start": f"{instances}/{host.instance}/start" if replica.role.runs_jobs else None,
+            host_id: {
+                "cpus": machines[host_id.role].cpus,
+                "memory_bytes": int(machines[host_id.role].memory * 2**30),
+                "hourly_cost": cost.host[host_id.role] if cost else None,
+                "start": f"{instances}/{host.instance_name}/start" if host_id.role.runs_jobs else None,
             }
-            for replica, host in self.hosts.items()
+            for host_id, host in self.hosts.items()
         }
-        ssh_hosts = {replica.name: self._ssh_host(host) for replica, host in self.hosts.items()}
+        ssh_hosts = {host_id.name: self._ssh_host(host) for host_id, host in self.hosts.items()}
         by_ssh_host = Output.all(keys=self.keys.hostKeys, ssh_hosts=Output.all(**ssh_hosts)).apply(
             lambda known: {known["ssh_hosts"][name]: key for name, key in known["keys"].items()}
         )
@@ -212,7 +214,7 @@ def _power(endpoint: str) -> PowerAccess:
     The operator may have configured another endpoint. Hosts always use Google's, which they reach without a public address.
     """
     return PowerAccess(
-        url=COMPUTE[2],
+        url=COMPUTE.default,
         operator_url=endpoint,
         token=f"{_METADATA}/service-accounts/default/token",
         token_command="gcloud auth application-default print-access-token",  # noqa: S106  a command
@@ -221,9 +223,9 @@ def _power(endpoint: str) -> PowerAccess:
     )
 
 
-def _warn(without_key: Sequence[str]) -> None:
-    if without_key:
+def _warn_of_missing_keys(hosts: Sequence[str]) -> None:
+    if hosts:
         pulumi.log.warn(
-            f"no host key yet of {', '.join(without_key)}, so ssh refuses them: `pulumi up` looks again; "
+            f"no host key yet of {', '.join(hosts)}, so ssh refuses them: `pulumi up` looks again; "
             "if it stays so, see the instance's serial output, and that its image has Google's guest agent"
         )

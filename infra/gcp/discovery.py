@@ -85,7 +85,7 @@ def _machine(item: Mapping[str, Any]) -> MachineType:
 
 @dataclass(frozen=True)
 class ExistingHost:
-    """A host of the stack that is there, by the name of its replica; `disk` in GiB."""
+    """A host of the stack that is there; `disk` in GiB."""
 
     name: str
     zone: str
@@ -128,10 +128,10 @@ def discover(
     stay = [place for place in choice if place.zone in zones]
     place, resolved, offers = _first(spec, [_catalogue(client, compute, place) for place in stay or choice], stay or choice)
     other = subnet(client, compute, subnetwork, place) if subnetwork else None
-    if other and len(resolved.replicas) > (room := other.range.num_addresses - _RESERVED_ADDRESSES):
+    if other and len(resolved.hosts) > (room := other.range.num_addresses - _RESERVED_ADDRESSES):
         raise GcpError(
             f"subnetwork {other.link} has {other.range}, which has room for {room} hosts, and this cluster has "
-            f"{len(resolved.replicas)}: take a larger subnet, or a smaller tier"
+            f"{len(resolved.hosts)}: take a larger subnet, or a smaller tier"
         )
     return Discovery(place, resolved, offers, existing, other)
 

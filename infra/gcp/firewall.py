@@ -32,7 +32,7 @@ class ClusterFirewall(ComponentResource):
         operator: the range that ssh may come from.
         shared: others use the network too, and their hosts get no rules.
         hosts_range: the range of the hosts, if they may reach only that and Google's APIs.
-        driver_roles: roles whose hosts may reach the web all the same, to fetch the driver of their GPUs.
+        gpu_driver_roles: roles whose hosts may reach the web all the same, to fetch the driver of their GPUs.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class ClusterFirewall(ComponentResource):
         operator: ipaddress.IPv4Network,
         shared: bool,
         hosts_range: ipaddress.IPv4Network | None,
-        driver_roles: tuple[Role, ...],
+        gpu_driver_roles: tuple[Role, ...],
         opts: ResourceOptions,
     ) -> None:
         super().__init__("scaletier:gcp:Firewall", "firewall", None, opts)
@@ -72,8 +72,8 @@ class ClusterFirewall(ComponentResource):
                 self._rule("out-peers", "To one another", ports, destination_ranges=[str(hosts_range)]),
                 self._rule("out-google", "To Google's APIs", ["443"], destination_ranges=[str(GOOGLE_RANGE)]),
             ]
-        if hosts_range is not None and driver_roles:
-            why, targets = "To where drivers of GPUs come from", [accounts[role] for role in driver_roles]
+        if hosts_range is not None and gpu_driver_roles:
+            why, targets = "To where drivers of GPUs come from", [accounts[role] for role in gpu_driver_roles]
             ends = {"destination_ranges": everywhere, "target_service_accounts": targets}
             rules.append(self._rule("out-drivers", why, ["80", "443"], **ends))
         self.rules: tuple[Resource, ...] = tuple(rules)

@@ -26,7 +26,7 @@ class HostKeys(ModuleResource, module="gcp", name="HostKeys"):
     Inputs: endpoint (of the Compute API), project, zone, hosts (host to instance name), created (host to instance id: a
     recreated host has a new key), timeout (seconds).
 
-    Outputs: hostKeys (host to key), late (hosts without a key; the next `pulumi up` reads them again).
+    Outputs: hostKeys (host to key), late (the hosts that have no key yet; the next `pulumi up` reads theirs again).
     """
 
     module_name = __name__

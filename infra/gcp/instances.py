@@ -1,4 +1,4 @@
-"""The hosts: one instance per replica. Each is a resource of its own, so changing one does not affect the others."""
+"""The hosts: one instance per host. Each is a resource of its own, so changing one does not affect the others."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pulumi_gcp.compute import (
 from infra.gcp.config import GcpConfig
 from infra.gcp.names import GoogleNames, address
 from infra.gcp.zones import Place
-from infra.scale_tiers import Accelerator, Replica, RoleSpec
+from infra.scale_tiers import Accelerator, HostId, RoleSpec
 
 _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 
@@ -50,29 +50,29 @@ class HostArgs:
 class InstanceHost(ComponentResource):
     """A host: its instance and its address, which is reserved if the stack does not own the subnet.
 
-    Outputs: `instance` (its name), `created_name` (the same, once the instance exists), `address` (internal),
-    `public_address` (empty if it has none), `instance_id`, `create_time` (RFC 3339).
+    Outputs: `instance_name`, `created_name` (the same, as an output that is known once the instance exists), `address`
+    (internal), `public_address` (empty if it has none), `instance_id`, `create_time` (RFC 3339).
     """
 
-    instance: str
+    instance_name: str
     created_name: Output[str]
     address: Output[str]
     public_address: Output[str]
     instance_id: Output[str]
     create_time: Output[str]
 
-    def __init__(self, replica: Replica, args: HostArgs, after: Sequence[Resource], opts: ResourceOptions) -> None:
-        super().__init__("scaletier:gcp:Host", replica.name, None, opts)
-        self.instance = args.names.of(replica.name)
+    def __init__(self, host_id: HostId, args: HostArgs, after: Sequence[Resource], opts: ResourceOptions) -> None:
+        super().__init__("scaletier:gcp:Host", host_id.name, None, opts)
+        self.instance_name = args.names.of(host_id.name)
         role, config = args.role, args.config
         self.address = (
-            Output.from_input(address(config.network, replica)) if args.owned_subnet else self._reserved(replica, args)
+            Output.from_input(address(config.network, host_id)) if args.owned_subnet else self._reserved(host_id, args)
         )
-        own = {"scaletier-stack": args.names.stack, "scaletier-role": str(replica.role), "scaletier-replica": replica.name}
+        own = {"scaletier-stack": args.names.stack, "scaletier-role": str(host_id.role), "scaletier-replica": host_id.name}
         public = [InstanceNetworkInterfaceAccessConfigArgs(network_tier="PREMIUM")] if config.public_address else None
         instance = Instance(
-            replica.name,
-            name=self.instance,
+            host_id.name,
+            name=self.instance_name,
             project=args.place.project,
             zone=args.place.zone,
             machine_type=role.machine_type,
@@ -124,13 +124,13 @@ class InstanceHost(ComponentResource):
         self.public_address = instance.network_interfaces.apply(
             lambda interfaces: (interfaces[0].access_configs[0].nat_ip or "") if interfaces[0].access_configs else ""
         )
-        self.register_outputs({"instance": self.instance, "address": self.address})
+        self.register_outputs({"instance": self.instance_name, "address": self.address})
 
-    def _reserved(self, replica: Replica, args: HostArgs) -> Output[str]:
+    def _reserved(self, host_id: HostId, args: HostArgs) -> Output[str]:
         """Reserve an address and return it: a recreated host has it again, so its peers can reach it."""
         reserved = Address(
-            f"{replica.name}-address",
-            name=self.instance,
+            f"{host_id.name}-address",
+            name=self.instance_name,
             project=args.place.project,
             region=args.place.region,
             address_type="INTERNAL",

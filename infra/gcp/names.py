@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from infra.scale_tiers import Replica, Role
+from infra.scale_tiers import HostId, Role
 from infra.state import StackState
 
 # Where each role's block begins in the stack's /20 (4,096 addresses); Google keeps the first two and the last two of a subnet.
@@ -72,6 +72,6 @@ def names_of(project: str, stack: str, before: StackState) -> GoogleNames:
     return names(project, stack)
 
 
-def address(network: ipaddress.IPv4Network, replica: Replica) -> str:
-    """Return the internal address of a replica, which stays the same if its host is recreated."""
-    return str(network[_BLOCK[replica.role] + replica.index])
+def address(network: ipaddress.IPv4Network, host_id: HostId) -> str:
+    """Return the internal address of a host, which stays the same if the host is recreated."""
+    return str(network[_BLOCK[host_id.role] + host_id.index])

@@ -113,7 +113,7 @@ def update(name: str, old: Props, new: Props) -> Props:
 
 
 def delete(name: str, props: Props) -> None:
-    """Delete the volume unless it is to be retained; LxdError if it may contain data and forceDestroy is not set."""
+    """Do with the volume what its label says: delete or retain it. LxdError if it has no label, so may contain data."""
     with errors(f"volume {name}"):
         volume = get_volume(props)
         action = volume["config"].get(ON_DESTROY) if volume else RETAIN

@@ -26,9 +26,9 @@ class Firewall(ModuleResource, module="lxd", name="Firewall"):
 def rules(spec: ClusterSpec, table: str, bridge: str, network: ipaddress.IPv4Network) -> str:
     """Return the nftables script for a cluster; pure."""
     members: dict[str, list[str]] = {}
-    for replica in spec.replicas:
-        members.setdefault(replica.role, []).append(str(address(network, replica)))
-    ports = {port(bridge, replica): str(address(network, replica)) for replica in spec.replicas}
+    for host_id in spec.hosts:
+        members.setdefault(host_id.role, []).append(str(address(network, host_id)))
+    ports = {port(bridge, host_id): str(address(network, host_id)) for host_id in spec.hosts}
     return render("firewall.nft.j2", table=table, bridge=bridge, members=members, ports=ports, rows=allowed(spec))
 
 

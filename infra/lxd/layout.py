@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from infra.scale_tiers import ClusterSpec, Replica, Role
+from infra.scale_tiers import ClusterSpec, HostId, Role
 
-# Where each role's block of addresses begins in the stack's /24. A role has at most 60 replicas; .1 is the bridge.
+# Where each role's block of addresses begins in the stack's /24. A role has at most 60 hosts; .1 is the bridge.
 _BLOCK: Mapping[Role, int] = {Role.MASTER: 2, Role.EVALUATOR: 4, Role.PS: 64, Role.WORKER: 128, Role.SERVING: 192}
 _MIN_MEMORY = 2**30
 PREFIX = "scaletier-"
@@ -55,24 +55,24 @@ def candidate_network(project: str, attempt: int) -> ipaddress.IPv4Network:
     return ipaddress.IPv4Network((f"10.{64 + digest[0] % 128}.{digest[1]}.0", 24))
 
 
-def address(network: ipaddress.IPv4Network, replica: Replica) -> ipaddress.IPv4Address:
-    """Return the address of a replica; it does not depend on the other hosts."""
-    return network[_BLOCK[replica.role] + replica.index]
+def address(network: ipaddress.IPv4Network, host_id: HostId) -> ipaddress.IPv4Address:
+    """Return the address of a host; it does not depend on the other hosts."""
+    return network[_BLOCK[host_id.role] + host_id.index]
 
 
 def block(network: ipaddress.IPv4Network, role: Role) -> tuple[ipaddress.IPv4Address, ipaddress.IPv4Address]:
-    """Return the first and the last address of a role's replicas."""
+    """Return the first and the last address of a role's hosts."""
     begin = _BLOCK[role]
     end = min((other for other in _BLOCK.values() if other > begin), default=255)
     return network[begin], network[end - 1]
 
 
-def port(bridge: str, replica: Replica) -> str:
+def port(bridge: str, host_id: HostId) -> str:
     """Return a host's port on the machine: the bridge's name, a letter of the role, the index.
 
     The firewall uses it.
     """
-    return f"{bridge}{replica.role[0]}{replica.index}"
+    return f"{bridge}{host_id.role[0]}{host_id.index}"
 
 
 @dataclass(frozen=True)

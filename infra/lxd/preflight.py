@@ -140,7 +140,7 @@ def _disk(spec: ClusterSpec, pool: str, project: str) -> int:
     """Return the size of the pool in bytes, or 0 if it is unknown; LxdError if too few are free."""
     space: dict[str, Any] = client().api.storage_pools[pool].resources.get().json()["metadata"]["space"]
     existing = hosts_of(project)
-    new = [replica for replica in spec.replicas if replica.name not in existing]
+    new = [host_id for host_id in spec.hosts if host_id.name not in existing]
     free = space["total"] - space["used"]
     needed = _SPARE_DISK + _HOST_DISK * len(new)
     if new and space["total"] and free < needed:

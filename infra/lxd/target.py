@@ -27,7 +27,7 @@ from infra.lxd.network import BridgeNetwork
 from infra.lxd.preflight import PreflightResult, preflight
 from infra.lxd.project import Project
 from infra.lxd.ready import Ready
-from infra.scale_tiers import ClusterSpec, Replica, TargetError
+from infra.scale_tiers import ClusterSpec, HostId, TargetError
 from infra.state import StackState
 from infra.target import ClusterResources, Target
 from infra.templates import ROOT
@@ -35,38 +35,38 @@ from infra.templates import ROOT
 
 def host_props(
     spec: ClusterSpec, config: LxdConfig, result: PreflightResult, authorized_key: Input[str]
-) -> dict[Replica, dict[str, Any]]:
+) -> dict[HostId, dict[str, Any]]:
     """Return the inputs of each host. It reads only the number of processors of this machine."""
     names, network = result.names, result.network
     limits = sizes(spec, os.cpu_count() or 1, config.cpus, config.memory)
     return {
-        replica: {
+        host_id: {
             "project": names.project,
-            "name": replica.name,
+            "name": host_id.name,
             "image": result.image,
             "pool": config.storage_pool,
             "bridge": names.bridge,
-            "port": port(names.bridge, replica),
-            "address": str(address(network, replica)),
+            "port": port(names.bridge, host_id),
+            "address": str(address(network, host_id)),
             "gateway": str(network[1]),
             "bucket": names.bucket,
             "runtime": str(result.runtime),
             "runtimes": str(RUNTIMES_HERE),
             "authorizedKey": authorized_key,
-            "firewall": host_rules(network, replica.role),
-            "machineType": spec.roles[replica.role].machine_type,
-            "cpus": limits[replica.role].cpus,
-            "memory": limits[replica.role].memory,
-            "disk": config.disk_of(replica.role),
+            "firewall": host_rules(network, host_id.role),
+            "machineType": spec.roles[host_id.role].machine_type,
+            "cpus": limits[host_id.role].cpus,
+            "memory": limits[host_id.role].memory,
+            "disk": config.disk_of(host_id.role),
             "labels": config.labels,
             "running": True,
         }
-        for replica in spec.replicas
+        for host_id in spec.hosts
     }
 
 
 class LxdTarget(Target):
-    """Project name, project, bridge, bucket, firewall, and one host for each replica."""
+    """Project name, project, bridge, bucket, firewall, and the hosts."""
 
     config_type = LxdConfig
 
@@ -80,7 +80,7 @@ class LxdTarget(Target):
         """Return the hosts that need replacement, because a property differs that cannot change in place."""
         existing = self.state.of("lxd:Host")
         key = next((str(outputs["publicKey"]) for outputs in self.state.of("operator:OperatorKey").values()), "")
-        expected = {replica.name: props for replica, props in host_props(self.spec, self.config, self.preflight, key).items()}
+        expected = {host_id.name: props for host_id, props in host_props(self.spec, self.config, self.preflight, key).items()}
         return [
             name for name in expected if name in existing and changes(existing[name], expected[name]) & host.REPLACE_ON_CHANGES
         ]
@@ -106,14 +106,14 @@ class LxdTarget(Target):
         # Delete an old host before its replacement is created: both have one name, so a later deletion would hit the new one.
         host_options = ResourceOptions(parent=cluster, depends_on=[bucket, firewall], delete_before_replace=True)
         props = host_props(self.spec, self.config, self.preflight, authorized_key)
-        hosts = {replica: HostContainer(replica.name, item, host_options) for replica, item in props.items()}
+        hosts = {host_id: HostContainer(host_id.name, item, host_options) for host_id, item in props.items()}
         ready = Ready(
             "ready",
             {
                 "project": names.project,
-                "hosts": {replica.name: item["address"] for replica, item in props.items()},
-                "created": {replica.name: container.created for replica, container in hosts.items()},
-                "started": {replica.name: container.started for replica, container in hosts.items()},
+                "hosts": {host_id.name: item["address"] for host_id, item in props.items()},
+                "created": {host_id.name: container.created for host_id, container in hosts.items()},
+                "started": {host_id.name: container.started for host_id, container in hosts.items()},
                 "unrecorded": [],  # filled by `refresh`: hosts that an interrupted update created
             },
             ResourceOptions(parent=cluster, depends_on=list(hosts.values())),
@@ -127,7 +127,7 @@ class LxdTarget(Target):
 
         addresses = [str(item["address"]) for item in props.values()]
         return ClusterResources(
-            hosts={replica: {"cpus": item["cpus"], "memory_bytes": int(item["memory"])} for replica, item in props.items()},
+            hosts={host_id: {"cpus": item["cpus"], "memory_bytes": int(item["memory"])} for host_id, item in props.items()},
             addresses=addresses,
             ssh_hosts=addresses,
             create_times=[container.created for container in hosts.values()],

@@ -35,9 +35,9 @@ _SHORT = {"job": "j", "follow": "f", "lines": "n"}
 # Useful flags before the command: name and short form.
 _CORE = {"help": "h", "list": "l", "version": "V", "debug": None, "stack": None, "project": None}
 
-# Flags of the version before, of all commands or of one, and their present names.
+# Flags of the previous version, of all commands or of one, and their present names.
 _OLD_FLAGS = {"--wake": "--start-hosts", "shell --replica": "--host"}
-# Commands of the version before, and their replacements.
+# Commands of the previous version, and their replacements.
 _REPLACED = {
     "render": "fab train --dry-run",
     "try": "python examples/draw/draw.py MODEL",

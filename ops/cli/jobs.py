@@ -207,7 +207,7 @@ def cancel(_: Any, job: str | None = None, json: bool = False) -> int:
 @task(
     positionals=["original"],
     help={
-        "original": "id of the job to run again (default: the newest)",
+        "original": "id of the job to run again (default: the newest that has hosts, else the newest that started)",
         "job": "id of the new run (default: ORIGINAL_2, or the next number that is free)",
         "follow": "as for fab train; after --no-follow, fab reproduce ORIGINAL --job ID follows the new run and compares",
         "json": f"{JSON}; logs go to stderr",

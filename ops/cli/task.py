@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 sys.dont_write_bytecode = False  # invoke sets it, and every command would compile ops again
 
-JOB = "id of the job, as in fab jobs (default: the one that has the hosts, or had them last)"
+JOB = "id of the job, as in fab jobs (default: the newest that has hosts, else the newest that started)"
 TRAINER = "ARGUMENTS OF THE TRAINER"
 NEW_JOB = "id of the job: a letter, then letters, digits and _; never used before"
 JSON = "print JSON, for programs"

@@ -44,8 +44,8 @@ def existing_job(ledger: Ledger, job_id: str | None) -> JobRecord:
 
 
 def newest_job(ledger: Ledger, say: bool = False) -> str | None:
-    """Return the id of the newest job that has hosts, else of the last that had; with `say`, note it."""
-    running = [entry for entry in ledger.queue().entries if entry.held]
+    """Return the id of the newest job that has hosts, else of the newest that started; with `say`, note others with hosts."""
+    running = [entry for entry in ledger.queue().entries if entry.has_hosts]
     if running:
         if say and len(running) > 1:
             others = ", ".join(entry.jobId for entry in running[:-1])

@@ -1,4 +1,4 @@
-"""A job's logs as they grow: one channel per host, merged by time, and the job's record, until the job has ended."""
+"""A job's logs as they grow: one channel per replica, merged by time, and the job's record, until the job has ended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Generic, Protocol, TypeVar
 
-from jobs.chunks import TOO_SLOW, LogFilter, Position
+from jobs.chunks import SLOW_PATTERN, LogFilter, Position
 from jobs.lease import ChangeTimer
 from jobs.ledger import Ledger
 from jobs.queue_monitor import QueueMonitor
@@ -344,7 +344,7 @@ class Follower:
                 if reached:
                     self._merge.put(name, lines)
                     yield reached
-            if stream.exit_code == TOO_SLOW:
+            if stream.exit_code == SLOW_PATTERN:
                 raise slow_pattern_error(self._log_filter)
             if stream.exit_code:
                 raise HostError(stream.host, "cannot read its log", stream.exit_code, stream.stderr)

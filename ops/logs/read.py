@@ -7,7 +7,7 @@ from itertools import chain
 
 from jobs import paths
 from jobs.bucket import Bucket
-from jobs.chunks import NO_LOG, TOO_SLOW, LogFilter, Position
+from jobs.chunks import NO_LOG, SLOW_PATTERN, LogFilter, Position
 from jobs.paths import JOB_ID
 from jobs.records import JobRecord
 from jobs.states import JobState
@@ -132,7 +132,7 @@ class _HostLog:
         self._stream.close()
 
     def _failed(self) -> Exception:
-        if (code := self._stream.exit_code) == TOO_SLOW:
+        if (code := self._stream.exit_code) == SLOW_PATTERN:
             return slow_pattern_error(self._log_filter)
         return HostError(self._stream.host, "cannot read its log", code, self._stream.stderr)
 

@@ -118,7 +118,7 @@ def count_replicas(size: int, available: int, shared_cpus: int | None) -> int:
 
 def _version(model: Model, name: str | None) -> Version:
     """Return the named version, or the default; UsageError if it is not READY."""
-    ready = [version.name for version in model.present_versions if version.state is VersionState.READY]
+    ready = [version.name for version in model.existing_versions if version.state is VersionState.READY]
     if name is None and not model.default:
         raise UsageError(f"model {model.name} has no default: say --version; READY are {', '.join(ready) or 'none'}")
     version = existing_version(model, name or model.default)

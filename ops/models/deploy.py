@@ -59,7 +59,7 @@ def deploy(
     catalog = catalog_of(cluster)
     token = os.urandom(8).hex()
     model_record = find_model(catalog, name)
-    existing = next((v for v in model_record.present_versions if v.name == version), None) if model_record else None
+    existing = next((v for v in model_record.existing_versions if v.name == version), None) if model_record else None
     with tempfile.TemporaryDirectory() as scratch:
         files: dict[str, Path] = {}
         if existing and existing.redeployable and origin is None and job_id is None:
@@ -70,7 +70,7 @@ def deploy(
                 with one_line_errors(name):
                     model_record.add_version(Version(version, token=token))  # before anything is copied
             if origin is None and job_id is None:
-                versions = ", ".join(v.name for v in model_record.present_versions if v.redeployable) if model_record else ""
+                versions = ", ".join(v.name for v in model_record.existing_versions if v.redeployable) if model_record else ""
                 raise UsageError(
                     f"version {version} of what? --job ID takes a job's model, --origin PATH one that is here"
                     + (f"; kept, and to be deployed again without these, are {versions}" if versions else "")
@@ -184,7 +184,7 @@ def _check_servable(cluster: ClusterClient, catalog: Catalog, source: _Origin) -
     if not available:
         raise UsageError(f"the model in {source.path} {NO_SIGNATURE}")
     others = sum(
-        version.size for model in models_with_versions(catalog)[0] for version in model.present_versions if version.loadable
+        version.size for model in models_with_versions(catalog)[0] for version in model.existing_versions if version.loadable
     )
     host = min(server.serving_hosts(cluster.inventory), key=server.memory_limit)
     free_bytes = server.memory_limit(host) - _TENSORFLOW_BYTES - others
@@ -205,11 +205,11 @@ def _mark_failed_on_error(catalog: Catalog, name: str, version: str, token: str)
         why = "fab deploy was stopped" if isinstance(error, KeyboardInterrupt) else one_line(error)
 
         def failed(record: Model) -> Model:
-            mine = next((v for v in record.present_versions if v.name == version and v.token == token), None)
+            mine = next((v for v in record.existing_versions if v.name == version and v.token == token), None)
             return record.mark_failed(version, token, why) if mine and mine.state is VersionState.CREATING else record
 
         with contextlib.suppress(OpsError, BucketError, Conflict):
-            remainder = next((v for v in change_model(catalog, name, failed).present_versions if v.name == version), None)
+            remainder = next((v for v in change_model(catalog, name, failed).existing_versions if v.name == version), None)
             if remainder and remainder.state is VersionState.FAILED:
                 again = f"fab deploy --model {name} --version {version} tries it again, and " if remainder.redeployable else ""
                 terminal.note(

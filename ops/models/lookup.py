@@ -39,8 +39,8 @@ def existing_model(catalog: Catalog, name: str | None) -> Model:
 def served_model(catalog: Catalog, name: str | None) -> Model:
     """Return a model like `existing_model`; UsageError if the server has no version of it."""
     record = existing_model(catalog, name)
-    if not any(version.state is VersionState.READY for version in record.present_versions):
-        states = ", ".join(f"{version.name} is {version.state}" for version in record.present_versions)
+    if not any(version.state is VersionState.READY for version in record.existing_versions):
+        states = ", ".join(f"{version.name} is {version.state}" for version in record.existing_versions)
         raise UsageError(
             f"no version of model {record.name} is served: {states}; fab deploy --model {record.name} brings one back"
         )
@@ -52,7 +52,7 @@ def existing_version(record: Model, name: str) -> Version:
     try:
         return record.version(name)
     except ModelError as error:
-        raise UsageError(f"{error}{suggest(name, [version.name for version in record.present_versions])}") from None
+        raise UsageError(f"{error}{suggest(name, [version.name for version in record.existing_versions])}") from None
 
 
 def models_with_versions(catalog: Catalog) -> tuple[list[Model], list[str]]:
@@ -62,7 +62,7 @@ def models_with_versions(catalog: Catalog) -> tuple[list[Model], list[str]]:
     """
     try:
         records, bad = catalog.models()
-        return [model for model in records if model.present_versions], bad
+        return [model for model in records if model.existing_versions], bad
     except BucketError as error:
         raise OpsError(f"the bucket does not answer: {error}") from error
 

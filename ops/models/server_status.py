@@ -40,7 +40,7 @@ ServerStates = dict[tuple[str, str], list[OnServer]]
 
 def query(cluster: ClusterClient, models: Sequence[Model]) -> ServerStates:
     """Query all servers for the versions they should have."""
-    deployed = {model.name: [version for version in model.present_versions if version.loadable] for model in models}
+    deployed = {model.name: [version for version in model.existing_versions if version.loadable] for model in models}
     servers = ServingClient(cluster)
 
     def states_on(host: str) -> dict[tuple[str, str], OnServer]:

@@ -32,7 +32,7 @@ def models(cluster: ClusterClient, as_json: bool) -> int:
         terminal.note(line)
     states = server_status.query(cluster, present)
     if as_json:
-        listed = [(m, [version_to_dict(m, v, states) for v in m.present_versions]) for m in present]
+        listed = [(m, [version_to_dict(m, v, states) for v in m.existing_versions]) for m in present]
         terminal.print_json([{"name": m.name, "default": m.default, "versions": versions} for m, versions in listed])
         return DONE
     if not present:
@@ -41,7 +41,7 @@ def models(cluster: ClusterClient, as_json: bool) -> int:
     rows = []
     for m in present:
         ready = server_status.format_ready(states.get((m.name, m.default), []))
-        rows.append((m.name, m.default, ready, len(m.present_versions), terminal.local_time(m.createTime)))
+        rows.append((m.name, m.default, ready, len(m.existing_versions), terminal.local_time(m.createTime)))
     terminal.table(("MODEL", "DEFAULT", "SERVERS", "VERSIONS", "CREATED"), rows)
     for line in server_status.problems(states):
         terminal.note(line)
@@ -53,15 +53,15 @@ def versions(cluster: ClusterClient, model: str | None, as_json: bool) -> int:
     record = existing_model(catalog_of(cluster), model)
     states = server_status.query(cluster, [record])
     if as_json:
-        terminal.print_json([version_to_dict(record, version, states) for version in record.present_versions])
+        terminal.print_json([version_to_dict(record, version, states) for version in record.existing_versions])
         return DONE
     rows = []
-    for v in record.present_versions:
+    for v in record.existing_versions:
         default, size = "default" if v.name == record.default else "", terminal.size(v.size) if v.size else ""
         ready = server_status.format_ready(states.get((record.name, v.name), []))
         rows.append((v.name, v.state, default, ready, v.jobId or v.origin, size, terminal.local_time(v.createTime)))
     terminal.table(("VERSION", "STATE", "DEFAULT", "SERVERS", "ORIGIN", "SIZE", "CREATED"), rows)
-    for v in record.present_versions:
+    for v in record.existing_versions:
         if v.errorMessage:
             terminal.note(f"{v.name}: {v.errorMessage}")
     for line in server_status.problems(states):
@@ -115,7 +115,7 @@ def _was_deleted(catalog: Catalog, model: str, version: str) -> bool:
 def _find_version(catalog: Catalog, model: str | None, version: str | None) -> tuple[Model, Version]:
     record = existing_model(catalog, model)
     if version is None:
-        names = ", ".join(v.name for v in record.present_versions) or "none"
+        names = ", ".join(v.name for v in record.existing_versions) or "none"
         raise UsageError(f"which version of model {record.name}? There are {names}")
     return record, existing_version(record, version)
 

@@ -97,6 +97,8 @@ def from_file(path: str, where: str, gpus: bool = False) -> RuntimeRequest:
 def from_manifest(inventory: Inventory, request: Mapping[str, Any]) -> RuntimeRequest:
     """Return the runtime in a job's manifest.json: the existing one if its folder still has these versions, else a new one.
 
+    The manifest's `key` is the name of that folder.
+
     Raises:
         OpsError: if `fab train` would not have written it. A compromised host could have, and uv may execute code of what it
             installs.
@@ -132,7 +134,7 @@ def _make_request(name: str, lines: Sequence[str], file: Path | None = None, cpu
 
 
 def python(inventory: Inventory, runtime: RuntimeRequest) -> str:
-    """Return its Python, as the hosts see it."""
+    """Return the path of a runtime's Python on the hosts."""
     return _host_python(require_runtimes(inventory, f"runtime {runtime.name}"), runtime.folder_name)
 
 
@@ -142,13 +144,14 @@ def _host_python(folders: Runtimes, folder_name: str) -> str:
 
 def python_of(inventory: Inventory, manifest: Mapping[str, Any]) -> str | None:
     """Return the path on the hosts of a job's own Python, by its manifest; None if there is none."""
+    # `key` is the name of the runtime's folder.
     folder_name = manifest.get("runtime", {}).get("key")
     is_known = inventory.runtimes is not None and isinstance(folder_name, str) and _FOLDER_NAME.fullmatch(folder_name)
     return f"{inventory.runtimes}/{folder_name}/bin/python" if is_known else None
 
 
 def build(inventory: Inventory, runtime: RuntimeRequest) -> dict[str, str]:
-    """Return its packages, name to version; build it first if it is missing."""
+    """Return a runtime's packages, name to version; build it first if it is missing."""
     folders = require_runtimes(inventory, f"runtime {runtime.name}")
     folder = folders.here / runtime.folder_name
     if not folder.is_dir():
@@ -175,7 +178,7 @@ def build(inventory: Inventory, runtime: RuntimeRequest) -> dict[str, str]:
 
 
 def read_existing(inventory: Inventory, runtime: RuntimeRequest) -> dict[str, str]:
-    """Return its packages if it was built before, else an empty mapping."""
+    """Return a runtime's packages if it was built before, else an empty mapping."""
     return installed(require_runtimes(inventory, f"runtime {runtime.name}").here / runtime.folder_name)
 
 

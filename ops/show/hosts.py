@@ -15,7 +15,7 @@ from ops.errors import DONE, FAILED, OpsError
 
 
 def hosts(cluster: ClusterClient, as_json: bool) -> int:
-    """List the hosts and whether each answers; the exit code is 0 if one does."""
+    """List the hosts and whether each answers; exit code 0 if at least one answers."""
     inventory, fleet = cluster.inventory, cluster.fleet
     with terminal.ProgressLine(f"asking {terminal.plural(len(inventory.hosts), 'host')}"):
         outcome = fleet.each(
@@ -60,5 +60,5 @@ def _assignments(cluster: ClusterClient) -> dict[str, tuple[str | None, str | No
         terminal.note(f"which job has which host cannot be seen: {error}")
         return {}
     reserved = {host: (None, None, job_id) for host, job_id in queue.reserved_hosts().items()}
-    entries = (entry for entry in queue.entries if entry.held)
+    entries = (entry for entry in queue.entries if entry.has_hosts)
     return reserved | {host: (entry.jobId, replica, None) for entry in entries for replica, host in entry.placement.items()}

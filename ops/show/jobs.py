@@ -39,7 +39,7 @@ def jobs(cluster: ClusterClient, filter_text: str | None, limit: str | None, as_
             f"none of {total} jobs is {filter_text}" if total else "no job was started on this cluster yet: fab train"
         )
         return DONE
-    terminal.table(("JOB", "STATE", "CREATED", "TOOK", "BY", "LABELS", "ERROR"), map(_job_row, records))
+    terminal.table(("JOB", "STATE", "CREATED", "TIME", "BY", "LABELS", "ERROR"), map(_job_row, records))
     return DONE
 
 

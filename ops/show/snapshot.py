@@ -1,4 +1,4 @@
-"""The whole cluster at one moment, by one or two reads of the bucket: for `fab top` and its JSON."""
+"""Read the state of the whole cluster, with one or two requests to the bucket, for `fab top` and its JSON."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class SnapshotReader:
             if item := items.get(paths.job(entry.jobId)):
                 with suppress(RecordError):
                     snapshot.jobs[entry.jobId] = JobRecord.from_json(item.content)
-            for name in entry.placement if entry.held else ():
+            for name in entry.placement if entry.has_hosts else ():
                 if item := items.get(paths.replica(entry.jobId, name)):
                     with suppress(RecordError):
                         snapshot.replicas[entry.jobId, name] = ReplicaRecord.from_json(item.content)
@@ -70,7 +70,7 @@ class SnapshotReader:
 def _objects(entry: QueueEntry) -> Iterator[str]:
     """Yield the objects with the state of a job in the queue."""
     yield paths.job(entry.jobId)
-    if entry.held:
+    if entry.has_hosts:
         yield from (paths.replica(entry.jobId, name) for name in entry.placement)
 
 
@@ -101,6 +101,7 @@ class JobSnapshot:
     """A job that has hosts or waits for them.
 
     Attributes:
+        behind: the ids of the jobs that it waits for: they have hosts that it could use, or get them before it.
         seconds: since its start, or since its submission if it has not started.
         cost: of its hosts so far, in US dollars; None if they have no price, or the job has no hosts yet.
     """
@@ -138,10 +139,10 @@ class Overview:
 def build_overview(inventory: Inventory, snapshot: ClusterSnapshot, moment: str) -> Overview:
     """Return the state of the cluster; `moment` is RFC 3339."""
     totals, queue = cost_of(inventory.hosts, moment), snapshot.queue
-    assigned = {host: (e.jobId, replica) for e in queue.entries if e.held for replica, host in e.placement.items()}
+    assigned = {host: (e.jobId, replica) for e in queue.entries if e.has_hosts for replica, host in e.placement.items()}
     reserved = queue.reserved_hosts()
     hosts = [_host(host, assigned.get(host.name), reserved.get(host.name), snapshot, moment) for host in inventory.hosts]
-    jobs = [_job(entry, snapshot, moment) for entry in sorted(queue.entries, key=lambda e: (not e.held, -e.priority))]
+    jobs = [_job(entry, snapshot, moment) for entry in sorted(queue.entries, key=lambda e: (not e.has_hosts, -e.priority))]
     return Overview(moment, inventory.stack, inventory.scale_tier, totals.hourlyCost, totals.accruedCost, hosts, jobs)
 
 
@@ -178,12 +179,12 @@ def _job(entry: QueueEntry, snapshot: ClusterSnapshot, moment: str) -> JobSnapsh
     return JobSnapshot(
         jobId=entry.jobId,
         state=str(record.state if record else JobState.QUEUED),
-        hosts=list(entry.placement.values()) if entry.held else [],
+        hosts=list(entry.placement.values()) if entry.has_hosts else [],
         priority=entry.priority,
         behind=[ahead.jobId for ahead in snapshot.queue.ahead_of(entry.jobId)],
         submittedBy=(record.submittedBy if record else "") or entry.submittedBy,
         createTime=created,
         startTime=started,
         seconds=round(seconds, 3),
-        cost=record.cost_until(record.endTime or moment) if record and entry.held else None,
+        cost=record.cost_until(record.endTime or moment) if record and entry.has_hosts else None,
     )

@@ -22,9 +22,9 @@ from ops.show.snapshot import HostSnapshot, JobSnapshot, Overview, SnapshotReade
 REFRESH_SECONDS = 0.4
 # The share of the time that is spent on polls: a slow bucket is polled less often.
 _POLL_SHARE = 0.1
-_HOST_HEADS = ("HOST", "ROLE", "CPU", "CPUS", "MEMORY", "LIMIT", "JOB", "REPLICA", "STATE", "RESTARTS", "REPORT")
-_JOB_HEADS = ("JOB", "STATE", "HOSTS", "PRIORITY", "TOOK", "BY", "USD", "BEHIND")
-_RIGHT = frozenset({"CPU", "CPUS", "MEMORY", "LIMIT", "RESTARTS", "REPORT", "HOSTS", "PRIORITY", "TOOK", "USD"})
+_HOST_HEADS = ("HOST", "ROLE", "CPU", "CPUS", "MEMORY", "HOST MEMORY", "JOB", "REPLICA", "STATE", "RESTARTS", "REPORT")
+_JOB_HEADS = ("JOB", "STATE", "HOSTS", "PRIORITY", "TIME", "BY", "USD", "WAITS FOR")
+_RIGHT = frozenset({"CPU", "CPUS", "MEMORY", "HOST MEMORY", "RESTARTS", "REPORT", "HOSTS", "PRIORITY", "TIME", "USD"})
 
 
 def top(cluster: ClusterClient, once: bool, as_json: bool) -> int:
@@ -57,7 +57,7 @@ def _refresh(cluster: ClusterClient, reader: SnapshotReader, current: Overview) 
                 try:
                     current, problem = _read(cluster, reader), ""
                 except (BucketError, RecordError, OpsError) as error:
-                    problem = f"the bucket does not answer ({one_line(error)}): this is of {terminal.local_time(current.time)}"
+                    problem = f"cannot refresh ({one_line(error)}): the state shown is of {terminal.local_time(current.time)}"
                 took = time.monotonic() - began
     except KeyboardInterrupt:
         print_picture(picture(current, problem))

@@ -17,7 +17,7 @@ _HINT = "what a program saves below $JOB_DIR is kept; in arguments ${JOB_DIR} st
 
 
 def describe_output(cluster: ClusterClient, record: JobRecord) -> list[str]:
-    """Return the lines on an ended job's output, to follow its state; empty if the bucket is unreachable."""
+    """Return the lines about an ended job's output, to print after its state; empty if the bucket is unreachable."""
     try:
         files = find(cluster, record).files
     except (OpsError, OSError):
@@ -43,7 +43,10 @@ def _describe_files(job_id: str, files: Mapping[str, int]) -> str:
 
 
 def describe_unsaved(replicas: Sequence[ReplicaRecord]) -> list[str]:
-    """Describe what replicas wrote outside JOB_DIR, a line for each that did, and the remedy."""
+    """Describe what replicas wrote outside JOB_DIR, a line for each that did, and the remedy.
+
+    `kept` of a replica's report names the files that its host has copied to UNSAVED_FOLDER in JOB_DIR, `leftOut` the others.
+    """
     lines = []
     for replica in replicas:
         if (report := replica.unsaved) is None:

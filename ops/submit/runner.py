@@ -71,7 +71,7 @@ def watch(cluster: ClusterClient, job: JobRecord, plain: bool = True) -> int:
         terminal.note(f"\n{job_id} continues, or waits for its turn: {how}")
         return DETACHED
     if record is None:
-        raise OpsError(f"nothing is known of job {job_id} any more: fab describe {job_id}")
+        raise OpsError(f"nothing is known of job {job_id} any more: fab jobs lists those that are left")
     return _report_end(cluster, record)
 
 

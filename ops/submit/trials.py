@@ -79,7 +79,7 @@ class TuningResult:
             return
         names = [each.parameterName for each in self.study.params]
         metric = self.study.hyperparameterMetricTag.upper()
-        heads = ("TRIAL", "STATE", metric, "STEP", *names, "TOOK", "RESTARTS", "REPLICA", "ERROR")
+        heads = ("TRIAL", "STATE", metric, "STEP", *names, "TIME", "RESTARTS", "REPLICA", "ERROR")
         terminal.out()
         terminal.table(heads, [self._row(trial, names) for trial in self.ranked[:_MOST_ROWS]])
         if (more := len(self.trials) - _MOST_ROWS) > 0:

@@ -26,8 +26,8 @@ _EVERY = Plan.heartbeatSeconds
 def main() -> None:
     """Write records without end."""
     ledger = Ledger(FolderBucket(Path(sys.argv[1])))
-    names = [replica.name for replica in preset(ScaleTier.PREMIUM_1).replicas]
-    ledger.change_queue(lambda _: Queue([QueueEntry(JOB, names, held=True)]))
+    names = [host_id.name for host_id in preset(ScaleTier.PREMIUM_1).hosts]
+    ledger.change_queue(lambda _: Queue([QueueEntry(JOB, names, has_hosts=True)]))
     ledger.create_job(JobRecord(JOB, JobState.RUNNING, createTime=now(), startTime=now(), hosts=names))
     versions: dict[str, str | None] = dict.fromkeys(names)
     began, beat = time.monotonic(), 0

@@ -166,7 +166,7 @@ def make_host(root: Path) -> None:
     records = {
         paths.plan(job): plan.to_json(),
         paths.job(job): JobRecord(job, state=JobState.PREPARING, lease=Lease(epoch=2), hosts=plan.replicas).to_json(),
-        paths.QUEUE: Queue([QueueEntry(job, plan.replicas, held=True)]).to_json(),
+        paths.QUEUE: Queue([QueueEntry(job, plan.replicas, has_hosts=True)]).to_json(),
     }
     for path, content in records.items():
         (bucket / path).parent.mkdir(parents=True, exist_ok=True)

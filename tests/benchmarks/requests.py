@@ -132,10 +132,10 @@ class _World:
 @cache
 def _minute(poll: float, running: bool) -> int:
     """Return the requests per minute, with or without a job on all hosts."""
-    world, names = _World(poll), [replica.name for replica in preset(ScaleTier.PREMIUM_1).replicas]
+    world, names = _World(poll), [host_id.name for host_id in preset(ScaleTier.PREMIUM_1).hosts]
     ledger = Ledger(world.bucket, lambda _: None)
     if running:
-        ledger.change_queue(lambda _: Queue([QueueEntry(_JOB, names, held=True)]))
+        ledger.change_queue(lambda _: Queue([QueueEntry(_JOB, names, has_hosts=True)]))
         tasks = {name: Task("{}", {}) for name in names}
         plan = Plan(_JOB, names, "task", [], tasks, packageSha256="0", heartbeatSeconds=heartbeat_seconds(poll))
         ledger.create_plan(plan)

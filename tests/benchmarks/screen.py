@@ -46,9 +46,9 @@ def _cluster(stack: BenchStack) -> Iterator[dict[str, str]]:
     with tempfile.TemporaryDirectory() as bucket:
         hosts = [
             {
-                "name": replica.name,
-                "role": replica.role,
-                "index": replica.index,
+                "name": host_id.name,
+                "role": host_id.role,
+                "index": host_id.index,
                 "address": f"10.0.0.{place}",
                 "machineType": "n1-highcpu-16",
                 "cpus": 2,
@@ -57,7 +57,7 @@ def _cluster(stack: BenchStack) -> Iterator[dict[str, str]]:
                 "hourlyCost": None,
                 "createTime": None,
             }
-            for place, replica in enumerate(preset(ScaleTier.PREMIUM_1).replicas, 2)
+            for place, host_id in enumerate(preset(ScaleTier.PREMIUM_1).hosts, 2)
         ]
         whole = {"schema": 1, "stack": _STACK, "target": "lxd", "scaleTier": str(ScaleTier.PREMIUM_1), "hosts": hosts}
         place = {"bucket": bucket, "operatorBucket": bucket, "pollSeconds": 1.0, "sharedCpus": 2, "labels": {}}

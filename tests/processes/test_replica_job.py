@@ -289,7 +289,7 @@ def test_a_host_starts_the_next_queued_job_by_itself(make: Make) -> None:
     (second / "plan.json").write_text(plan.read_text().replace("job01", "job02"))
     home = cluster.host("master-0") / "state" / "jobs"
     (home / "job02").symlink_to(home / "job01")
-    cluster.write_queue(QueueEntry("job01", ["master-0"], held=True), QueueEntry("job02", ["master-0"]))
+    cluster.write_queue(QueueEntry("job01", ["master-0"], has_hosts=True), QueueEntry("job02", ["master-0"]))
     cluster.start()
     until(lambda: cluster.runs("master-0"))
     assert '"QUEUED"' in (second / "job.json").read_text()

@@ -226,7 +226,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "nothing to serve": (
         {"serving": lambda predict: predict},
-        "the job's serving gives a function; valid is a tf.function with an input_signature",
+        "the job's serving returned a function; valid is a tf.function with an input_signature",
     ),
     "a step of its own": (
         {"model": Stepped},

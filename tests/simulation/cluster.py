@@ -412,11 +412,11 @@ class Cluster:
         world = self.world
         if name == paths.QUEUE:
             queue = Queue.from_json(after)
-            holders = Counter(host for entry in queue.entries if entry.held for host in entry.hosts)
+            holders = Counter(host for entry in queue.entries if entry.has_hosts for host in entry.hosts)
             if shared_hosts := [host for host, count in holders.items() if count > 1]:
                 raise Violation(f"{shared_hosts[0]} is held by two jobs: {queue}")
             if world.verbose:
-                world.log(f"{writer}: queue {[(e.jobId, 'held' if e.held else 'waits') for e in queue.entries]}")
+                world.log(f"{writer}: queue {[(e.jobId, 'held' if e.has_hosts else 'waits') for e in queue.entries]}")
         elif name.endswith("/job.json"):
             self._check_job_write(JobRecord.from_json(before) if before else None, JobRecord.from_json(after), writer)
 

@@ -26,7 +26,7 @@ from infra.lxd.config import MAX_HOSTS_PER_ROLE
 from infra.lxd.firewall import host_rules, rules
 from infra.lxd.layout import address, block, port
 from infra.ports import FIREWALL, SERVING_PORT, SSH_PORT, TENSORFLOW_PORT, allowed
-from infra.scale_tiers import ClusterSpec, Replica, Role, ScaleTier
+from infra.scale_tiers import ClusterSpec, HostId, Role, ScaleTier
 
 NETWORK = ipaddress.IPv4Network("10.77.0.0/24")
 CUSTOM = {
@@ -45,13 +45,13 @@ SERVING = [{"scaleTier": "STANDARD_1", "servingCount": "2"}, {**CUSTOM, "serving
 
 def addresses_by_role(spec: ClusterSpec) -> dict[Role, list[str]]:
     addresses: dict[Role, list[str]] = {}
-    for replica in spec.replicas:
-        addresses.setdefault(replica.role, []).append(str(address(NETWORK, replica)))
+    for host_id in spec.hosts:
+        addresses.setdefault(host_id.role, []).append(str(address(NETWORK, host_id)))
     return addresses
 
 
 def reach_by_nft(spec: ClusterSpec) -> Reach:
-    ports = {str(address(NETWORK, replica)): port("st123", replica) for replica in spec.replicas}
+    ports = {str(address(NETWORK, host_id)): port("st123", host_id) for host_id in spec.hosts}
     return compute_by_nft(rules(spec, "t", "st123", NETWORK), addresses_by_role(spec), ports)
 
 
@@ -127,8 +127,8 @@ def test_a_hosts_own_rules_allow_only_its_peers() -> None:
     spec = ClusterConfig.parse(SERVING[1]).spec()
     rows = {(row.source, row.destination, port) for row in FIREWALL for port in PORTS if row.has(port)}
     peers = [str(block(NETWORK, role)[0]) for role in Role]
-    for replica in spec.replicas:
-        script, own = host_rules(NETWORK, replica.role), str(address(NETWORK, replica))
+    for host_id in spec.hosts:
+        script, own = host_rules(NETWORK, host_id.role), str(address(NETWORK, host_id))
         for outside in (str(NETWORK[1]), "10.78.0.64", "192.0.2.1", "169.254.169.254"):
             assert not [port for port in PORTS if can_open(script, own, outside, port, [*peers, outside])], (
                 "the local machine, other stacks, the internet"
@@ -136,7 +136,7 @@ def test_a_hosts_own_rules_allow_only_its_peers() -> None:
         for other in Role:
             peer = str(block(NETWORK, other)[0])
             assert {port for port in PORTS if can_open(script, own, peer, port, peers)} == {
-                port for port in PORTS if (replica.role, other, port) in rows
+                port for port in PORTS if (host_id.role, other, port) in rows
             }
             assert not can_open(script, own, peer, TENSORFLOW_PORT)
 
@@ -154,12 +154,12 @@ def test_address_blocks_of_roles_do_not_overlap() -> None:
     for role in Role:
         first, last = block(NETWORK, role)
         count = 1 if role is Role.MASTER else MAX_HOSTS_PER_ROLE
-        assert all(first <= address(NETWORK, Replica(role, index)) <= last for index in range(count))
+        assert all(first <= address(NETWORK, HostId(role, index)) <= last for index in range(count))
 
 
 def test_packets_with_a_spoofed_address_are_dropped() -> None:
     spec = ClusterConfig.parse(CUSTOM).spec()
-    ports = {str(address(NETWORK, replica)): "st123e0" for replica in spec.replicas}
+    ports = {str(address(NETWORK, host_id)): "st123e0" for host_id in spec.hosts}
     reachable = compute_by_nft(rules(spec, "t", "st123", NETWORK), addresses_by_role(spec), ports)
     assert {row[0] for row in reachable} == {None, Role.EVALUATOR}, "the port's own role"
 

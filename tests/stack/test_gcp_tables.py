@@ -17,7 +17,7 @@ from infra.gcp.config import GcpConfig
 from infra.gcp.machines import MACHINES, MachineType, check_disk, gpu_name, machine, resolve_accelerator
 from infra.gcp.names import MAX_HOSTS, GoogleNames, address, names, names_of
 from infra.gcp.zones import GPU_ZONES, Place, check_gpu, place, places, zones_with
-from infra.scale_tiers import Accelerator, Replica, Role, SpecError, TargetError
+from infra.scale_tiers import Accelerator, HostId, Role, SpecError, TargetError
 from infra.state import StackState
 
 T4, L4 = Accelerator("nvidia-tesla-t4", 1), Accelerator("nvidia-l4", 1)
@@ -183,7 +183,7 @@ def test_names_are_those_of_the_stacks_hosts_in_the_project() -> None:
 def test_each_role_has_room_for_its_hosts() -> None:
     network = ipaddress.IPv4Network("10.64.0.0/20")
     ends = {role: (0, most - 1) for role, most in MAX_HOSTS.items()}
-    blocks = {role: tuple(address(network, Replica(role, index)) for index in each) for role, each in ends.items()}
+    blocks = {role: tuple(address(network, HostId(role, index)) for index in each) for role, each in ends.items()}
     assert blocks == {
         Role.PS: ("10.64.4.0", "10.64.7.231"),
         Role.MASTER: ("10.64.0.2", "10.64.0.2"),
@@ -237,7 +237,7 @@ def test_the_defaults_are_closed_and_without_costs_of_ones_own() -> None:
         False,
         False,
     )
-    assert GcpConfig.parse({"subnetwork": "s", "firewall": "false"}).spec().replicas
+    assert GcpConfig.parse({"subnetwork": "s", "firewall": "false"}).spec().hosts
 
 
 COST = Cost({Role.MASTER: 0.25}, {Role.MASTER: 0.5}, 0.0, "2026-01-01")

@@ -284,9 +284,9 @@ def test_a_failing_bucket_is_logged_once_and_its_recovery_too(host: Host) -> Non
     host.cycles(9)
     host.store.before = lambda method, name: None
     host.cycles(2)
-    assert [line for line in host.messages if "bucket" in line] == [
-        "the bucket fails, trying again: no route to the bucket",
-        "the bucket answers again",
+    assert [line for line in host.messages if "cycle" in line] == [
+        "a cycle of the agent failed, trying again: no route to the bucket",
+        "the agent's cycles succeed again",
     ]
 
 
@@ -300,7 +300,7 @@ def test_a_job_s_log_has_no_recovery_from_what_failed_before_it(host: Host) -> N
     plan.write_bytes(content)
     host.cycles(3)
     assert host.agent.status.startswith("job job01 ")
-    assert [line for line in host.messages if "bucket" in line] == []
+    assert [line for line in host.messages if "cycle" in line] == []
 
 
 def test_a_job_that_cannot_be_read_is_ended_by_its_own_hosts(host: Host) -> None:

@@ -239,10 +239,10 @@ def test_the_leader_stays_until_the_others_have_ended(bucket: Bucket) -> None:
     done = {"master-0": ReplicaRecord("master-0", state=ReplicaState.EXITED, exitCode=0)}
     ended = leader.act(bucket.stored, running_replicas() | done, False)
     assert ended.record.state == "SUCCEEDED"
-    assert not leader.settled(ended.record, running_replicas() | done)
+    assert not leader.replicas_stopped(ended.record, running_replicas() | done)
     others = {name: ReplicaRecord(name, state=ReplicaState.EXITED, exitCode=143) for name in ("worker-0", "ps-0")}
     after = leader.act(ended, done | others, False)
-    assert leader.settled(after.record, done | others)
+    assert leader.replicas_stopped(after.record, done | others)
     assert [r["exitCode"] for r in after.record.replicas] == [0, 143, 143]
     assert bucket.job == after.record
 
@@ -253,9 +253,9 @@ def test_the_leader_s_wait_for_the_others_has_a_limit(bucket: Bucket) -> None:
     for _ in range(2):  # the first ends the job, the second observes the end
         leader.act(bucket.stored, records, False)
     bucket.clock.pass_(6.0)  # stopSeconds and two heartbeats
-    assert not leader.settled(bucket.job, records)
+    assert not leader.replicas_stopped(bucket.job, records)
     bucket.clock.pass_(0.1)
-    assert leader.settled(bucket.job, records)
+    assert leader.replicas_stopped(bucket.job, records)
 
 
 def test_a_reassigned_job_records_its_hosts(bucket: Bucket) -> None:

@@ -85,7 +85,7 @@ def test_the_heartbeat_comes_first(root: Path) -> None:
     calls: list[tuple[str, str]] = []
     replica.store.before = lambda method, name: calls.append((method, name))
     reporter = replica.reporter
-    assert (reporter.settled, reporter.due_at_once, reporter.follows_leader, reporter.job) == (False, False, False, None)
+    assert (reporter.finished, reporter.due_at_once, reporter.another_leads, reporter.job) == (False, False, False, None)
     replica.reporter.run_cycle()
     assert calls[:2] == [("create", paths.replica("job01", "master-0")), ("read", paths.job("job01"))]
 
@@ -152,14 +152,14 @@ def test_the_chief_leads_and_the_trainer_starts(root: Path) -> None:
     replica = Replica(root)
     replica.cycles(2)
     assert (replica.job.lease.holder, len(replica.host.children)) == ("master-0/a", 1)
-    assert not replica.reporter.follows_leader
+    assert not replica.reporter.another_leads
     other = Replica(root, "worker-0")
     other.cycles(2)
     replica.cycles(2)
     assert replica.job.state == "RUNNING"
     assert ("INFO", "job RUNNING") in replica.host.messages
     other.cycles()
-    assert other.reporter.follows_leader
+    assert other.reporter.another_leads
     assert other.reporter.job == replica.job
 
 
@@ -205,7 +205,7 @@ def test_a_replaced_leader_obeys_the_new_one(root: Path) -> None:
     assert replica.host.child.stops == [PLAN.stopSeconds]
 
 
-def test_the_end_of_a_job_frees_its_hosts_and_all_settle(root: Path) -> None:
+def test_the_end_of_a_job_frees_its_hosts_and_all_check_finished(root: Path) -> None:
     replica, other = Replica(root), Replica(root, "worker-0")
     for _ in range(4):
         replica.cycles()
@@ -213,14 +213,14 @@ def test_the_end_of_a_job_frees_its_hosts_and_all_settle(root: Path) -> None:
     assert replica.job.state == "RUNNING"
     replica.host.ends(0)
     replica.cycles(2)
-    assert (replica.job.state, replica.reporter.settled) == ("SUCCEEDED", False)
+    assert (replica.job.state, replica.reporter.finished) == ("SUCCEEDED", False)
     assert replica.ledger.queue().entries != []  # the other still runs
     other.cycles(2)
     other.host.ends(143)
-    assert not other.reporter.settled
+    assert not other.reporter.finished
     other.cycles()
     replica.cycles()
-    assert (other.reporter.settled, replica.reporter.settled) == (True, True)
+    assert (other.reporter.finished, replica.reporter.finished) == (True, True)
     assert replica.ledger.queue().entries == []
     assert [r["exitCode"] for r in replica.job.replicas] == [0, 143]
 
@@ -249,7 +249,7 @@ def test_a_pending_restart_is_dropped_once_the_job_ended(root: Path) -> None:
 
     leader.store.before = lambda method, name: step_other_thread(method, name) if name == paths.QUEUE else None
     leader.reporter.run_cycle()
-    assert (leader.job.state, leader.reporter.settled, leader.ledger.queue().entries) == ("SUCCEEDED", True, [])
+    assert (leader.job.state, leader.reporter.finished, leader.ledger.queue().entries) == ("SUCCEEDED", True, [])
     assert len(leader.host.children) == 1
 
 
@@ -362,10 +362,10 @@ def test_the_leader_reports_the_end_once_and_keeps_the_hosts_until_then(root: Pa
     assert (replica.job.state, notified) == ("RUNNING", [])
     replica.host.ends(0)
     replica.cycles(50)
-    assert (replica.job.state, replica.reporter.settled, notified) == ("SUCCEEDED", False, []), "files are looked for first"
+    assert (replica.job.state, replica.reporter.finished, notified) == ("SUCCEEDED", False, []), "files are looked for first"
     replica.host.supervisor.set_unsaved(UnsavedFiles())
     replica.cycles(1)
-    assert (replica.job.state, replica.reporter.settled, len(replica.ledger.queue().entries)) == ("SUCCEEDED", False, 1)
+    assert (replica.job.state, replica.reporter.finished, len(replica.ledger.queue().entries)) == ("SUCCEEDED", False, 1)
     assert [r["exitCode"] for r in notified[0].replicas] == [0]
     moved = iter([True])  # by another writer in between
 
@@ -376,9 +376,9 @@ def test_the_leader_reports_the_end_once_and_keeps_the_hosts_until_then(root: Pa
     replica.store.before = write_in_between
     results.append(Notification(target, NOW, 3, error))
     replica.cycles(1)
-    assert not replica.reporter.settled
+    assert not replica.reporter.finished
     replica.cycles(1)
-    assert (replica.reporter.settled, replica.ledger.queue().entries) == (True, [])
+    assert (replica.reporter.finished, replica.ledger.queue().entries) == (True, [])
     assert (replica.job.notification, replica.job.labels) == (Notification(target, NOW, 3, error), {"a": "b"})
     messages = [("WARNING", f"notify: {target} failed: {error}") if error else ("INFO", f"notify: {target} done")]
     assert [line for line in replica.host.messages if line[1].startswith("notify")] == messages
@@ -388,4 +388,4 @@ def test_the_leader_reports_the_end_once_and_keeps_the_hosts_until_then(root: Pa
     later.write(replace(later.job, lease=Lease()))
     later.host.supervisor.set_target_state(0, "over")
     later.cycles(2)
-    assert later.reporter.settled
+    assert later.reporter.finished

@@ -305,10 +305,10 @@ def search(
     start: StartProgram,
     messages: MessageLog,
     python: str = sys.executable,
-    private: Sequence[Path] = (),
+    host_paths: Sequence[Path] = (),
 ) -> UnsavedFiles:
     assignment = Assignment(Plan("job01", ["master-0"], "task", [], {}), "master-0", package, env, python, messages)
-    folders = JobFolders(package, package.with_name("package.sha256"), {}, private)
+    folders = JobFolders(package, package.with_name("package.sha256"), {}, host_paths)
     task = unsaved.start_search(assignment, folders, HostFile("master-0", bucket, python=python), files, start)
     return wait_for(lambda: task.result, "what was left")
 
@@ -327,13 +327,13 @@ def test_files_outside_an_output_that_is_not_empty_are_named(package: Path) -> N
     (output(package) / "small").write_text("x")
     assert collect(package, Child) == (
         UnsavedFiles(leftOut=["model (1 B)"], leftOutFiles=1),
-        ["it wrote outside JOB_DIR; not kept: model (1 B)"],
+        ["the job wrote outside JOB_DIR; not kept: model (1 B)"],
     )
     (package / "model").unlink()
     assert collect(package, Child) == (UnsavedFiles(), [])
 
 
-def needs_search(package: Path, job_dir: str = "", files: Any = None, private: Sequence[Path] = ()) -> bool:
+def needs_search(package: Path, job_dir: str = "", files: Any = None, host_paths: Sequence[Path] = ()) -> bool:
     """Return True if a program is started for the search."""
     calls: list[str] = []
 
@@ -342,7 +342,7 @@ def needs_search(package: Path, job_dir: str = "", files: Any = None, private: S
         raise OSError("it is not started")
 
     env = {"JOB_DIR": job_dir or str(output(package))}
-    search(package, env, "gs://bucket", files, start, MessageLog(), private=private)
+    search(package, env, "gs://bucket", files, start, MessageLog(), host_paths=host_paths)
     return bool(calls)
 
 
@@ -352,7 +352,7 @@ def test_a_job_that_wrote_nothing_needs_no_search(package: Path, tmp_path: Path)
     (package / "empty").mkdir()
     (home := tmp_path / "home").mkdir()
     os.utime(home, ns=(0, 0))
-    assert not needs_search(package, private=[home])
+    assert not needs_search(package, host_paths=[home])
     assert collect(package, Child, str(tmp_path / "none")) == (UnsavedFiles(jobDirEmpty=True), [])
     (output(package) / "model").write_text("x")
     assert collect(package, Child, str(tmp_path / "none")) == (UnsavedFiles(), [])
@@ -388,8 +388,8 @@ def bounded_scan(entry: object, most: int) -> Iterator[Iterator[object]]:
 
 def test_a_job_that_may_have_written_a_file_is_searched(package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (home := tmp_path / "home").mkdir()
-    assert needs_search(package, private=[home]), "something was written there, and may be gone"
-    assert needs_search(package, private=[tmp_path / "none"])
+    assert needs_search(package, host_paths=[home]), "something was written there, and may be gone"
+    assert needs_search(package, host_paths=[tmp_path / "none"])
     with monkeypatch.context() as patch:
         patch.setattr(os, "scandir", refuse_scan)
         assert needs_search(package), "a folder that the agent may not read"
@@ -528,7 +528,7 @@ def test_only_an_output_in_the_cluster_s_bucket_is_listed(job_dir: str, found: b
             "the job wrote nothing to JOB_DIR; the files that it wrote elsewhere are kept in JOB_DIR/left/ps-0: "
             "a, b, c, d, e and 4 more; not kept: h (1 B) and 2 more; it took too long",
         ),
-        (UnsavedFiles(leftOut=["h (1 B)"], leftOutFiles=1), "it wrote outside JOB_DIR; not kept: h (1 B)"),
+        (UnsavedFiles(leftOut=["h (1 B)"], leftOutFiles=1), "the job wrote outside JOB_DIR; not kept: h (1 B)"),
         (UnsavedFiles(error="two\nlines \x1b[2J"), "two\ufffdlines \ufffd[2J"),
     ],
 )

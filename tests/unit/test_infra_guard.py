@@ -111,7 +111,7 @@ def test_a_replaced_host_affects_its_job_but_no_waiting_job(warnings: list[str])
 def test_a_job_continues_without_an_optional_host(warnings: list[str]) -> None:
     files = Files(peers=["worker"])
     guard.protect_jobs(Change(["worker-1"]), files.contents.get, files.create, preview=False, allowed=True)
-    assert warnings.pop().endswith("so it is done; peers continues, or waits")
+    assert warnings.pop().endswith("so it is done; peers continues, or waits for its hosts")
     assert files.written == {}
 
 

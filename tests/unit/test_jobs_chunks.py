@@ -384,7 +384,7 @@ def test_the_program_reports_a_slow_pattern(tmp_path: Path) -> None:
     folder = tmp_path / "job01"
     folder.mkdir()
     (folder / Chunk(INCARNATION, 0, 0, 0).name).write_bytes(text(1, message="a" * 60 + "b") + b"\n")
-    assert run_program(str(folder), json.dumps([9, "", "", "", "(a+)+$"]), "read")[0] == chunks.TOO_SLOW
+    assert run_program(str(folder), json.dumps([9, "", "", "", "(a+)+$"]), "read")[0] == chunks.SLOW_PATTERN
 
 
 def test_the_program_ends_without_an_error_if_its_pipe_is_closed(tmp_path: Path) -> None:

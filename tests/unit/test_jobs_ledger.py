@@ -147,14 +147,14 @@ def test_a_garbled_queue_is_rebuilt_from_the_jobs(ledger: Ledger, tmp_path: Path
         ledger.create_job(record)
     write(tmp_path, paths.QUEUE, garbled)
     queue = ledger.queue()
-    assert [(e.jobId, e.held, e.priority) for e in queue.entries] == [
+    assert [(e.jobId, e.has_hosts, e.priority) for e in queue.entries] == [
         ("runs", True, 0), ("later", False, 0), ("urgent", False, 5), ("free", True, 0),
     ]  # fmt: skip
     assert (queue.entries[2].hosts, queue.entries[2].createTime) == (["m", "w"], "2026-01-05T00:00:00Z")
     assert (tmp_path / paths.QUEUE).read_bytes() == garbled
     after = ledger.change_queue(lambda queue: queue.without(queue.entries[0]))
     assert Queue.from_json((tmp_path / paths.QUEUE).read_bytes()) == after
-    assert [(e.jobId, e.held) for e in after.entries] == [("later", False), ("urgent", True), ("free", True)]
+    assert [(e.jobId, e.has_hosts) for e in after.entries] == [("later", False), ("urgent", True), ("free", True)]
 
 
 def test_a_newer_queue_is_unchanged(ledger: Ledger, tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_several_jobs_are_read_with_one_call(ledger: Ledger, tmp_path: Path) -> 
 def test_freeing_the_hosts_of_a_job_assigns_them_to_the_next(ledger: Ledger, store: Flaky) -> None:
     ledger.change_queue(lambda queue: queue.added(QueueEntry("a", ["m"])).added(QueueEntry("b", ["m"])))
     ledger.free_hosts("a")
-    assert ledger.queue().entries == [QueueEntry("b", ["m"], held=True)]
+    assert ledger.queue().entries == [QueueEntry("b", ["m"], has_hosts=True)]
     store.calls.clear()
     ledger.free_hosts("a")
     assert store.calls == []

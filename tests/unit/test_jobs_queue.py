@@ -15,7 +15,7 @@ HOSTS = ["master-0", "worker-0", "worker-1", "ps-0"]
 
 
 def held_jobs(queue: Queue) -> list[str]:
-    return [entry.jobId for entry in queue.entries if entry.held]
+    return [entry.jobId for entry in queue.entries if entry.has_hosts]
 
 
 def jobs_ahead(queue: Queue, job_id: str) -> list[str]:
@@ -32,7 +32,7 @@ def test_a_job_gets_all_its_hosts_or_none() -> None:
     assert [[entry.jobId for entry in queue.entries_for(host)] for host in "wpy"] == [["a", "b"], ["b"], []]
     after = queue.without(QueueEntry("a", []))
     assert held_jobs(after) == ["b", "c"]
-    assert (after.entry("a"), after.entry("b")) == (None, QueueEntry("b", ["w", "p"], held=True))
+    assert (after.entry("a"), after.entry("b")) == (None, QueueEntry("b", ["w", "p"], has_hosts=True))
 
 
 def test_jobs_are_ordered_by_priority_and_then_time() -> None:
@@ -58,7 +58,7 @@ def test_no_job_takes_hosts_that_a_waiting_job_needs() -> None:
 def test_the_hosts_that_a_job_can_use_and_those_that_it_needs() -> None:
     waits = QueueEntry("a", [], candidates={"master-0": ["m", "w"], "worker-0": ["w"], "ps-0": ["p"]})
     assert (waits.usable_hosts(), waits.required_hosts(), waits.placement) == ({"m", "w", "p"}, {"w", "p"}, {})
-    held = replace(waits, hosts=["m", "w", "p"], held=True)
+    held = replace(waits, hosts=["m", "w", "p"], has_hosts=True)
     assert held.usable_hosts() == held.required_hosts() == {"m", "w", "p"}
     assert held.placement == {"master-0": "m", "worker-0": "w", "ps-0": "p"}
     assert [held.replica_on(host) for host in "mwpx"] == ["master-0", "worker-0", "ps-0", ""]
@@ -81,16 +81,16 @@ _entries = st.lists(
 
 
 def check(queue: Queue) -> None:
-    hosts = Counter(host for entry in queue.entries if entry.held for host in entry.hosts)
+    hosts = Counter(host for entry in queue.entries if entry.has_hosts for host in entry.hosts)
     assert max(hosts.values(), default=0) <= 1
-    waiting = [entry for entry in queue.entries if not entry.held]
+    waiting = [entry for entry in queue.entries if not entry.has_hosts]
     for number, entry in enumerate(waiting):
         before = {other.jobId for other in waiting[:number] if other.priority >= entry.priority}
         before |= {other.jobId for other in waiting if other.priority > entry.priority}
         shared = {
             other.jobId
             for other in queue.entries
-            if (other.held or other.jobId in before) and not set(other.hosts).isdisjoint(entry.hosts)
+            if (other.has_hosts or other.jobId in before) and not set(other.hosts).isdisjoint(entry.hosts)
         }
         assert shared, f"{entry} waits for no job"
         assert {other.jobId for other in queue.ahead_of(entry.jobId)} == shared
@@ -176,13 +176,13 @@ def queues(draw: st.DrawFn) -> Queue:
 
 @given(queues())
 def test_no_host_has_two_jobs_and_no_usable_host_is_idle(queue: Queue) -> None:
-    held_hosts = [host for entry in queue.entries if entry.held for host in entry.hosts]
+    held_hosts = [host for entry in queue.entries if entry.has_hosts for host in entry.hosts]
     assert len(set(held_hosts)) == len(held_hosts)
     for entry in queue.entries:
-        assert entry.held == bool(entry.hosts)
+        assert entry.has_hosts == bool(entry.hosts)
         assert all(host in entry.candidates[replica] for replica, host in entry.placement.items())
-        assert bool(queue.ahead_of(entry.jobId)) != entry.held
-    waiting = sorted((entry for entry in queue.entries if not entry.held), key=lambda entry: -entry.priority)
+        assert bool(queue.ahead_of(entry.jobId)) != entry.has_hosts
+    waiting = sorted((entry for entry in queue.entries if not entry.has_hosts), key=lambda entry: -entry.priority)
     if waiting:
         assert len(place(waiting[0].candidates, held_hosts)) < len(waiting[0].candidates)
 
@@ -190,7 +190,7 @@ def test_no_host_has_two_jobs_and_no_usable_host_is_idle(queue: Queue) -> None:
 @given(queues())
 def test_every_job_is_eventually_held(queue: Queue) -> None:
     for _ in range(len(queue.entries)):
-        queue = queue.without(next(entry for entry in queue.entries if entry.held))
+        queue = queue.without(next(entry for entry in queue.entries if entry.has_hosts))
     assert queue.entries == []
 
 
@@ -207,7 +207,7 @@ def test_a_job_that_waits_for_several_hosts_is_not_overtaken() -> None:
     assert queue.without(QueueEntry("one3", [])).reserved_hosts() == {"w2": "three"}
     for job_id in ("one3", "one1"):
         queue = queue.without(QueueEntry(job_id, []))
-        assert [entry.jobId for entry in queue.entries if not entry.held] == ["three", "late"]
+        assert [entry.jobId for entry in queue.entries if not entry.has_hosts] == ["three", "late"]
     queue = queue.without(QueueEntry("one0", []))
     three = queue.entry("three")
     assert three.placement == {"master-0": "m", "worker-0": "w0", "worker-1": "w2"}

@@ -33,13 +33,13 @@ INVENTORY: dict[str, Any] = {
     "scaleTier": "STANDARD_1",
     "hosts": [
         {
-            "name": replica.name,
-            "role": str(replica.role),
-            "index": replica.index,
-            "address": str(address(NETWORK, replica)),
-            "machineType": SPEC.roles[replica.role].machine_type,
+            "name": host_id.name,
+            "role": str(host_id.role),
+            "index": host_id.index,
+            "address": str(address(NETWORK, host_id)),
+            "machineType": SPEC.roles[host_id.role].machine_type,
         }
-        for replica in SPEC.replicas
+        for host_id in SPEC.hosts
     ],
 }
 

@@ -10,7 +10,7 @@ from infra.lxd import layout
 from infra.lxd.layout import LxdNames, Size
 from infra.scale_tiers import (
     ClusterSpec,
-    Replica,
+    HostId,
     Role,
     RoleSpec,
     ScaleTier,
@@ -46,7 +46,7 @@ def test_each_role_has_its_block_of_addresses() -> None:
         Role.EVALUATOR: ("10.77.0.4", "10.77.0.63"),
         Role.SERVING: ("10.77.0.192", "10.77.0.254"),
     }
-    worker = Replica(Role.WORKER, 3)
+    worker = HostId(Role.WORKER, 3)
     assert (str(layout.address(NETWORK, worker)), layout.port("stabcdef", worker)) == ("10.77.0.131", "stabcdefw3")
 
 
@@ -105,7 +105,7 @@ def test_a_custom_cluster_has_one_master_and_no_empty_role() -> None:
     one = RoleSpec(1, "n1-standard-4")
     cluster = custom({Role.WORKER: RoleSpec(2, "n1-standard-4"), Role.PS: RoleSpec(0, ""), Role.MASTER: one})
     assert cluster.scale_tier is ScaleTier.CUSTOM
-    assert [replica.name for replica in cluster.replicas] == ["master-0", "worker-0", "worker-1"]
+    assert [host_id.name for host_id in cluster.hosts] == ["master-0", "worker-0", "worker-1"]
     for roles in ({Role.WORKER: one}, {Role.MASTER: RoleSpec(2, "x")}):
         with pytest.raises(SpecError, match="needs exactly one master"):
             custom(roles)

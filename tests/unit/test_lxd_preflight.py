@@ -198,7 +198,7 @@ def test_a_full_disk_is_refused_unless_all_hosts_exist(monkeypatch: pytest.Monke
     _machine(monkeypatch, free=2**30)
     with pytest.raises(LxdError, match=r"storage pool scaletier is nearly full: 1\.0 GiB free, 8 new hosts need 1\.5 GiB"):
         _preflight({})
-    _machine(monkeypatch, free=2**30, hosts=tuple(replica.name for replica in preset(ScaleTier.STANDARD_1).replicas))
+    _machine(monkeypatch, free=2**30, hosts=tuple(host_id.name for host_id in preset(ScaleTier.STANDARD_1).hosts))
     assert _preflight({}).image == image.name()
     for free, error in (
         (2**30 + 8 * 2**26, None),

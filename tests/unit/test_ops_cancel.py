@@ -68,7 +68,7 @@ def job(state: JobState, holder: str = "master-0/1", **fields: object) -> JobRec
 def put_jobs(ledger: Ledger, record: JobRecord) -> None:
     """Write a job that holds its hosts, and a queued one."""
     put_job(ledger, record)
-    ledger.change_queue(lambda _: Queue([QueueEntry("job01", HOSTS, held=True), QueueEntry("job02", HOSTS)]))
+    ledger.change_queue(lambda _: Queue([QueueEntry("job01", HOSTS, has_hosts=True), QueueEntry("job02", HOSTS)]))
 
 
 def write_heartbeat(ledger: Ledger) -> None:
@@ -131,7 +131,7 @@ def test_a_job_without_live_hosts_is_cancelled_after_three_leases(
     record = ledger.job("job01")
     assert record is not None
     assert (record.record.state, record.record.errorMessage) == ("CANCELLED", "cancelled; no replica was alive")
-    assert [(entry.jobId, entry.held) for entry in ledger.queue().entries] == [("job02", True)]
+    assert [(entry.jobId, entry.has_hosts) for entry in ledger.queue().entries] == [("job02", True)]
 
 
 def test_a_queued_job_is_cancelled_at_once(
@@ -139,7 +139,7 @@ def test_a_queued_job_is_cancelled_at_once(
 ) -> None:
     put_job(ledger, job(JobState.QUEUED, holder=""))
     ledger.change_queue(
-        lambda _: Queue([QueueEntry("job00", HOSTS, held=True), QueueEntry("job01", HOSTS), QueueEntry("job02", HOSTS)])
+        lambda _: Queue([QueueEntry("job00", HOSTS, has_hosts=True), QueueEntry("job01", HOSTS), QueueEntry("job02", HOSTS)])
     )
     assert cancel(cluster, "job01", as_json=True) == DONE
     assert json.loads(capsys.readouterr().out)["state"] == "CANCELLED"
@@ -147,7 +147,7 @@ def test_a_queued_job_is_cancelled_at_once(
     record = ledger.job("job01")
     assert record is not None
     assert (record.record.state, record.record.errorMessage) == ("CANCELLED", "")
-    assert [(entry.jobId, entry.held) for entry in ledger.queue().entries] == [("job00", True), ("job02", False)]
+    assert [(entry.jobId, entry.has_hosts) for entry in ledger.queue().entries] == [("job00", True), ("job02", False)]
 
 
 @pytest.mark.parametrize("alive", [True, False])

@@ -18,7 +18,7 @@ from opsdata import FakeStream, put_job
 from replicahosts import until
 
 from jobs.bucket import BucketError
-from jobs.chunks import TOO_SLOW, LogFilter, Position
+from jobs.chunks import SLOW_PATTERN, LogFilter, Position
 from jobs.folder_bucket import FolderBucket
 from jobs.ledger import Ledger
 from jobs.queue import Queue, QueueEntry
@@ -364,7 +364,7 @@ def test_the_hosts_of_a_queued_job_are_awaited(world: World, monkeypatch: pytest
     hosts = ["master-0"]
     queued = JobRecord("job02", candidates={"master-0": hosts})
     put_job(world.ledger, queued)
-    ahead = [QueueEntry(f"job0{n}", hosts, held=n == 0) for n in range(2)]
+    ahead = [QueueEntry(f"job0{n}", hosts, has_hosts=n == 0) for n in range(2)]
     world.ledger.change_queue(lambda _: Queue([*ahead, QueueEntry("job02", hosts)]))
     follower, runs = world.follower(queued), list[float]()
     monkeypatch.setattr(follower._queue_monitor, "run_if_due", lambda: runs.append(world.clock.now))
@@ -392,7 +392,7 @@ def test_the_hosts_of_a_queued_job_are_awaited(world: World, monkeypatch: pytest
 def test_a_running_job_whose_hosts_are_all_gone_is_ended(world: World, lost: bool) -> None:
     """No other process may be left that does. A job with a leader costs no further request."""
     world.ledger.create_plan(Plan("job01", ["master-0"], "task", [], {}, lostAfterSeconds=20.0, maxWaitTime=10.0))
-    world.ledger.change_queue(lambda _: Queue([QueueEntry("job01", ["master-0"], held=True)]))
+    world.ledger.change_queue(lambda _: Queue([QueueEntry("job01", ["master-0"], has_hosts=True)]))
     follower, polls = world.follower(), list[float]()
     monitor = follower._queue_monitor
     run_once, seconds = monitor.run_once, 100
@@ -578,7 +578,7 @@ def test_a_closed_follower_requests_nothing_more(world: World) -> None:
 
 def test_an_error_of_a_thread_is_a_note(world: World) -> None:
     follower = world.follower()
-    world.streams = [FakeStream("master-0", exit_code=TOO_SLOW)]
+    world.streams = [FakeStream("master-0", exit_code=SLOW_PATTERN)]
     follower._log_filter = LogFilter(pattern="(a+)+b")
     follower._guard(follower._tail, "master-0")
 

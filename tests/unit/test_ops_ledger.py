@@ -207,14 +207,14 @@ def test_the_newest_job_is_the_last_that_started_or_holds_hosts(ledger: Ledger) 
         put_job(ledger, JobRecord(f"job0{n}", createTime=f"2026-01-31T12:00:0{n}.000Z", startTime=started))
     assert newest_job(ledger) == "job01", "a job that never started has no log"
     host = ["master-0"]
-    ledger.change_queue(lambda _: Queue([QueueEntry("job00", host, held=True), QueueEntry("job02", host)]))
+    ledger.change_queue(lambda _: Queue([QueueEntry("job00", host, has_hosts=True), QueueEntry("job02", host)]))
     assert newest_job(ledger) == "job00"
 
 
 def test_other_jobs_with_hosts_are_noted(ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
     host = ["master-0"]
     for count in (1, 2, 3):
-        entry = QueueEntry(f"job0{count}", host, held=True)
+        entry = QueueEntry(f"job0{count}", host, has_hosts=True)
         put_job(ledger, JobRecord(entry.jobId))
         ledger.change_queue(lambda queue, entry=entry: queue.added(entry))  # type: ignore[misc]
         assert newest_job(ledger) == existing_job(ledger, None).jobId == entry.jobId

@@ -255,7 +255,7 @@ def test_a_queued_job_is_followed_from_the_queue_to_its_end(
     store = FailingBucket(tmp_path)
     ledger = Ledger(store)
     put_job(ledger, JobRecord("job02", candidates={"master-0": host}))
-    entries = [QueueEntry("job00", host, held=True), QueueEntry("job01", host, priority=1), QueueEntry("job02", host)]
+    entries = [QueueEntry("job00", host, has_hosts=True), QueueEntry("job01", host, priority=1), QueueEntry("job02", host)]
     ledger.change_queue(lambda _: Queue(entries))
     for entry in entries[:2]:
         put_job(ledger, JobRecord(entry.jobId, JobState.RUNNING, hosts=host))

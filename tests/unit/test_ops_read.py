@@ -15,7 +15,7 @@ from opsdata import FakeStream, put_job, put_log
 from infra.inventory import Inventory
 from jobs import paths
 from jobs.bucket import BucketError
-from jobs.chunks import NO_LOG, TOO_SLOW, LogFilter
+from jobs.chunks import NO_LOG, SLOW_PATTERN, LogFilter
 from jobs.firsterror import FirstError
 from jobs.folder_bucket import FolderBucket, open_bucket
 from jobs.ledger import Ledger
@@ -200,7 +200,7 @@ def test_logs_are_read_from_hosts(ended: ClusterClient, capsys: pytest.CaptureFi
         (FakeStream("worker-0"), "worker-0 cannot read its log"),
         (FakeStream("worker-0", HostError("worker-0", "broke off")), "worker-0 broke off"),
         (
-            FakeStream("worker-0", exit_code=TOO_SLOW),
+            FakeStream("worker-0", exit_code=SLOW_PATTERN),
             "--grep '' takes longer than 1 s on one line: avoid nested repetitions such as (a+)+",
         ),
         (FakeStream("other"), "worker-0 does not answer"),
@@ -222,7 +222,7 @@ def test_a_host_without_the_log_has_the_copy_of_the_bucket(
 
 @pytest.mark.parametrize(
     ("exit_code", "message"),
-    [(1, "ps-0 cannot read its log: no space"), (TOO_SLOW, "--grep 'x' takes longer than 1 s on one line: avoid nested ")],
+    [(1, "ps-0 cannot read its log: no space"), (SLOW_PATTERN, "--grep 'x' takes longer than 1 s on one line: avoid nested ")],
 )
 def test_a_host_that_fails_behind_some_lines_is_an_error(ended: ClusterClient, exit_code: int, message: str) -> None:
     fleet: Any = FakeFleet(FakeStream("ps-0", printed_line("ps-0", 0), exit_code=exit_code, stderr="no space"))

@@ -293,16 +293,16 @@ def test_a_queued_job_lists_the_jobs_ahead(ledger: Ledger, described: Callable[.
     host = ["master-0"]
     put_job(ledger, JobRecord("job03", hosts=host, createTime=NOON.format(3), submittedBy="ann@laptop"))
     waiting = [QueueEntry("job02", host, priority=2), QueueEntry("job03", host)]
-    ledger.change_queue(lambda _: Queue([QueueEntry("job01", host, held=True), *waiting]))
+    ledger.change_queue(lambda _: Queue([QueueEntry("job01", host, has_hosts=True), *waiting]))
     assert described("job03").splitlines() == [
         "job:           job03",
         "state:         QUEUED behind job01, job02",
         "waits for:     1 host, 0 free and reserved for it",
         f"created:       {terminal.local_time(NOON.format(3))} by ann@laptop",
     ]
-    ledger.change_queue(lambda _: Queue([QueueEntry("job01", ["ps-0"], held=True), QueueEntry("job03", [*host, "ps-0"])]))
+    ledger.change_queue(lambda _: Queue([QueueEntry("job01", ["ps-0"], has_hosts=True), QueueEntry("job03", [*host, "ps-0"])]))
     assert parse_facts(described("job03"))["waits for"] == "1 host, 1 free and reserved for it"
-    ledger.change_queue(lambda _: Queue([QueueEntry("job03", host, held=True)]))
+    ledger.change_queue(lambda _: Queue([QueueEntry("job03", host, has_hosts=True)]))
     assert parse_facts(described("job03"))["state"] == "QUEUED"
 
 

@@ -610,7 +610,7 @@ def test_jobs_wait_on_a_busy_cluster_by_priority(
     message = "job04 is QUEUED behind job01, job03, job02: fab logs all --job job04 --follow, fab describe job04\n"
     assert capsys.readouterr().out == message
     ledger.change_queue(lambda queue: queue.without(queue.entries[0]))
-    assert [entry.jobId for entry in ledger.queue().entries if entry.held] == ["job03"]
+    assert [entry.jobId for entry in ledger.queue().entries if entry.has_hosts] == ["job03"]
 
 
 def test_max_wait_time_is_in_the_queue_entry(submission: Submission, ledger: Ledger) -> None:
@@ -1006,7 +1006,7 @@ def test_the_exit_code_of_a_followed_job(
     err = capsys.readouterr().err.splitlines()[0]
     assert err.removeprefix("error: ").partition(" (")[0] == f"job01 {final_state} after 2.5 s"
     monkeypatch.setattr(logs, "follow_job", lambda *_: None)
-    with pytest.raises(OpsError, match=r"^nothing is known of job job01 any more: fab describe job01$"):
+    with pytest.raises(OpsError, match=r"^nothing is known of job job01 any more: fab jobs lists those that are left$"):
         runner.watch(cluster, submission.record())
 
 

@@ -68,7 +68,7 @@ class Bucket:
         self.ledger.change_job(stored, change(stored.record))
 
     def queue(self) -> list[tuple[str, bool]]:
-        return [(entry.jobId, entry.held) for entry in self.ledger.queue().entries]
+        return [(entry.jobId, entry.has_hosts) for entry in self.ledger.queue().entries]
 
     def monitor_for(self, seconds: float) -> None:
         """Run the monitor every second for `seconds`."""
@@ -421,7 +421,7 @@ def test_the_record_of_a_job_whose_submitter_died_before_it_wrote_one(bucket: Bu
     old, candidates = QueueEntry("old", ["x"]), {"master-0": ["master-0", "worker-0"]}
     entry = QueueEntry("job01", [], token="fab 1", submittedBy="me", createTime="2026-01-31T12:00:00Z", candidates=candidates)
     queue = bucket.ledger.change_queue(lambda queue: queue.added(old).added(entry))
-    assert queue.entries == [replace(old, held=True), replace(entry, hosts=["master-0"], held=True)]
+    assert queue.entries == [replace(old, has_hosts=True), replace(entry, hosts=["master-0"], has_hosts=True)]
     bucket.monitor_for(SUBMITTERS - 1)
     assert bucket.ledger.job("job01") is bucket.ledger.job("old") is None
     bucket.monitor_for(1)

@@ -55,7 +55,10 @@ def store(tmp_path: Path) -> CountingBucket:
 def ledger(store: CountingBucket) -> Ledger:
     """Write job01, which has the master and a worker, with the master's record; job02 waits for both."""
     ledger = Ledger(store)
-    entries = [QueueEntry("job01", ["master-0", "worker-0"], held=True), QueueEntry("job02", ["master-0", "ps-0"], priority=2)]
+    entries = [
+        QueueEntry("job01", ["master-0", "worker-0"], has_hosts=True),
+        QueueEntry("job02", ["master-0", "ps-0"], priority=2),
+    ]
     ledger.change_queue(lambda _: Queue(entries))
     running = JobRecord("job01", JobState.RUNNING, createTime=NOON, startTime=NOON, hourlyCost=0.5, submittedBy="ann@x")
     put_job(ledger, replace(running, lostReplicas=["worker-0"]))
@@ -78,14 +81,14 @@ def test_the_picture_of_a_cluster(inventory: Inventory, ledger: Ledger) -> None:
     assert lines == [
         f"test, CUSTOM {terminal.local_time(LATER)} 2 of 5 hosts busy",
         "",
-        "HOST ROLE CPU CPUS MEMORY LIMIT JOB REPLICA STATE RESTARTS REPORT",
+        "HOST ROLE CPU CPUS MEMORY HOST MEMORY JOB REPLICA STATE RESTARTS REPORT",
         "ps-0 ps - 1 - 2.0 GB reserved for job02 - - - -",
         "master-0 master 150% 1 500.0 MB 2.0 GB job01 master-0 RUNNING 1 2.5 s ago",
         "worker-0 worker - 1 - 2.0 GB job01 worker-0 LOST 1 30 min 0 s ago",
         "worker-1 worker - 1 - 2.0 GB - - - - -",
         "evaluator-0 evaluator - 1 - 2.0 GB - - - - -",
         "",
-        "JOB STATE HOSTS PRIORITY TOOK BY USD BEHIND",
+        "JOB STATE HOSTS PRIORITY TIME BY USD WAITS FOR",
         "job01 RUNNING 2 - 30 min 0 s ann@x 0.2500 -",
         "job02 QUEUED - 2 30 min 0 s bob␛[2J - job01",
     ]
@@ -259,7 +262,7 @@ def test_it_runs_until_ctrl_c_even_if_the_bucket_fails(
     monkeypatch.setattr(module, "print_picture", final_pictures.append)
     monkeypatch.setattr(module.time, "sleep", sleep)
     assert top(ClusterClient(inventory, object(), ledger=ledger), once=False, as_json=False) == 0  # type: ignore[arg-type]
-    assert [text.partition(":")[0] for text in status_lines] == ["", "the bucket does not answer (no answer)", ""]
+    assert [text.partition(":")[0] for text in status_lines] == ["", "cannot refresh (no answer)", ""]
     assert len(final_pictures) == 1
 
 

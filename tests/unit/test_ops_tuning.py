@@ -367,7 +367,7 @@ def test_describe_shows_the_trials(capsys: pytest.CaptureFixture[str]) -> None:
     tuned.show()
     assert capsys.readouterr().out.splitlines() == [
         "",
-        "TRIAL  STATE      SCORE  STEP  x  TOOK   RESTARTS  REPLICA   ERROR",
+        "TRIAL  STATE      SCORE  STEP  x  TIME   RESTARTS  REPLICA   ERROR",
         "    3  SUCCEEDED   0.75     9  3  0.0 s         2  master-0  -",
         "    1  SUCCEEDED    0.5     9  1  0.0 s         -  master-0  -",
         "    2  FAILED         -     -  2  0.0 s         -  master-0  it reported no score: how",

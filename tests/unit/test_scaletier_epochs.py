@@ -180,7 +180,7 @@ def test_replicas_of_sync_end_after_the_first_round_of_an_epoch() -> None:
     """All of them call the broadcast in the same rounds, as only the chief knows of its callbacks."""
     replica, asked = Synchronous.__new__(Synchronous), list[int]()
     replica.budget, replica.job, replica.chief = StepBudget(0, 100, steps_between_evaluations=20), MagicMock(), None
-    replica.epoch, replica.first_round, replica.steps_per_epoch = 0, True, 20
+    replica.epoch, replica.begins_epoch, replica.steps_per_epoch = 0, True, 20
     for step in range(4, 68, 4):
         replica.end_epoch = lambda _, step=step: asked.append(step)
         assert not replica.after_round(Round(4, step, 1.0))

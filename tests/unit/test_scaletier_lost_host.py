@@ -220,7 +220,7 @@ def test_every_replica_starts_from_the_chief_s_values(step: int, monkeypatch: py
     synchronous.job, synchronous.flags, synchronous.data_position = (
         SimpleNamespace(callbacks=None),
         flags_of(["--max-steps=9"]),
-        SimpleNamespace(begin=2),
+        SimpleNamespace(first_step=2),
     )
     local = [SimpleNamespace(name=name, variable=SimpleNamespace(path=name)) for name in ("slot", "fixed")]
     synchronous.network = SimpleNamespace(shared=[], local=local, averages={}, compiles=False)

@@ -20,7 +20,7 @@ from scaletier.functional_model import Batch, FunctionalModel, Variables, Variab
 from scaletier.job import Job, JobError
 from scaletier.loop import Round
 from scaletier.round_graph import LocalResult, handle_specs, initial_local, list_handles, make_round, named_handles, run_round
-from scaletier.shared_parameters import SharedParameters, _divide_packed, _expand, _pack, overlap
+from scaletier.shared_parameters import SharedParameters, _divide_packed, _expand, _pack, parts_within
 from scaletier.stages import Stage, forward_backward, make_units, partition
 from scaletier.synchronous import AllReduce
 from scaletier.tensorflow_setup import import_tensorflow
@@ -232,7 +232,7 @@ def push(parameters: SharedParameters, delta: Sequence[Array], share: float, ste
     flat = [tf.zeros([one.size]) for one in delta]
     start = []
     for piece_range, ranges in zip(parameters._piece_ranges, parameters._slice_ranges, strict=True):
-        zeros = overlap(piece_range, parameters._variable_ranges, flat) or [tf.zeros([0])]
+        zeros = parts_within(piece_range, parameters._variable_ranges, flat) or [tf.zeros([0])]
         start.append(_divide_packed(*_pack(zeros), ranges))
     reached = [tf.constant(one) for one in delta]
     return int(parameters.push_delta(start, reached, tf.constant(share), tf.constant(steps, tf.int64)))

@@ -69,7 +69,7 @@ def test_a_name_is_used_once() -> None:
             ModelError, match=rf"version {name} of model mnist was made at .* \({was}\), and a name is used once"
         ):
             model.add_version(Version(name, token="another"))
-    assert [v.name for v in model.present_versions] == ["v1"]
+    assert [v.name for v in model.existing_versions] == ["v1"]
     with pytest.raises(ModelError, match=r"model mnist has no version 'v2'; there are v1$"):
         model.version("v2")
     with pytest.raises(ModelError, match=r"model mnist has no version 'v1'; there are none$"):
