@@ -99,4 +99,4 @@ def _show(roles: dict[str, CostShare], records: list[JobRecord] | None) -> None:
     if records:
         terminal.out()
         rows = [(record.jobId, record.state, format_elapsed(record), terminal.dollars(record.cost)) for record in records]
-        terminal.table(("JOB", "STATE", "TOOK", "USD"), rows)
+        terminal.table(("JOB", "STATE", "TIME", "USD"), rows)
