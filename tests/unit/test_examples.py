@@ -1,0 +1,73 @@
+"""Examples without the libraries that they train with, which are mocks here."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import pickle
+import sys
+from pathlib import Path
+from types import ModuleType
+from unittest.mock import MagicMock
+
+import fsspec
+import numpy as np
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+FOLDER = "memory://bucket/jobs/ex01/output"
+OUTPUT = ("table.txt", "model.pickle", "weights-7.npz")
+
+
+class FittedModel:
+    def score(self, *_: object) -> float:
+        return 0.9
+
+
+FITTED = FittedModel()
+
+
+def load(monkeypatch: pytest.MonkeyPatch, file: str, mocks: dict[str, MagicMock]) -> ModuleType:
+    """Run an example's file as a module whose libraries are mocks, and return it."""
+    for name, mock in mocks.items():
+        monkeypatch.setitem(sys.modules, name, mock)
+    spec = importlib.util.spec_from_file_location("example", EXAMPLES / file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def load_packaged(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> ModuleType:
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "1.0")
+    monkeypatch.setattr("sys.argv", ["packaged.task", *arguments])
+    mocks = {"tabulate": MagicMock(), "packaged": MagicMock(), "packaged.model": MagicMock(SLOPE=3.0, LEVEL=-1.0)}
+    mocks["tabulate"].tabulate.return_value = "step loss"
+    mocks["packaged.model"].step.return_value = 0.5
+    return load(monkeypatch, "packaged/src/packaged/task.py", mocks)
+
+
+def load_mwms(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> ModuleType:
+    monkeypatch.setattr("sys.argv", ["mwms.task", *arguments])
+    return load(monkeypatch, "mwms/task.py", {"tensorflow": MagicMock(), "tf_keras": MagicMock()})
+
+
+def test_output_is_written_to_a_job_dir_that_is_a_url(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("JOB_DIR", FOLDER)
+    load_packaged(monkeypatch, "--max-steps", "5").main()
+    names = ("sklearn", *(f"sklearn.{name}" for name in ("datasets", "linear_model", "model_selection", "neighbors")))
+    mocks = {name: MagicMock() for name in names}
+    mocks["sklearn.model_selection"].train_test_split.return_value = [[]] * 4
+    mocks["sklearn.model_selection"].cross_val_score.return_value.mean.return_value = 0.9
+    mocks["sklearn.linear_model"].LogisticRegression.return_value.fit.return_value = FITTED
+    monkeypatch.setattr("sys.argv", ["train.py"])
+    load(monkeypatch, "scikit/train.py", mocks)
+    model = MagicMock(**{"get_weights.return_value": [np.zeros(2)]})
+    load_mwms(monkeypatch).save_weights(model, f"{FOLDER}/weights-7.npz")
+    contents = {name: fsspec.filesystem("memory").cat_file(f"{FOLDER}/{name}") for name in OUTPUT}
+    assert contents["table.txt"] == b"step loss"
+    assert contents["model.pickle"] == pickle.dumps(FITTED)
+    assert np.load(io.BytesIO(contents["weights-7.npz"]))["arr_0"].tolist() == [0, 0]
+    assert not list(tmp_path.iterdir()), "no folder gs:"
