@@ -71,3 +71,15 @@ def test_output_is_written_to_a_job_dir_that_is_a_url(monkeypatch: pytest.Monkey
     assert contents["model.pickle"] == pickle.dumps(FITTED)
     assert np.load(io.BytesIO(contents["weights-7.npz"]))["arr_0"].tolist() == [0, 0]
     assert not list(tmp_path.iterdir()), "no folder gs:"
+
+
+def test_census_counts_the_last_batch_of_each_epoch(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = ("--train-files", "a.csv", "--eval-files", "b.csv", "--job-dir", "/output")
+    monkeypatch.setattr("sys.argv", ["census.task", *files, "--num-epochs", "3", "--batch-size", "64"])
+    census = load(monkeypatch, "census/task.py", {"tensorflow": MagicMock(), "keras": MagicMock()})
+    monkeypatch.setattr(census, "load", lambda _: (np.zeros((2000, 4)), np.zeros(2000)))
+    monkeypatch.setattr(census, "build", lambda *_: MagicMock(**{"evaluate.return_value": (0.3, 0.9)}))
+    census.main()
+    assert capsys.readouterr().out == "Final metrics after 96 steps, loss: 0.300, accuracy: 0.900\n"
