@@ -39,6 +39,15 @@ def load(monkeypatch: pytest.MonkeyPatch, file: str, mocks: dict[str, MagicMock]
     return module
 
 
+def mock_tensorflow_1() -> dict[str, MagicMock]:
+    tensorflow = MagicMock()
+    return {
+        "tensorflow": tensorflow,
+        "tensorflow.compat": tensorflow.compat,
+        "tensorflow.compat.v1": tensorflow.compat.v1,
+    }
+
+
 def load_packaged(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> ModuleType:
     monkeypatch.setattr("importlib.metadata.version", lambda name: "1.0")
     monkeypatch.setattr("sys.argv", ["packaged.task", *arguments])
@@ -83,3 +92,16 @@ def test_census_counts_the_last_batch_of_each_epoch(
     monkeypatch.setattr(census, "build", lambda *_: MagicMock(**{"evaluate.return_value": (0.3, 0.9)}))
     census.main()
     assert capsys.readouterr().out == "Final metrics after 96 steps, loss: 0.300, accuracy: 0.900\n"
+
+
+def test_cloudml_reports_as_many_local_steps_as_global_ones_on_one_host(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (mocks := mock_tensorflow_1())["tensorflow.compat.v1"].train.SessionRunHook = object
+    cloudml = load(monkeypatch, "cloudml/task.py", {**mocks, "cloudml": MagicMock(), "cloudml.model": MagicMock()})
+    report = cloudml.Report("master/0", *[None] * 3)
+    for seconds, step in enumerate((1, 2, 3)):
+        monkeypatch.setattr("time.time", lambda seconds=seconds: 100.0 + seconds)
+        report.after_run(None, MagicMock(results={"step": step, "loss": 0.3, "accuracy": 0.9}))
+    rates = [line.partition("sec) ")[2] for line in capsys.readouterr().out.splitlines()]
+    assert rates == ["1.0 global steps/s, 1.0 local steps/s"] * 2
