@@ -59,6 +59,8 @@ def main():
     parser.add_argument("--max-steps", type=int, default=2000, help="of all replicas together")
     parser.add_argument("--batch-size", type=int, default=100)
     args = parser.parse_args()
+    if args.max_steps < 1:
+        parser.error("--max-steps must be at least 1")
     tf.disable_v2_behavior()
 
     # TYPE and INDEX name this task; TF_CONFIG has all tasks, and calls the master chief by default.

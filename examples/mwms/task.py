@@ -167,6 +167,8 @@ def main():
     parser.add_argument("--data", default=os.environ.get("SCALETIER_DATA", ".cache/mnist"), help="folder of TFRecords")
     parser.add_argument("--job-dir", default=os.environ.get("JOB_DIR", "output"), help="for the trained model")
     args = parser.parse_args()
+    if args.max_steps < 1:
+        parser.error("--max-steps must be at least 1")
 
     config = json.loads(os.environ.get("TF_CONFIG", "{}"))
     task = config.get("task", {"type": "chief", "index": 0})

@@ -105,3 +105,15 @@ def test_cloudml_reports_as_many_local_steps_as_global_ones_on_one_host(
         report.after_run(None, MagicMock(results={"step": step, "loss": 0.3, "accuracy": 0.9}))
     rates = [line.partition("sec) ")[2] for line in capsys.readouterr().out.splitlines()]
     assert rates == ["1.0 global steps/s, 1.0 local steps/s"] * 2
+
+
+@pytest.mark.parametrize("file", ["packaged/src/packaged/task.py", "gradient/task.py", "mwms/task.py"])
+def test_a_number_of_steps_below_1_is_refused_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], file: str
+) -> None:
+    monkeypatch.setattr("sys.argv", ["task", "--max-steps", "0"])
+    names = ("tabulate", "packaged", "packaged.model", "tf_keras")
+    module = load(monkeypatch, file, {**mock_tensorflow_1(), **{name: MagicMock() for name in names}})
+    with pytest.raises(SystemExit):
+        module.main()
+    assert capsys.readouterr().err.endswith("error: --max-steps must be at least 1\n")

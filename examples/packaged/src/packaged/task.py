@@ -14,6 +14,8 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--max-steps", type=int, default=200)
     args = parser.parse_args()
+    if args.max_steps < 1:
+        parser.error("--max-steps must be at least 1")
     replica = f"{os.environ.get('TYPE', 'master')}/{os.environ.get('INDEX', '0')}"
     print(f"Started [{replica}], packaged-trainer {version('packaged-trainer')}, tabulate {version('tabulate')}", flush=True)
     if replica != "master/0":
