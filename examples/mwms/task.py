@@ -106,8 +106,11 @@ def records(folder, split):
         image = tf.reshape(tf.io.decode_raw(features["image_raw"], tf.uint8), [28, 28, 1])
         return tf.cast(image, tf.float32) / 255.0, features["label"]
 
-    files = tf.data.Dataset.list_files(f"{folder}/{split}*.tfrecord*", shuffle=False)
-    return tf.data.TFRecordDataset(files).map(parse, num_parallel_calls=tf.data.AUTOTUNE)
+    files = sorted(tf.io.gfile.glob(f"{folder}/{split}*.tfrecord*"))
+    if not files:
+        raise SystemExit(f"there is no {split}*.tfrecord* in {folder}")
+    compression = "GZIP" if files[0].endswith(".gz") else ""
+    return tf.data.TFRecordDataset(files, compression).map(parse, num_parallel_calls=tf.data.AUTOTUNE)
 
 
 def train(args, replica):

@@ -57,8 +57,7 @@ def load_packaged(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> ModuleTyp
     return load(monkeypatch, "packaged/src/packaged/task.py", mocks)
 
 
-def load_mwms(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> ModuleType:
-    monkeypatch.setattr("sys.argv", ["mwms.task", *arguments])
+def load_mwms(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return load(monkeypatch, "mwms/task.py", {"tensorflow": MagicMock(), "tf_keras": MagicMock()})
 
 
@@ -142,3 +141,14 @@ def test_gradient_resumes_at_the_restored_step(
     lines = capsys.readouterr().out.splitlines()
     assert (done[0] - restored, len(lines)) == (trained, trained + 1)
     assert lines[-1] == "Final metrics after 20 steps, loss: 0.500, accuracy: 0.500"
+
+
+def test_mwms_reads_files_by_their_compression(monkeypatch: pytest.MonkeyPatch) -> None:
+    mwms = load_mwms(monkeypatch)
+    for name, compression in (("test-0.tfrecord", ""), ("test-0.tfrecord.gz", "GZIP")):
+        mwms.tf.io.gfile.glob.return_value = [name]
+        mwms.records("/data", "test")
+        mwms.tf.data.TFRecordDataset.assert_called_with([name], compression)
+    mwms.tf.io.gfile.glob.return_value = []
+    with pytest.raises(SystemExit, match="there is no test"):
+        mwms.records("/data", "test")
