@@ -41,7 +41,7 @@ def build_project(root: Path, files: Mapping[str, bytes]) -> Path:
         files: its files by their paths, which begin with that folder's name.
     """
     history = git.find(root)
-    parts = _contents(files)
+    parts = [PYTHON.encode(), *_contents(files)]
     parts += [history.state.encode()] if history else []
 
     def make(into: Path, step: terminal.ProgressLine) -> None:

@@ -439,6 +439,16 @@ def test_a_project_is_built_and_pushed(tmp_path: Path, index: Path, monkeypatch:
     assert package.build(root, "mine.task") == built
 
 
+def test_a_project_is_built_again_for_another_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dependencies, "CACHE", tmp_path / "cache")
+    built = list[str]()
+    monkeypatch.setattr(dependencies, "install", lambda _, python, *__: built.append(python))
+    for python in ("3.11", "3.12", "3.12"):
+        monkeypatch.setattr(dependencies, "PYTHON", python)
+        dependencies.build_project(tmp_path / "mine", {"mine/setup.py": b""})
+    assert built == ["3.11", "3.12"]
+
+
 def test_a_project_of_several_packages_needs_a_module(tmp_path: Path, index: Path) -> None:
     make_wheel(index)
     root = make_project(tmp_path, ("mine", "yours"), "Requires-Dist: far\n")
