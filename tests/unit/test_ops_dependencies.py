@@ -265,18 +265,20 @@ def test_files_of_uv_and_scripts_are_not_sent(tmp_path: Path) -> None:
     contents = {
         "bin/far": "#!",
         "far/INSTALLER": "mine",
+        "far/a,b": "z",
         "far/bin/x": "y",
         "far-1.0.dist-info/INSTALLER": "uv",
         "far-1.0.dist-info/REQUESTED": "",
         "far-1.0.dist-info/METADATA": "Name: far",
-        "far-1.0.dist-info/RECORD": "far/INSTALLER,a,1\nbin/far,b,2\nfar-1.0.dist-info/INSTALLER,c,3\nfar/bin/x,,\n",
+        "far-1.0.dist-info/RECORD": 'far/INSTALLER,a,1\nbin/far,,\nfar-1.0.dist-info/INSTALLER,,\n\n"far/a,b",,\nfar/bin/x,,\n',
     }
     write_files(tmp_path / "site", contents)
     assert dependencies.read(tmp_path) == {
         "far/INSTALLER": b"mine",
+        "far/a,b": b"z",
         "far/bin/x": b"y",
         "far-1.0.dist-info/METADATA": b"Name: far",
-        "far-1.0.dist-info/RECORD": b"far/INSTALLER,a,1\nfar/bin/x,,\n",
+        "far-1.0.dist-info/RECORD": b'far/INSTALLER,a,1\n"far/a,b",,\nfar/bin/x,,\n',
     }
 
 
