@@ -390,6 +390,12 @@ def test_a_resumed_job_gets_its_job_dir_like_any_other(inventory: Inventory, dis
         assert (job.job_dir, plan(inventory, job, "").args) == ("/bucket/there", passed)
 
 
+def test_only_line_ends_separate_the_lines_of_an_env_file(inventory: Inventory, tmp_path: Path) -> None:
+    (tmp_path / "vars").write_bytes("A=x\fB=z\v\x85\u2028C=1\r\nD=2\n".encode())
+    variables = build_job(JobFlags("j", env_file=str(tmp_path / "vars")), inventory).training_input["environment"]
+    assert variables == {"A": "x\fB=z\v\x85\u2028C=1", "D": "2"}
+
+
 def test_an_env_files_error_names_the_line(inventory: Inventory, tmp_path: Path) -> None:
     (tmp_path / "vars").write_text("A=1\nexport B=2\n")
     with pytest.raises(UsageError, match=r"--env-file .*vars:2: 'export B' is no name of a variable"):
