@@ -14,6 +14,7 @@ _IN_USER_CODE = re.compile(r"\s*(?:[\w.]+: )?in user code:$")
 _CALLING = re.compile(r"\s*[\w.]+: Exception encountered when calling .*\.$")
 _INDENTED_EXCEPTION = re.compile(r" {4,}[A-Z][\w.]*: ")
 _TEXT = re.compile(r"\s*\S")
+_IN_GROUP = "  | "  # begins each line of an exception group's traceback
 _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
 _RANK = re.compile(r"\[rank\d+\]: ?")
 
@@ -52,6 +53,8 @@ class ErrorFinder:
             self._ended = True
             return False
         first, bare = self._message is None, strip_rank(text)
+        if self._in_traceback and bare.startswith(_IN_GROUP):
+            text = bare = bare.removeprefix(_IN_GROUP)
         self._message = (time, severity)
         traceback = TRACEBACK.match(bare) is not None
         last = self._in_traceback and not traceback and not is_continuation(bare)

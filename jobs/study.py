@@ -83,7 +83,8 @@ class Parameter:
         if value is None or self.type in (ParameterType.CATEGORICAL, ParameterType.DISCRETE):
             return value in (self.choices or ())
         try:
-            return (self.minValue or 0.0) <= float(value) <= (self.maxValue or 0.0)
+            number = int(value) if self.type is ParameterType.INTEGER else float(value)
+            return (self.minValue or 0.0) <= number <= (self.maxValue or 0.0)
         except ValueError:
             return False
 

@@ -20,7 +20,7 @@ REFERENCE = re.compile(rf"([$\\]?)\$(?:\{{([^{{}}]*)\}}|({'|'.join(NAMES)})(?!\w
 SHELLS = frozenset({"sh", "bash", "dash", "ash", "ksh", "zsh"})
 _SCRIPT_FOLLOWS = re.compile(r"-[a-zA-Z]*c[a-zA-Z]*")
 # Options of a shell that have the next word as their value.
-_WITH_WORD = re.compile(r"[-+][a-zA-Z]*[oO]")
+_WITH_WORD = re.compile(r"[-+][a-zA-Z]*[oO]|--rcfile|--init-file")
 
 
 def expand(text: str, values: Mapping[str, str]) -> str:

@@ -19,7 +19,7 @@ _EVAL_BATCH = 1000
 _PREFETCH_BATCHES = 2
 _MIXED_FILES, _MIXED_RECORDS = 8, 16
 
-# What `find_files` found, or the `corrupt.segments` of that.
+# What `find_files` found, or the `corrupt_records.segments` of that.
 Files = Sequence[str] | Sequence[Segment]
 
 

@@ -24,8 +24,9 @@ _MISTAKES = 16
 def classes(file: str) -> list[str]:
     """Return the names of the labels by the manifest beside a file of records; digits if there is none."""
     digits = [str(label) for label in range(CLASS_COUNT)]
+    folder, slash, _ = file.rpartition("/")
     try:
-        with tf.io.gfile.GFile(f"{file.rpartition('/')[0]}/{MANIFEST}") as manifest:
+        with tf.io.gfile.GFile(f"{folder}{slash}{MANIFEST}") as manifest:
             content = json.load(manifest)
     except (tf.errors.OpError, ValueError):
         return digits

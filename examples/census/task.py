@@ -49,7 +49,7 @@ def main():
     model.fit(features, labels, batch_size=args.batch_size, epochs=args.num_epochs, verbose=2, callbacks=[board])
     loss, accuracy = model.evaluate(*load(args.eval_files), verbose=0)
     model.export(os.path.join(args.job_dir, "export", "1"))
-    steps = args.num_epochs * len(labels) // args.batch_size
+    steps = args.num_epochs * -(-len(labels) // args.batch_size)
     print(f"Final metrics after {steps} steps, loss: {loss:.3f}, accuracy: {accuracy:.3f}")
 
 

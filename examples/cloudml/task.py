@@ -28,7 +28,7 @@ class Report(tf.train.SessionRunHook):
         values, now = run_values.results, time.time()
         self.local += 1
         if self.last_step is None:  # steps of others before this replica joined do not count
-            self.began, self.last_time, self.last_step = now, now, int(values["step"])
+            self.began, self.last_time, self.last_step, self.last_local = now, now, int(values["step"]), self.local
             return
         seconds = now - self.last_time
         if seconds < 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,6 +19,8 @@ PIXELS = 784
 MOST_BYTES = 32 << 10
 """The largest question; one about a drawing has some 5 kB."""
 _SECONDS = 60.0
+_ADDRESS = re.compile(r"(?:[\w.-]+|\[[\da-fA-F:]+\]):(\d{1,5})", re.ASCII)
+_LAST_PORT = 65535
 _KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 _FILES = {"/": "page.html"} | {f"/{name}": name for name in ("page.css", "page.js", "digit.js", "model.js")}
 _IMAGES = "/images.json"
@@ -171,6 +174,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--port", type=int, default=8700, help="port of this machine for the page (default: 8700)")
     parser.add_argument("--images", type=Path, metavar="FILE", help="images to choose from, by python -m trainer.request")
     flags = parser.parse_args(arguments)
+    if not (address := _ADDRESS.fullmatch(flags.api)) or int(address[1]) > _LAST_PORT:
+        parser.error(f"--api {flags.api!r} is not HOST:PORT, such as {LOOPBACK}:8501")
     try:
         images = read_images(flags.images)
     except (OSError, ValueError, AttributeError) as error:

@@ -24,7 +24,7 @@ def mlp(points, units=16):
 
 
 def train(args, server, cluster, job, index, model_dir):
-    """Run asynchronous steps until `--max-steps` in all; print a line after each tenth of `--max-steps`."""
+    """Run asynchronous steps until `--max-steps` in all; print a line after the first and each tenth of them."""
     name, is_chief = f"{os.environ['TYPE']}/{index}", job in ("master", "chief")
     with tf.Graph().as_default():
         with tf.device(tf.train.replica_device_setter(cluster=cluster, worker_device=f"/job:{job}/task:{index}")):
@@ -38,7 +38,8 @@ def train(args, server, cluster, job, index, model_dir):
         supervisor = tf.train.Supervisor(is_chief=is_chief, logdir=model_dir, global_step=step, recovery_wait_secs=1)
         config = tf.ConfigProto(device_filters=["/job:ps", f"/job:{job}/task:{index}"])
         with supervisor.managed_session(server.target, config=config) as session:
-            began, mine, steps, reported = time.time(), 0, 0, -1
+            steps, loss_now, accuracy_now = session.run([step, loss, accuracy])  # of the checkpoint, if the job resumes
+            began, mine, reported = time.time(), 0, -1
             while not supervisor.should_stop() and steps < args.max_steps:
                 _, steps, loss_now, accuracy_now = session.run([train_op, step, loss, accuracy])
                 mine += 1
@@ -59,6 +60,8 @@ def main():
     parser.add_argument("--max-steps", type=int, default=2000, help="of all replicas together")
     parser.add_argument("--batch-size", type=int, default=100)
     args = parser.parse_args()
+    if args.max_steps < 1:
+        parser.error("--max-steps must be at least 1")
     tf.disable_v2_behavior()
 
     # TYPE and INDEX name this task; TF_CONFIG has all tasks, and calls the master chief by default.

@@ -6,8 +6,8 @@ import json
 import math
 import os
 import time
-from pathlib import Path
 
+import fsspec  # the hosts have it; it also writes to gs://
 import numpy as np
 import tensorflow as tf
 import tf_keras as keras
@@ -74,6 +74,11 @@ class Report(keras.callbacks.Callback):
         )
 
 
+def save_weights(model, path):
+    with fsspec.open(path, "wb") as file:
+        np.savez(file, *model.get_weights())
+
+
 class Save(keras.callbacks.Callback):
     """Saves the weights every N steps. Keras would save metrics too, which only all replicas can read."""
 
@@ -86,7 +91,7 @@ class Save(keras.callbacks.Callback):
         del logs
         step = (batch + 1) * self.replicas
         if step - self.saved >= self.every:
-            np.savez(f"{self.folder}/weights-{step}.npz", *self.model.get_weights())
+            save_weights(self.model, f"{self.folder}/weights-{step}.npz")
             self.saved = step
 
 
@@ -101,8 +106,11 @@ def records(folder, split):
         image = tf.reshape(tf.io.decode_raw(features["image_raw"], tf.uint8), [28, 28, 1])
         return tf.cast(image, tf.float32) / 255.0, features["label"]
 
-    files = tf.data.Dataset.list_files(f"{folder}/{split}*.tfrecord*", shuffle=False)
-    return tf.data.TFRecordDataset(files).map(parse, num_parallel_calls=tf.data.AUTOTUNE)
+    files = sorted(tf.io.gfile.glob(f"{folder}/{split}*.tfrecord*"))
+    if not files:
+        raise SystemExit(f"there is no {split}*.tfrecord* in {folder}")
+    compression = "GZIP" if files[0].endswith(".gz") else ""
+    return tf.data.TFRecordDataset(files, compression).map(parse, num_parallel_calls=tf.data.AUTOTUNE)
 
 
 def train(args, replica):
@@ -130,13 +138,11 @@ def train(args, replica):
     batch = args.batch_size * replicas
     data = records(args.data, "train").shuffle(10_000).repeat().batch(batch, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
     callbacks = [Report(replica, replicas, args.batch_size)]
-    if replica == "chief/0":
-        Path(args.job_dir).mkdir(parents=True, exist_ok=True)
-        if args.checkpoint_steps:
-            callbacks.append(Save(replicas, args.checkpoint_steps, args.job_dir))
+    if replica == "chief/0" and args.checkpoint_steps:
+        callbacks.append(Save(replicas, args.checkpoint_steps, args.job_dir))
     model.fit(data, steps_per_epoch=steps, verbose=0, callbacks=callbacks)
     if replica == "chief/0":
-        np.savez(f"{args.job_dir}/weights.npz", *model.get_weights())
+        save_weights(model, f"{args.job_dir}/weights.npz")
     by_record = tf.data.Options()
     by_record.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA  # there is one file
     test = records(args.data, "test").batch(1000)
@@ -164,6 +170,8 @@ def main():
     parser.add_argument("--data", default=os.environ.get("SCALETIER_DATA", ".cache/mnist"), help="folder of TFRecords")
     parser.add_argument("--job-dir", default=os.environ.get("JOB_DIR", "output"), help="for the trained model")
     args = parser.parse_args()
+    if args.max_steps < 1:
+        parser.error("--max-steps must be at least 1")
 
     config = json.loads(os.environ.get("TF_CONFIG", "{}"))
     task = config.get("task", {"type": "chief", "index": 0})

@@ -3,8 +3,8 @@
 import argparse
 import os
 import pickle
-from pathlib import Path
 
+import fsspec  # the hosts have it; it also writes to gs://
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import cross_val_score, train_test_split
@@ -20,7 +20,6 @@ scores = {name: cross_val_score(model, train, train_labels).mean() for name, mod
 for name, score in scores.items():
     print(f"{name}: {score:.3f}")
 best = models[max(scores, key=scores.get)].fit(train, train_labels)
-folder = Path(os.environ.get("JOB_DIR", "output"))
-folder.mkdir(parents=True, exist_ok=True)
-(folder / "model.pickle").write_bytes(pickle.dumps(best))
+with fsspec.open(os.path.join(os.environ.get("JOB_DIR", "output"), "model.pickle"), "wb") as file:
+    pickle.dump(best, file)
 print(f"Final metrics after 1 steps, accuracy: {best.score(test, test_labels):.3f}")

@@ -59,11 +59,11 @@ def _values(feature: Any) -> list[Any]:
 
 
 def _numbers_from_bytes(values: list[Any], kind: np.dtype[Any]) -> Any:
-    """Return the bytes of a single bytes value as numbers: uint8, or floats from 0 to 1; other values unchanged."""
+    """Return the bytes of a single bytes value as numbers: uint8, or float32 from 0 to 1; other values unchanged."""
     if len(values) != 1 or not isinstance(values[0], bytes):
         return values
     elements = np.frombuffer(values[0], np.uint8)
-    return (elements / np.float32(255)).astype(kind) if kind.kind == "f" else elements
+    return elements if kind.kind in "biu" else elements / np.float32(255)  # bfloat16 is of a kind of its own
 
 
 def _shaped(values: Any, tensor: Tensor) -> Any:

@@ -246,6 +246,7 @@ class Tuner:
                 continue
             beat = moment
             try:
+                lags = news and self._study.enableTrialEarlyStopping and should_stop(self._study, measured, self._trials.read())
                 current = (
                     self._write(stored, replace(stored.record, allMetrics=measured)) if news else self._current(stored.record)
                 )
@@ -253,7 +254,7 @@ class Tuner:
                     child.stop(self._plan.stopSeconds)
                     return None
                 stored = current
-                if news and self._study.enableTrialEarlyStopping and should_stop(self._study, measured, self._trials.read()):
+                if lags:
                     child.stop(self._plan.stopSeconds)
                     return 0, stored, True
             except BucketError:

@@ -36,13 +36,13 @@ def socket_path() -> str:
     paths = [path for path in candidates if Path(path).exists()]
     if not paths:
         raise LxdError(f"LXD does not answer (no socket at {', '.join(candidates)}): start it with `make lxd`")
-    if not os.access(paths[0], os.R_OK | os.W_OK):
-        group = Path(paths[0]).group()
-        raise LxdError(f"no right to use {paths[0]}: be root, or `sudo usermod -aG {group} $USER` and log in again")
-    alive = [path for path in paths if _listens(path)]
-    if not alive:
-        raise LxdError(f"LXD does not answer at {', '.join(paths)}: start it with `make lxd`")
-    return alive[0]
+    denied = [path for path in paths if not os.access(path, os.R_OK | os.W_OK)]
+    if alive := next((path for path in paths if path not in denied and _listens(path)), None):
+        return alive
+    if denied:
+        group = Path(denied[0]).group()
+        raise LxdError(f"no right to use {denied[0]}: be root, or `sudo usermod -aG {group} $USER` and log in again")
+    raise LxdError(f"LXD does not answer at {', '.join(paths)}: start it with `make lxd`")
 
 
 def _listens(path: str) -> bool:

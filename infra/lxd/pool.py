@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import sys
 
@@ -47,9 +48,12 @@ def remove(name: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    action, name = arguments
+    parser = argparse.ArgumentParser(prog="python -m infra.lxd.pool", description=__doc__, allow_abbrev=False)
+    parser.add_argument("action", choices=("make", "remove"))
+    parser.add_argument("name", help="of the pool")
+    parsed = parser.parse_args(arguments)
     try:
-        print(f"lxd: {make(name) if action == 'make' else remove(name)}")
+        print(f"lxd: {make(parsed.name) if parsed.action == 'make' else remove(parsed.name)}")
     except LxdError as error:
         print(f"lxd: {error}", file=sys.stderr)
         return 1

@@ -106,16 +106,18 @@ class SshBucket:
         return self._call(lambda size, read: read.whole(size), "read_part", name, start, end)
 
     def upload(self, name: str, content: bytes | Path, progress: Progress = no_progress) -> None:
-        self._call(_plain, "upload", name, content=content, progress=progress)
+        self._call(_plain, "upload", name, content=content, report=_report_once(progress))
 
     def download(self, name: str, target: Path, progress: Progress = no_progress) -> bool:
+        report = _report_once(progress)
+
         def take(size: int | None, read: _Reader) -> bool:
             if size is None:
                 return False
             with file_errors(target), replacing(target) as copy:
                 for piece in read.pieces(size):
                     copy.write(piece)
-                    progress(len(piece))
+                    report(copy.tell())
             return True
 
         return self._call(take, "download", name)
@@ -142,7 +144,7 @@ class SshBucket:
         method: str,
         *arguments: object,
         content: bytes | Path = b"",
-        progress: Progress = no_progress,
+        report: Callable[[int], None] = no_progress,
         seconds: float | None = None,
     ) -> T:
         """Have the host call a method, and return what `take` makes of its result.
@@ -150,7 +152,7 @@ class SshBucket:
         Args:
             take: is given the result, and reads the content that follows it.
             content: what is sent with the call.
-            progress: is called with the number of bytes of each piece sent.
+            report: is called with the number of bytes that a call has sent so far.
             seconds: the time limit of the answer, by default the bucket's.
         """
         with file_errors(content):
@@ -167,7 +169,7 @@ class SshBucket:
                     channel = self._open_channel()
                     channel.send(sources())
                 channel.send(request)
-                _send(channel, content, size, progress)
+                _send(channel, content, size, report)
                 answer = json.loads(channel.line(limit))
                 result = take(answer["result"], _Reader(channel, self._seconds)) if "result" in answer else None
             except TimeoutError:
@@ -222,14 +224,27 @@ def _plain(result: Any, _: _Reader) -> Any:
     return result
 
 
-def _send(channel: Channel, content: bytes | Path, size: int, progress: Progress) -> None:
+def _report_once(progress: Progress) -> Callable[[int], None]:
+    """Return a function of the bytes so far that passes each one on once, although a call may be repeated."""
+    reported = 0
+
+    def report(done: int) -> None:
+        nonlocal reported
+        progress(max(done - reported, 0))
+        reported = max(done, reported)
+
+    return report
+
+
+def _send(channel: Channel, content: bytes | Path, size: int, report: Callable[[int], None]) -> None:
     """Send exactly `size` bytes of content."""
+    sent = 0
     for whole in pieces(content):
-        piece = whole[:size]
+        piece = whole[: size - sent]
         channel.send(piece)
-        progress(len(piece))
-        size -= len(piece)
-    if size:
+        sent += len(piece)
+        report(sent)
+    if sent < size:
         raise BucketError(f"{content!s} became shorter while it was read")
 
 

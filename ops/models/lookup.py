@@ -12,7 +12,7 @@ from jobs.serialization import RecordError
 from ops.cluster.cluster import ClusterClient
 from ops.errors import OpsError, UsageError, suggest
 
-NO_MODEL = "no model is deployed yet: fab deploy --job ID --model mnist --version v1"
+NO_MODEL = "no model is deployed: fab deploy --job ID --model mnist --version v1"
 
 
 def catalog_of(cluster: ClusterClient) -> Catalog:
@@ -41,9 +41,9 @@ def served_model(catalog: Catalog, name: str | None) -> Model:
     record = existing_model(catalog, name)
     if not any(version.state is VersionState.READY for version in record.existing_versions):
         states = ", ".join(f"{version.name} is {version.state}" for version in record.existing_versions)
-        raise UsageError(
-            f"no version of model {record.name} is served: {states}; fab deploy --model {record.name} brings one back"
-        )
+        kept = next((version.name for version in record.existing_versions if version.redeployable), None)
+        how = f"--version {kept} brings it back" if kept else "--version NAME --job ID deploys another one"
+        raise UsageError(f"no version of model {record.name} is served: {states}; fab deploy --model {record.name} {how}")
     return record
 
 

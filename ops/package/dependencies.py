@@ -5,6 +5,7 @@ uv's result is kept in `.cache/dependencies/<hash of the inputs>`, so a second s
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import os
 import shutil
@@ -41,7 +42,7 @@ def build_project(root: Path, files: Mapping[str, bytes]) -> Path:
         files: its files by their paths, which begin with that folder's name.
     """
     history = git.find(root)
-    parts = _contents(files)
+    parts = [PYTHON.encode(), *_contents(files)]
     parts += [history.state.encode()] if history else []
 
     def make(into: Path, step: terminal.ProgressLine) -> None:
@@ -126,7 +127,8 @@ def read(folder: Path) -> dict[str, bytes]:
     for path in files:
         if path.endswith(".dist-info/RECORD"):
             lines = files[path].splitlines(keepends=True)
-            files[path] = b"".join(line for line in lines if line.split(b",")[0].decode() in files)
+            names = [(next(csv.reader([line.decode()])) or [""])[0] for line in lines]
+            files[path] = b"".join(line for name, line in zip(names, lines, strict=True) if name in files)
     return files
 
 

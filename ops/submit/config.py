@@ -41,6 +41,9 @@ RUNTIME_KEYS = ("runtime", "runtimeVersion")
 # The values of scaleTier and ROLE_KEYS that fit a trial, which has one host.
 _SINGLE_HOST_VALUES = ("BASIC", "BASIC_GPU", "CUSTOM", 0)
 _RESERVED_FOLDERS = ("data", "cluster", "models")
+_OUTPUT = paths.output("ID").split("/")
+# No path of a systemd unit's property may have these.
+_NOT_IN_FOLDERS = '"\\%:'
 # Calls that read a rank from the environment. Comments and definitions do not match. Trainer is Lightning's class.
 _JOINS_RANKS = re.compile(
     rb"^(?![ \t]*(?:class|def)\b)[^#\n]*?\b(init_process_group|jax\.distributed\.initialize|Accelerator|Trainer)\(",
@@ -318,8 +321,8 @@ def _job_dir_flag(
     return detect_job_dir_flag(args, declared, files)
 
 
-def check_job_dir(job_dir: str, bucket: str, default: str, what: str = "jobDir") -> None:
-    """Check that a path on a host is in the bucket, the only writable place.
+def check_job_dir(job_dir: str, bucket: str, default: str, what: str = "jobDir") -> str:
+    """Return a path on a host in its plain form, if a job may write there: in the bucket, as the hosts' launcher has it.
 
     TensorFlow handles a URL, if a host can reach it.
     """
@@ -327,13 +330,18 @@ def check_job_dir(job_dir: str, bucket: str, default: str, what: str = "jobDir")
         raise UsageError(
             f"{what} {job_dir!r} has {variable}, which is not filled in: write the path, of which ${{JOB_ID}} may be part"
         )
-    inside = job_dir.startswith(f"{bucket}/") and ".." not in job_dir.split("/")
+    inside = f"{job_dir}/".startswith(f"{bucket}/") and ".." not in job_dir.split("/")
+    parts = [part for part in job_dir.removeprefix(bucket).split("/") if part not in ("", ".")] if inside else []
     if "://" in job_dir and "://" not in bucket:
         raise UsageError(f"{what} {job_dir!r} cannot be reached: local hosts have no way out; take a path below {bucket}/")
-    if inside and job_dir.removeprefix(bucket).strip("/").split("/")[0] in _RESERVED_FOLDERS:
+    of_job = len(parts) >= len(_OUTPUT) and paths.JOB_ID.fullmatch(parts[1]) and parts[2] == _OUTPUT[2]
+    if parts and (parts[0] in _RESERVED_FOLDERS or (parts[0] == _OUTPUT[0] and not of_job)):
         raise UsageError(f"{what} {job_dir!r} is where the bucket keeps other things: take a path such as {default}")
-    if not job_dir.isprintable() or not (inside or "://" in job_dir):
+    if not job_dir.isprintable() or not (parts if inside else "://" in job_dir):
         raise UsageError(f"{what} {job_dir!r} is not in the bucket: take a path below {bucket}/, such as {default}")
+    if "://" not in bucket and (bad := next((char for char in job_dir if char in _NOT_IN_FOLDERS), "")):
+        raise UsageError(f"{what} {job_dir!r} has {bad}, which no folder of a job may have: take a path such as {default}")
+    return "/".join([bucket, *parts]) if inside else job_dir
 
 
 def _trial_counts(flags: JobFlags, tuned: Mapping[str, Any], inventory: Inventory, where: str) -> resources.Counts:
@@ -485,8 +493,8 @@ def build_job(
     typed, config_args = split_arguments(training_input, flags.args, flags.more_args)
     args = [*chosen, *typed] if typed else [*config_args, *chosen]  # one or the other, as gcloud has it
     if chosen_dir:
-        what = "jobDir" if flags.job_dir else f"{where}: trainingInput.jobDir"
-        check_job_dir(chosen_dir, inventory.bucket, default_dir, what)
+        what = "--job-dir" if flags.job_dir else f"{where}: trainingInput.jobDir"
+        chosen_dir = check_job_dir(chosen_dir, inventory.bucket, default_dir, what)
     for arg in args:
         if "\0" in arg:
             raise UsageError("an argument of the trainer holds a NUL character, which no program can receive")

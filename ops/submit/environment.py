@@ -134,7 +134,7 @@ def _read(file: str, flag: str, hidden: bool = False) -> dict[str, str]:
     No message shows a value that is `hidden`.
     """
     try:
-        lines = Path(file).read_text("utf-8-sig").splitlines()
+        lines = Path(file).read_text("utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
         raise UsageError(f"{flag} {file} cannot be read: {reason}") from None

@@ -123,7 +123,8 @@ def test_tf_keras_with_its_dependency(cluster: Stack, tmp_path: Path) -> None:
 @pytest.mark.registry("tabulate, setuptools")
 def test_a_project_with_a_dependency(cluster: Stack, tmp_path: Path) -> None:
     last_line = '    print(f"Final metrics'
-    waits = f'    while not (folder / "enough").exists():\n        __import__("time").sleep(0.1)\n{last_line}'
+    enough = 'os.path.exists(os.environ["JOB_DIR"] + "/enough")'
+    waits = f'    while not {enough}:\n        __import__("time").sleep(0.1)\n{last_line}'
     package = change_example(tmp_path, "packaged", "src/packaged/task.py", last_line, waits)
     start = r"Started \[{}\], packaged-trainer 1\.0, tabulate "
     patterns = {name: start.format(name.replace("-", "/")) for name in (*_TRAINERS, *_OTHERS)}

@@ -49,6 +49,9 @@ def test_images_in_the_format_of_make_data() -> None:
     inputs = arrays(IMAGE, record(image_raw=[b"\x00\xff\x33\x00"], label=[3]), record(image_raw=[bytes(4)]))
     assert inputs["key"] == [40, 41], "the record's number is its key if it has none"
     assert inputs["image"] == [[0.0, 1.0, pytest.approx(0.2), 0.0], [0.0] * 4]
+    for dtype in ("bfloat16", "float16", "float64"):
+        floats = Signature({"image": Tensor(dtype, (None, 2))}, {})
+        assert arrays(floats, record(image_raw=[b"\x00\xff"])) == {"image": [[0.0, 1.0]]}
     integers = Signature({"image": Tensor("int32", (None, 2, 2))}, {})
     assert arrays(integers, record(image_raw=[b"\x00\xff\x33\x01"])) == {"image": [[[0, 255], [51, 1]]]}
 

@@ -115,6 +115,19 @@ def test_invalid_arguments_are_one_error_line(tmp_path: Path, capsys: pytest.Cap
             ([], "the following arguments are required: model"),
             (["m", "--port", port], f"--port {port} cannot be used: Address already in use"),
             (["m", "--port", "65536"], "--port 65536 cannot be used: "),
+            *(
+                (["m", "--port", port, "--api", api], f"--api {api!r} is not HOST:PORT, such as 127.0.0.1:8501")
+                for api in (
+                    "http://127.0.0.1",
+                    "http://127.0.0.1:8501",
+                    "localhost:http",
+                    "localhost",
+                    ":8501",
+                    "a b:1",
+                    "h:99999",
+                    "",
+                )
+            ),
             (["m", "--images", str(bad)], f"--images {bad} is no request: a line has no `image` of 784 numbers"),
             (["m", "--images", "/nowhere"], "--images /nowhere is no request: No such file or directory"),
         ]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+
 import pytest
 
 from hosts.agent.lines import Messages
@@ -66,6 +68,20 @@ def first_error_of(*texts: str) -> FirstError | None:
 def test_the_first_error(texts: list[str], expected: str | None) -> None:
     error = first_error_of(*texts)
     assert (error and error.message) == expected
+
+
+@pytest.mark.parametrize("prefix", ["", "[rank1]: "])
+def test_an_exception_group_is_named(prefix: str) -> None:
+    try:
+        try:
+            raise ValueError("bad shape")
+        except ValueError as error:
+            raise ExceptionGroup("two tasks", [error, ExceptionGroup("more", [KeyError("x")])]) from None
+    except ExceptionGroup as group:
+        texts = [prefix + line for line in "".join(traceback.format_exception(group)).splitlines()]
+    assert texts[0].startswith(f"{prefix}  + Exception Group Traceback")
+    error = first_error_of(*texts)
+    assert (error and error.message) == "ExceptionGroup: two tasks (2 sub-exceptions)"
 
 
 @pytest.mark.parametrize(

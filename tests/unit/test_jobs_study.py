@@ -35,7 +35,7 @@ UNITS = Parameter("units", INTEGER, 0, 2)
     [
         (KIND, ["adam", "sgd"], ["adam", "sgd"], ["", "ada", None]),
         (BATCH, ["16", "32", "64.5"], ["16", "64.5"], ["16.0", "17", None]),
-        (UNITS, range(3), ["0", "1", "2"], ["-1", "3", "x", "", None]),
+        (UNITS, range(3), ["0", "1", "2"], ["-1", "3", "1.5", "1.0", "x", "", None]),
         (Parameter("n", INTEGER, -2, 0), range(-2, 1), ["-2", "0"], ["-3", "1", None]),
         (Parameter("n", INTEGER, 5, 5), range(5, 6), ["5"], ["0", "4", "6"]),
         (Parameter("x", DOUBLE, 0, 0.75), None, ["0", "0.5", "0.75", "1e-9"], ["-0.1", "0.76", "nan", "x", None]),

@@ -80,6 +80,7 @@ def test_the_script_of_a_shell_is_not_expanded(argv: list[str], index: int) -> N
         ("bash -o pipefail -ec x", [4]),
         ("bash +o posix -O extglob -c x", [6]),
         ("timeout 9 dash -c x ksh -c y", [4, 7]),
+        ("bash --rcfile /x --init-file y -c z", [6]),
         ("sh", []),
         ("sh run.sh -c x", []),
         ("sh -e x", []),

@@ -86,3 +86,17 @@ def test_a_foreign_or_used_pool_is_not_removed(
     vars(pools.get("scaletier")).update(change)
     assert call("remove", capsys) == (1, f"lxd: storage pool scaletier stays: {reason}\n")
     assert pools.exists("scaletier")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [(["mkae", "scaletier"], "argument action: invalid choice: 'mkae'"), (["remove"], "arguments are required: name")],
+)
+def test_a_wrong_call_changes_nothing(
+    pools: Pools, capsys: pytest.CaptureFixture[str], arguments: list[str], reason: str
+) -> None:
+    pool.make("scaletier")
+    with pytest.raises(SystemExit):
+        pool.main(arguments)
+    assert reason in capsys.readouterr().err
+    assert pools.exists("scaletier")

@@ -157,6 +157,11 @@ def test_a_user_without_access_to_the_socket_gets_the_group(folder: Path, monkey
         monkeypatch.setattr(api.os, "access", lambda *_: False)
         with pytest.raises(LxdError, match=r"no right to use .*: be root, or `sudo usermod -aG "):
             api.socket_path()
+        with socket.socket(socket.AF_UNIX) as usable:
+            usable.bind(str(folder / "incus"))
+            usable.listen()
+            monkeypatch.setattr(api.os, "access", lambda path, _: path == str(folder / "incus"))
+            assert api.socket_path() == str(folder / "incus")
 
 
 def _machine(

@@ -106,7 +106,16 @@ def test_configs_own_values_are_used(inventory: Inventory, tmp_path: Path) -> No
     [
         ("/bucket/a/b", "/bucket", None),
         ("/bucket/database", "/bucket", None),
-        ("/bucket/jobs/data", "/bucket", None),
+        ("/bucket/jobs/data", "/bucket", "is where the bucket keeps other things"),
+        ("/bucket/jobs/data/output/x", "/bucket", None),
+        ("/bucket/jobs/1/output", "/bucket", "is where the bucket keeps other things"),
+        ("/bucket/jobs/data/logs", "/bucket", "is where the bucket keeps other things"),
+        ("gs://b/jobs", "gs://b", "is where the bucket keeps other things"),
+        ("/bucket/./data/x", "/bucket", "is where the bucket keeps other things"),
+        ("/bucket/", "/bucket", "is not in the bucket: take a path below /bucket/, such as /bucket/d"),
+        ("gs://b/", "gs://b", "is not in the bucket"),
+        ("/bucket/a:b", "/bucket", "has :, which no folder of a job may have: take a path such as /bucket/d"),
+        ("gs://b/a:b", "gs://b", None),
         ("/bucket//data/x", "/bucket", "is where the bucket keeps other things: take a path such as /bucket/d"),
         ("/bucket/models", "/bucket", "is where the bucket keeps other things"),
         ("/bucket", "/bucket", "is not in the bucket: take a path below /bucket/, such as /bucket/d"),
@@ -123,10 +132,16 @@ def test_configs_own_values_are_used(inventory: Inventory, tmp_path: Path) -> No
 )
 def test_a_job_dir_is_in_the_bucket_or_at_an_url(job_dir: str, bucket: str, message: str | None) -> None:
     if message is None:
-        check_job_dir(job_dir, bucket, f"{bucket}/d")
+        assert check_job_dir(job_dir, bucket, f"{bucket}/d") == job_dir
         return
     with pytest.raises(UsageError, match=re.escape(f"jobDir {job_dir!r} {message}")):
         check_job_dir(job_dir, bucket, f"{bucket}/d")
+
+
+def test_a_job_dir_is_recorded_in_its_plain_form(inventory: Inventory) -> None:
+    job = build_job(JobFlags("job01", job_dir="/bucket/./a//b/"), inventory)
+    assert (job.job_dir, job.training_input["jobDir"]) == ("/bucket/a/b", "/bucket/a/b")
+    assert check_job_dir("gs://b//a/", "gs://b", "gs://b/d") == "gs://b/a"
 
 
 def test_the_id_of_the_job_is_part_of_a_job_dir(inventory: Inventory, tmp_path: Path) -> None:
@@ -135,7 +150,9 @@ def test_the_id_of_the_job_is_part_of_a_job_dir(inventory: Inventory, tmp_path: 
     assert job.job_dir == job.training_input["jobDir"] == "/bucket/runs/job01"
     assert plan(inventory, job, "").tasks["master-0"].environment["JOB_DIR"] == "/bucket/runs/job01"
     for name in ("JOBID", "JOB_DIR"):
-        with pytest.raises(UsageError, match=rf"jobDir '/bucket/\$\{{{name}\}}' has \$\{{{name}\}}, which is not filled in: "):
+        with pytest.raises(
+            UsageError, match=rf"--job-dir '/bucket/\$\{{{name}\}}' has \$\{{{name}\}}, which is not filled in: "
+        ):
             build_job(JobFlags("job01", job_dir=f"/bucket/${{{name}}}"), inventory)
 
 
@@ -371,6 +388,12 @@ def test_a_resumed_job_gets_its_job_dir_like_any_other(inventory: Inventory, dis
     for files_of_package, passed in ((files, [] if disabled else ["--job_dir", "/bucket/there"]), ({"mine/task.py": b""}, [])):
         job = build_job(JobFlags("j", job_dir="/bucket/there", resume="old"), inventory, "mine", files_of_package)
         assert (job.job_dir, plan(inventory, job, "").args) == ("/bucket/there", passed)
+
+
+def test_only_line_ends_separate_the_lines_of_an_env_file(inventory: Inventory, tmp_path: Path) -> None:
+    (tmp_path / "vars").write_bytes("A=x\fB=z\v\x85\u2028C=1\r\nD=2\n".encode())
+    variables = build_job(JobFlags("j", env_file=str(tmp_path / "vars")), inventory).training_input["environment"]
+    assert variables == {"A": "x\fB=z\v\x85\u2028C=1", "D": "2"}
 
 
 def test_an_env_files_error_names_the_line(inventory: Inventory, tmp_path: Path) -> None:

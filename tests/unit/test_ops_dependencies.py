@@ -265,18 +265,20 @@ def test_files_of_uv_and_scripts_are_not_sent(tmp_path: Path) -> None:
     contents = {
         "bin/far": "#!",
         "far/INSTALLER": "mine",
+        "far/a,b": "z",
         "far/bin/x": "y",
         "far-1.0.dist-info/INSTALLER": "uv",
         "far-1.0.dist-info/REQUESTED": "",
         "far-1.0.dist-info/METADATA": "Name: far",
-        "far-1.0.dist-info/RECORD": "far/INSTALLER,a,1\nbin/far,b,2\nfar-1.0.dist-info/INSTALLER,c,3\nfar/bin/x,,\n",
+        "far-1.0.dist-info/RECORD": 'far/INSTALLER,a,1\nbin/far,,\nfar-1.0.dist-info/INSTALLER,,\n\n"far/a,b",,\nfar/bin/x,,\n',
     }
     write_files(tmp_path / "site", contents)
     assert dependencies.read(tmp_path) == {
         "far/INSTALLER": b"mine",
+        "far/a,b": b"z",
         "far/bin/x": b"y",
         "far-1.0.dist-info/METADATA": b"Name: far",
-        "far-1.0.dist-info/RECORD": b"far/INSTALLER,a,1\nfar/bin/x,,\n",
+        "far-1.0.dist-info/RECORD": b'far/INSTALLER,a,1\n"far/a,b",,\nfar/bin/x,,\n',
     }
 
 
@@ -437,6 +439,16 @@ def test_a_project_is_built_and_pushed(tmp_path: Path, index: Path, monkeypatch:
     assert sorted(root.rglob("*")) == before, "a build leaves nothing in the user's folder"
     monkeypatch.setattr(dependencies, "install", fail_on_uv)
     assert package.build(root, "mine.task") == built
+
+
+def test_a_project_is_built_again_for_another_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dependencies, "CACHE", tmp_path / "cache")
+    built = list[str]()
+    monkeypatch.setattr(dependencies, "install", lambda _, python, *__: built.append(python))
+    for python in ("3.11", "3.12", "3.12"):
+        monkeypatch.setattr(dependencies, "PYTHON", python)
+        dependencies.build_project(tmp_path / "mine", {"mine/setup.py": b""})
+    assert built == ["3.11", "3.12"]
 
 
 def test_a_project_of_several_packages_needs_a_module(tmp_path: Path, index: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 from opsdata import put_job, write_files
 from replicahosts import Clock
 
-from hosts.serving.records import Version, VersionState
+from hosts.serving.records import Model, Version, VersionState
 from infra.inventory import Inventory
 from jobs.folder_bucket import FolderBucket
 from jobs.records import JobRecord
@@ -384,7 +384,7 @@ def test_a_version_is_deleted_with_its_files(
     assert versions.delete_version(cluster, "mnist", "v1", sure=True) == 0
     assert capsys.readouterr().out == "version v1 of model mnist is deleted\n"
     assert not (tmp_path / "bucket/models/mnist/versions/v1").exists()
-    with pytest.raises(UsageError, match="there is no model 'mnist'; no model is deployed yet"):
+    with pytest.raises(UsageError, match="there is no model 'mnist'; no model is deployed: fab deploy"):
         versions.delete_version(cluster, "mnist", "v1", sure=True)
     with pytest.raises(UsageError, match=r"\(it was deleted\), and a name is used once"):
         deploy(cluster)
@@ -406,9 +406,9 @@ def test_a_version_is_deleted_with_its_files(
 def test_models_and_versions_are_listed(make_cluster: MakeCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cluster, _ = make_cluster()
     assert versions.models(cluster, as_json=False) == 0
-    assert "no model is deployed yet: fab deploy --job ID" in capsys.readouterr().err
+    assert "no model is deployed: fab deploy --job ID" in capsys.readouterr().err
     for call in (lambda: versions.versions(cluster, None, False), lambda: versions.set_default(cluster, "m", "v1")):
-        with pytest.raises(UsageError, match="no model is deployed yet"):
+        with pytest.raises(UsageError, match="no model is deployed: fab deploy"):
             call()
     deploy(cluster)
     capsys.readouterr()
@@ -660,8 +660,14 @@ def test_predict_refuses_an_undeployed_version_without_a_request(make_cluster: M
         predicting.predict(cluster, "mnist", "v2", instances, None, False)
     versions.undeploy(cluster, "mnist", "v1", False)
     cluster, fake = make_cluster()
-    with pytest.raises(UsageError, match="no version of model mnist is served: v1 is UNDEPLOYED, v2 is UNDEPLOYED; fab deploy"):
+    unserved = "no version of model mnist is served: v1 is UNDEPLOYED, v2 is UNDEPLOYED; "
+    with pytest.raises(UsageError, match=f"^{unserved}fab deploy --model mnist --version v1 brings it back$"):
         predicting.predict(cluster, "mnist", None, instances, None, False)
+    lost = Model("mnist", versions=[Version("v1", VersionState.FAILED)])
+    with pytest.raises(
+        UsageError, match=r"v1 is FAILED; fab deploy --model mnist --version NAME --job ID deploys another one$"
+    ):
+        lookup.served_model(SimpleNamespace(models=lambda: ([lost], [])), "mnist")  # type: ignore[arg-type]
     assert fake.requests == []
 
 

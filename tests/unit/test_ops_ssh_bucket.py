@@ -106,10 +106,20 @@ def test_a_large_download_continues_on_a_new_channel(store: SshBucket, remote: R
     store.upload("a/b", source, sizes.append)
     assert sum(sizes) == 3_000_000
     remote.pipes[0].breaks = "in the middle"
-    assert store.download("a/b", target)
+    sizes.clear()
+    assert store.download("a/b", target, sizes.append)
+    assert sum(sizes) == 3_000_000
     assert target.read_bytes() == source.read_bytes()
     assert len(remote.pipes) == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "source", "target"]
+
+
+def test_a_repeated_upload_counts_each_byte_once(store: SshBucket, remote: RemoteHost) -> None:
+    store.create("a", b"one")
+    remote.pipes[0].breaks = "after"
+    sizes = list[int]()
+    store.upload("b", b"x" * 3_000_000, sizes.append)
+    assert (sum(sizes), len(remote.pipes)) == (3_000_000, 2)
 
 
 def test_a_source_that_becomes_shorter_is_not_stored(

@@ -875,16 +875,14 @@ def test_two_running_jobs_cannot_share_an_output(submission: Submission, ledger:
         return replace(submission, job=build_job(job_flags, submission.inventory, "tiny"))
 
     fleet = FakeFleet(submission.inventory, ready_answer(10**10))
-    first = job("job00", "/bucket/jobs/old/output", scale_tier="BASIC")
+    first = job("job00", "/bucket/old/output", scale_tier="BASIC")
     submit(make_cluster(FakeFleet(submission.inventory), ledger), first, may_wait=False)
-    for folder in ("/bucket/jobs/old/output/", "/bucket/jobs/old/output/more", "/bucket/jobs/old"):
-        with pytest.raises(
-            UsageError, match="job job00, which is PREPARING, writes to /bucket/jobs/old/output, and this job would"
-        ):
+    for folder in ("/bucket/old/output/", "/bucket/old/output/more", "/bucket/old"):
+        with pytest.raises(UsageError, match="job job00, which is PREPARING, writes to /bucket/old/output, and this job would"):
             train.check_hosts(make_cluster(fleet, ledger), job("job01", folder, scale_tier="BASIC"))
-    train.check_hosts(make_cluster(fleet, ledger), job("job01", "/bucket/jobs/old2/output", scale_tier="BASIC"))
+    train.check_hosts(make_cluster(fleet, ledger), job("job01", "/bucket/old2/output", scale_tier="BASIC"))
     # A job that needs the same host runs after it, and may continue in its output.
-    train.check_hosts(make_cluster(fleet, ledger), job("job01", "/bucket/jobs/old/output"))
+    train.check_hosts(make_cluster(fleet, ledger), job("job01", "/bucket/old/output"))
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,11 @@ def test_an_unwritable_folder_ends_no_job(tmp_path: Path) -> None:
         (None, DIGITS),
     ],
 )
-def test_the_manifest_names_the_classes(tmp_path: Path, manifest: str | None, names: list[str]) -> None:
+def test_the_manifest_names_the_classes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, manifest: str | None, names: list[str]
+) -> None:
     if manifest is not None:
         (tmp_path / "manifest.json").write_text(manifest)
     assert evaluation.classes(str(tmp_path / "test-00000-of-00001.tfrecord")) == names
+    monkeypatch.chdir(tmp_path)
+    assert evaluation.classes("test-00000-of-00001.tfrecord") == names

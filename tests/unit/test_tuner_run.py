@@ -400,6 +400,34 @@ def test_a_lagging_trial_is_stopped_early(
     assert lines[-2].startswith("Trials: 6 done, 0 FAILED, 1 stopped early; best is trial 1: --x=")
 
 
+def test_early_stopping_is_checked_again_after_an_outage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: list[float]
+) -> None:
+    monkeypatch.setenv("TF_CONFIG", TF_CONFIG)
+    monkeypatch.setattr(run, "should_stop", lambda *_: True)
+    world = TuningWorld(tmp_path, replace(STUDY, enableTrialEarlyStopping=True))
+    reads = iter([BucketError("away"), []])
+
+    def read() -> Any:
+        if isinstance(answer := next(reads), BucketError):
+            raise answer
+        return answer
+
+    def child(_: str, environment: Mapping[str, str]) -> Child:
+        children.append(Child([lambda: report(environment, 1, 0.1), lambda: None]))
+        return children[-1]
+
+    children: list[Child] = []
+    world.child = child
+    tuner = world.tuner("master-0")
+    claimed = tuner._claim([])
+    assert claimed is not None
+    monkeypatch.setattr(tuner._trials, "read", read)
+    tuner._run(claimed)
+    assert children[0].stopped
+    assert [trial.isTrialStoppedEarly for trial in world.trials()] == [True]
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Return the tuner's time, which stands still."""

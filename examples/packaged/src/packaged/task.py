@@ -3,8 +3,8 @@
 import argparse
 import os
 from importlib.metadata import version
-from pathlib import Path
 
+import fsspec  # it also writes to gs://
 from tabulate import tabulate
 
 from packaged.model import LEVEL, SLOPE, Line, step
@@ -14,6 +14,8 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--max-steps", type=int, default=200)
     args = parser.parse_args()
+    if args.max_steps < 1:
+        parser.error("--max-steps must be at least 1")
     replica = f"{os.environ.get('TYPE', 'master')}/{os.environ.get('INDEX', '0')}"
     print(f"Started [{replica}], packaged-trainer {version('packaged-trainer')}, tabulate {version('tabulate')}", flush=True)
     if replica != "master/0":
@@ -25,9 +27,8 @@ def main():
             rows.append((number, loss, float(line.slope), float(line.level)))
     table = tabulate(rows, ("step", "loss", f"slope ({SLOPE:g})", f"level ({LEVEL:g})"), floatfmt=".3f")
     print(table, flush=True)
-    folder = Path(os.environ.get("JOB_DIR", "output"))
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "table.txt").write_text(table)
+    with fsspec.open(os.path.join(os.environ.get("JOB_DIR", "output"), "table.txt"), "w") as file:
+        file.write(table)
     print(f"Final metrics after {args.max_steps} steps, loss: {loss:.3f}", flush=True)
 
 
