@@ -103,6 +103,7 @@ class Synchronous(Training):
 
     def rounds(self) -> Iterator[Round]:
         """Yield rounds with the same number of steps on every replica; the global step counts those of all."""
+        self.budget.release()  # a callback of the chief may have ended training before the first one
         period = SyncPeriod(self.flags.sync_period or DEFAULT_SYNC_PERIOD, True)
         emits, device_count = {self.name: say}, len(self.devices) * self.count
         replica = ReplicaLoop(

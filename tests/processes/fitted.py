@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+from pathlib import Path
 from typing import Any
 
 import scaletier
@@ -38,6 +40,14 @@ def callbacks() -> Any:
 
     class EndsJob(keras.callbacks.Callback):  # type: ignore[misc]
         """Set the learning rate to zero after an epoch, and end the job after the last one."""
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.epoch = epoch
+
+        def on_test_begin(self, logs: Any = None) -> None:
+            if (file := os.environ.get("TERMINATE_ONCE")) and self.epoch == STOP - 1 and not Path(file).exists():
+                Path(file).touch()
+                signal.raise_signal(signal.SIGTERM)
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             print(f"Epoch {epoch} has {', '.join(sorted(logs))}: {self.model.layers[-1].get_weights()[0].ravel()}", flush=True)

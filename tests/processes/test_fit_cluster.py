@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -86,5 +87,24 @@ def test_callbacks_affect_all_replicas_and_the_chief_continues(tmp_path: Path, s
         models = [tmp_path / "job" / name for name in ("best.keras", "export/model.keras")]
         loaded = subprocess.run([sys.executable, "-c", _LOAD, *models], capture_output=True, check=True)
         assert loaded.stdout == b"0.0 0.0\n"
+    finally:
+        job.stop()
+
+
+@pytest.mark.full(
+    "test_fit.py::test_a_restart_within_an_epoch_keeps_its_metrics, where one process ends an epoch as it resumes"
+)
+def test_a_callback_ends_training_as_the_epoch_of_a_restart_ends(tmp_path: Path) -> None:
+    environ = {"PYTHONPATH": str(Path(__file__).parent), "TERMINATE_ONCE": str(tmp_path / "terminated")}
+    job = Job(tmp_path, "fitted", PEERS, "--strategy=sync", "--sync-period=4", **environ)
+    try:
+        job.start_all()
+        assert {job.wait("chief-0"), job.wait("worker-0")} == {-signal.SIGTERM}
+        assert f"Ends by SIGTERM at step {STOP * EPOCH}; a checkpoint is saved" in job.log("chief-0")
+        job.start_all()
+        assert (job.wait("chief-0"), job.wait("worker-0")) == (0, 0), job.log("chief-0")
+        assert re.findall(r"^Epoch (\d) has", job.log("chief-0"), re.MULTILINE) == ["2"]
+        assert "The chief continues: [0, 1, 2] " in job.log("chief-0")
+        assert f"Final metrics after {STOP * EPOCH + 2 * 4} steps" in job.log("chief-0"), "both take the same steps in a round"
     finally:
         job.stop()
