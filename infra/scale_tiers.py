@@ -96,7 +96,7 @@ def network_gbits(machine_type: str) -> float:
 
 @dataclass(frozen=True)
 class HostId:
-    """What identifies a host in its cluster: its role and its index, which make its name, such as `worker-0`."""
+    """The identity of a host in its cluster: its role and its index, which make its name, such as `worker-0`."""
 
     role: Role
     index: int

@@ -27,7 +27,7 @@ ReadConfig = Callable[[str], str | None]
 
 
 class ApiEndpoint(NamedTuple):
-    """Where the base URL of an API comes from: the first of a configuration key and a variable that is set, else a default."""
+    """The sources of an API's base URL: the first of a configuration key and a variable that is set, else a default."""
 
     key: str
     variable: str
