@@ -205,7 +205,7 @@ def test_a_replaced_leader_obeys_the_new_one(root: Path) -> None:
     assert replica.host.child.stops == [PLAN.stopSeconds]
 
 
-def test_the_end_of_a_job_frees_its_hosts_and_all_check_finished(root: Path) -> None:
+def test_the_end_of_a_job_frees_its_hosts_and_all_finish(root: Path) -> None:
     replica, other = Replica(root), Replica(root, "worker-0")
     for _ in range(4):
         replica.cycles()
