@@ -22,7 +22,7 @@ from trainer import custom_data, tfrecord
 from trainer.mnist import CLASS_COUNT, DIGESTS, MANIFEST, PIXELS, InputError, SourceError, Split, has_idx_files, load
 from trainer.progress import counted
 
-# A number that the usual numbers of replicas divide, so that each reads files of its own.
+# A number that the usual numbers of replicas divide, for a trainer in which each reads files of its own.
 TRAIN_SHARDS = 20
 DEFAULT_DEST = ".cache/mnist"
 MNIST = "MNIST"
