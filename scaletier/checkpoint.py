@@ -151,8 +151,8 @@ def write_error(place: str, error: Exception) -> Exception:
 
 
 def key_of(spec: VariableSpec) -> str:
-    """Return a variable's name in a checkpoint, which reserves slashes and some words."""
-    return f"{spec.name}:" if spec.name in _RESERVED else spec.name.replace("/", ":")
+    """Return a variable's name in a checkpoint, which reserves slashes, dots and some words."""
+    return f"{spec.name}:" if spec.name in _RESERVED else spec.name.replace("/", ":").replace(".", "%")
 
 
 def find(job_dir: str, network: FunctionalModel) -> CheckpointReader | None:
