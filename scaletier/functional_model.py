@@ -219,7 +219,7 @@ class FunctionalModel:
             symbolic = tf.nest.map_structure(_symbolic, batch_spec.inputs)
             line = f"the model {self.model.name} does not take inputs of {_shapes(batch_spec.inputs)}{self._in_graph}"
             with _as_job_error(line), self._scope:
-                self._call(symbolic, False)
+                self._call(symbolic, True)  # as `fit` of Keras builds it: a part may be used in training alone
         if not self.model.trainable_variables:
             raise JobError(f"the model {self.model.name} has no variable to train")
         generator = keras.random.SeedGenerator

@@ -12,6 +12,7 @@ import functools
 import importlib
 import importlib.util
 import os
+import re
 import sys
 import threading
 import time
@@ -287,11 +288,19 @@ def unbuilt_copy(optimizer: Any) -> Any:
 
 
 def keep_weights_without_decay(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Keep what `exclude_from_weight_decay` was given for `make_stateless`, as TensorFlow's part has other keys of weights."""
+    """Keep what `exclude_from_weight_decay` was given for `make_stateless`.
+
+    TensorFlow's part has other keys of weights, and searches for `var_names` in its own names of them, such as `norm/gamma:0`.
+    """
     for one in inner_optimizers(optimizer):
-        if excluded := getattr(one, "_exclude_from_weight_decay", None):
-            one._exclude_from_weight_decay = {id(variable) for variable in variables if one._var_key(variable) in excluded}
-            one._exclude_from_weight_decay_cache = {}
+        excluded, pattern = (getattr(one, f"_exclude_from_weight_decay{end}", None) for end in ("", "_pattern"))
+        if excluded or pattern:
+            one._exclude_from_weight_decay = {
+                id(variable)
+                for variable in variables
+                if one._var_key(variable) in (excluded or ()) or (pattern and re.search(pattern, f"{variable.path}:0"))
+            }
+            one._exclude_from_weight_decay_pattern, one._exclude_from_weight_decay_cache = None, {}
 
 
 def clear_session() -> None:

@@ -235,6 +235,19 @@ class Requires(Subclassed):
         return self.out(self.norm(inputs, training=training))
 
 
+class Auxiliary(Subclassed):
+    """Has a part that is used in training alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.auxiliary = layers.Dense(1, use_bias=False)
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        if training:
+            self.add_loss(keras.ops.mean(keras.ops.square(self.auxiliary(inputs))))
+        return super().call(inputs)
+
+
 class OwnLoss(Subclassed):
     """Trains towards the opposite, with a metric of its own."""
 
@@ -457,16 +470,16 @@ class SlowBias(keras.optimizers.SGD):  # type: ignore[misc]
 
 
 class Decays(keras.Sequential):  # type: ignore[misc]
-    """Compiled with an optimizer that is built, and excludes kernels from weight decay by their names, or itself."""
+    """Compiled with an optimizer that is built, and excludes a weight from decay by names, or itself."""
 
-    def __init__(self, by_name: bool = True) -> None:
-        super().__init__([keras.Input((WIDTH,)), layers.Dense(1)], name="model")
-        self.by_name = by_name
+    def __init__(self, names: tuple[str, ...] = ("kernel",)) -> None:
+        super().__init__([keras.Input((WIDTH,)), layers.Dense(1, name="last")], name="model")
+        self.names = names
 
     def compile(self, optimizer: Any, **more: Any) -> None:
         chosen = keras.optimizers.AdamW(0.01, weight_decay=0.9)
-        if self.by_name:
-            chosen.exclude_from_weight_decay(var_names=["kernel"])
+        if self.names:
+            chosen.exclude_from_weight_decay(var_names=list(self.names))
         else:
             chosen.exclude_from_weight_decay(var_list=[self.layers[0].kernel])
         chosen.build(self.trainable_variables)
@@ -637,6 +650,7 @@ ROWS: dict[str, Row] = {
     "mixed_bfloat16": Row(mixed_precision("mixed_bfloat16")),
     "a Sequential model without an Input": Row(lambda: keras.Sequential([layers.Dense(3), layers.Dense(1)], name="model")),
     "subclassed, a required `training`": Row(Requires),
+    "subclassed, a part of training alone": Row(Auxiliary),
     "subclassed, a dict of outputs": Row(Named, NAMED, {"loss": PAIR, "metrics": {"price": ["mae"]}}),
     "subclassed, a list of outputs": Row(Listed, BOTH, {"loss": ["mse", "mae"], "metrics": [["mae"], ["mae"]]}),
     "a model within a model": Row(model_in_model),
@@ -698,7 +712,8 @@ ROWS: dict[str, Row] = {
     ),
     "apply, by variable": Row(dense(), compile={"loss": "mse", "optimizer": SlowBias}),
     "weights without decay, a built optimizer": Row(Decays),
-    "weights without decay, by variable": Row(lambda: Decays(by_name=False)),
+    "weights without decay, by variable": Row(lambda: Decays(())),
+    "weights without decay, by a layer's name": Row(lambda: Decays(("last",))),
     "a schedule of its own": Row(dense(), compile={"loss": "mse", "optimizer": lambda: keras.optimizers.SGD(Falls())}),
     "an initializer with a SeedGenerator": Row(
         lambda: dense(kernel_initializer=keras.initializers.RandomNormal(seed=keras.random.SeedGenerator(3)))(),
