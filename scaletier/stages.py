@@ -86,9 +86,12 @@ def _split(model: Any) -> list[tuple[str, Any]]:
     if isinstance(model, keras.Sequential):  # rebuild it as a functional model, where masks are operations too
         with keras.StatelessScope(initialize_variables=False):
             whole = keras.Model(model.inputs[0], model.outputs[0])
-    if not (operations := getattr(whole, "operations", None)):
+    operations = getattr(whole, "operations", None)
+    with keras.StatelessScope(initialize_variables=False):
+        calls = [type(keras.Model(whole.input, whole.output)).call, keras.Sequential.call] if operations else []
+    if type(model).call not in calls:
         valid = "valid are Sequential models and those made of keras.Input"
-        raise JobError(f"the model {model.name} cannot be divided among several hosts: it is subclassed; {valid}")
+        raise JobError(f"the model {model.name} cannot be divided among several hosts: it has its own call; {valid}")
     inputs = {id(tensor) for tensor in model.inputs}
     layers = [layer for layer in operations if not isinstance(layer, keras.layers.InputLayer)]
     try:

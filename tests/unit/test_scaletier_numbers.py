@@ -723,6 +723,17 @@ def test_a_shared_layer_with_weights_is_refused_on_several_hosts() -> None:
         make_units(FunctionalModel(job, job.data.element_spec, 0))
 
 
+def test_a_functional_model_with_its_own_call_is_refused_on_several_hosts() -> None:
+    class Scales(keras.Model):  # type: ignore[misc]
+        def call(self, inputs: Any) -> Any:
+            return super().call(inputs / 255)
+
+    begin = keras.Input((WIDTH,))
+    job = Job(Scales(begin, keras.layers.Dense(2)(begin), name="own"), dataset(INPUTS, TARGETS), "mse")
+    with pytest.raises(JobError, match=r"^the model own cannot be divided among several hosts: it has its own call; valid are"):
+        make_units(FunctionalModel(job, job.data.element_spec, 0))
+
+
 def test_masks_are_passed_between_stages() -> None:
     make, parts, loss, metrics = CASES["masked"]
     model, data = make(), dataset(*parts, batch=7)
