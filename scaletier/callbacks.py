@@ -110,12 +110,14 @@ class Callbacks:
         steps_per_epoch = flags.eval_steps or 1
         epochs, network.model.stop_training = -(-flags.max_steps // steps_per_epoch), False
         self.history = keras.callbacks.History()
-        called = [*_hooks(*self._data), *self._callbacks, self.history]
+        called = [*self._callbacks, self.history]
         self._list = keras.callbacks.CallbackList(called, model=network.model, epochs=epochs, steps=flags.eval_steps, verbose=0)
         for callback in called if step else ():
             if isinstance(callback, keras.callbacks.CSVLogger):
                 callback.append = True
         rates = _rates_of(network.model.optimizer)
+        train_data, _ = self._data
+        _call_hook(train_data, "on_epoch_end")  # as `fit` of Keras does before the first epoch, and before each evaluation
         self._list.on_train_begin()
         self._rates = [at for at, spec in enumerate(network.local) if spec in network.learning_rates]
         stored = json.loads(reader.callbacks) if reader and reader.callbacks else {}
@@ -230,11 +232,15 @@ class Callbacks:
         """
         if self._rounds:
             _, self._logs = self._total()
-        logs = dict(self._logs)
+        logs, (train_data, validation_data) = dict(self._logs), self._data
+        _call_hook(train_data, "on_epoch_end")
         if evaluate:
+            _call_hook(validation_data, "on_epoch_end")
             self._list.on_test_begin()
+            _call_hook(validation_data, "on_epoch_begin")
             if (measured := evaluate()) is None:
                 return
+            _call_hook(validation_data, "on_epoch_end")
             found = {"loss": measured.loss, **measured.metrics}
             self._list.on_test_end(found)
             logs |= {f"val_{name}": value for name, value in found.items()}
@@ -250,6 +256,7 @@ class Callbacks:
         self._begun = begins
         if begins:
             self._list.on_epoch_begin(self._epoch)
+            _call_hook(self._data[0], "on_epoch_begin")
         self.rates = {at: self._local[at].numpy() for at in self._rates}
 
     def end(self) -> None:
@@ -274,13 +281,9 @@ def _rates_of(optimizer: Any) -> list[int]:
     return [id(private.rate_of(one)) for one in private.inner_optimizers(optimizer)]
 
 
-def _hooks(train_data: Any, validation_data: Any) -> list[Any]:
-    """Return a callback that calls the hooks of PyDatasets."""
+def _call_hook(data: Any, name: str) -> None:
+    """Call a hook of a PyDataset."""
     import keras
 
-    lambdas: dict[str, Callable[..., None]] = {}
-    for data, kind in ((train_data, "epoch"), (validation_data, "test")):
-        if isinstance(data, keras.utils.PyDataset):
-            lambdas[f"on_{kind}_begin"] = lambda *_, data=data, **__: data.on_epoch_begin()
-            lambdas[f"on_{kind}_end"] = lambda *_, data=data, **__: data.on_epoch_end()
-    return [keras.callbacks.LambdaCallback(**lambdas)] if lambdas else []
+    if isinstance(data, keras.utils.PyDataset):
+        getattr(data, name)()

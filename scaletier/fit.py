@@ -152,15 +152,18 @@ def _dataset(given: Any, batch_size: int, seed: int | None) -> Any:
 
     from scaletier.data import with_any_batch_size
 
-    def plain(parts: Any) -> Any:
-        """Convert lists to tuples, as tf.data makes tensors of lists, and floats to Keras's default type."""
+    def plain(parts: Any, series_types: tuple[Any, ...] = ()) -> Any:
+        """Convert lists to tuples, as tf.data makes tensors of lists, and floats to Keras's default type.
+
+        Arrays of `series_types` become columns, as Keras makes them of a pandas Series.
+        """
         if isinstance(parts, list | tuple):
-            return tuple(map(plain, parts))
+            return tuple(plain(part, series_types) for part in parts)
         if isinstance(parts, dict):
-            return {name: plain(part) for name, part in parts.items()}
+            return {name: plain(part, series_types) for name, part in parts.items()}
         if parts is None or isinstance(parts, tf.RaggedTensor | tf.SparseTensor):
             return parts
-        array = np.asarray(parts)
+        array = np.asarray(parts)[:, None] if isinstance(parts, series_types) else np.asarray(parts)
         if not array.shape:
             raise JobError(
                 f"the data is {kind_of(parts)}. Valid: arrays, a PyDataset, a tf.data.Dataset, a function that makes one"
@@ -203,7 +206,7 @@ def _dataset(given: Any, batch_size: int, seed: int | None) -> Any:
         options = tf.data.Options()
         options.autotune.enabled = False  # no prefetching: on_epoch_begin comes before the first batch is read
         return dataset.apply(tf.data.experimental.assert_cardinality(cardinality)).with_options(options)
-    arrays = without_none(plain(given))
+    arrays = without_none(plain(given, (sys.modules["pandas"].Series,) if "pandas" in sys.modules else ()))
     sizes = {int(one.shape[0]) if one.shape else 0 for one in tf.nest.flatten(arrays) if one is not None}
     if len(sizes) != 1 or 0 in sizes:
         line = f"the arrays are invalid: they have {', '.join(map(str, sorted(sizes)))} samples. Valid: as many in each"

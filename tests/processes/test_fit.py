@@ -316,7 +316,7 @@ def test_one_process_trains_like_keras(name: str, tmp_path: Path) -> None:
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(0)
     reference = make()
-    x, y = train_data[:2] if isinstance(train_data, tuple) else (data(), None)
+    x, y = train_data[:2] if isinstance(train_data, tuple) else (data() if data in PAGES else data, None)
     expected = reference.fit(
         x,
         y,
@@ -344,7 +344,7 @@ def test_one_process_trains_like_keras(name: str, tmp_path: Path) -> None:
     for trained, like in ((result.model, reference), loaded):
         assert trained.evaluate(*tested, verbose=0) == pytest.approx(like.evaluate(*tested, verbose=0), abs=1e-5)
     if data in PAGES:
-        assert train_data.calls == ["begin", "end"] * EPOCHS
+        assert train_data.calls == x.calls == ["end", *["begin", "end"] * EPOCHS]
     if name in SIGNATURES:
         (exported,) = (tmp_path / "export/Servo").iterdir()
         signature = tf.saved_model.load(exported).signatures["serving_default"]
@@ -453,8 +453,8 @@ def test_a_restart_within_an_epoch_keeps_its_metrics(tmp_path: Path, monkeypatch
     monkeypatch.setattr(importlib.import_module("scaletier.fit"), "exit_process", sys.exit)
 
     def auc() -> Any:
-        compiled = small()
-        compiled.compile(compiled.optimizer, compiled.loss, metrics=["accuracy", keras.metrics.AUC()])
+        compiled = keras.Sequential([keras.Input((3,)), layers.Dense(2, "softmax", name="block.1")], name="net-v1.2")
+        compiled.compile(keras.optimizers.Adam(0.05), "categorical_crossentropy", metrics=["accuracy", keras.metrics.AUC()])
         return compiled
 
     def train(folder: str, *called: Any) -> Any:
@@ -520,6 +520,44 @@ def test_files_of_callbacks_exist_and_a_job_resumes(tmp_path: Path) -> None:
     assert int(resumed.model.optimizer.iterations) == 31
     assert [hook for hook, *_ in called].count("on_test_begin") == 0
     assert not np.array_equal(resumed.model.get_weights()[0], first.model.get_weights()[0])
+
+
+def test_the_hooks_of_pages_are_called_between_those_of_callbacks(tmp_path: Path) -> None:
+    def train(fit: Any, *arguments: Any, **settings: Any) -> list[str]:
+        pages, tested, calls = Pages(), Pages(), list[str]()
+        pages.calls = tested.calls = calls
+
+        def note(hook: str) -> Callable[..., None]:
+            return lambda *_, **__: calls.append(hook)
+
+        watch = callbacks.LambdaCallback(on_epoch_begin=note("epoch begins"), on_epoch_end=note("epoch ends"))
+        watch.on_test_begin, watch.on_test_end = note("test begins"), note("test ends")
+        fit(*arguments, pages, validation_data=tested, epochs=2, shuffle=False, callbacks=[watch], **settings)
+        return calls
+
+    assert train(scaletier.fit, small, arguments=[f"--job-dir={tmp_path}"]) == train(small().fit, verbose=0)
+
+
+def test_a_series_of_pandas_is_a_column_as_in_keras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Series:
+        def __array__(self, *_: Any, **__: Any) -> Any:
+            return X[:, 0]
+
+    shapes = list[Any]()
+
+    class Watched(keras.losses.Loss):  # type: ignore[misc]
+        def call(self, y_true: Any, y_pred: Any) -> Any:
+            shapes.append(tuple(y_true.shape))
+            return keras.ops.mean(keras.ops.square(y_true - y_pred), -1)
+
+    def regression() -> Any:
+        model = keras.Sequential([keras.Input((3,)), layers.Dense(1)])
+        model.compile("sgd", Watched())
+        return model
+
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(Series=Series))
+    scaletier.fit(regression, (X, Series()), steps=1, batch_size=7, arguments=[f"--job-dir={tmp_path}"])
+    assert {shape[1:] for shape in shapes} == {(1,)}
 
 
 def test_arrays_are_reshuffled_in_each_epoch() -> None:
