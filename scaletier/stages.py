@@ -86,7 +86,7 @@ def _split(model: Any) -> list[tuple[str, Any]]:
     if isinstance(model, keras.Sequential):  # rebuild it as a functional model, where masks are operations too
         with keras.StatelessScope(initialize_variables=False):
             whole = keras.Model(model.inputs[0], model.outputs[0])
-    operations = getattr(whole, "operations", None)
+    operations: Any = getattr(whole, "operations", None)
     with keras.StatelessScope(initialize_variables=False):
         calls = [type(keras.Model(whole.input, whole.output)).call, keras.Sequential.call] if operations else []
     if type(model).call not in calls:
