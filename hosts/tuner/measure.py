@@ -81,11 +81,18 @@ class TrialMetrics:
         with _regular_files(self._folder):
             self._summaries.AddRunsFromDirectory(self._folder).Reload()
         series = {path: points for path, points in self._scalars() if f"/{path}".endswith(f"/{self._tag}")}
+        ranks = {path: self._rank(path) for path in series}
         if evaluations_only:
-            series = {path: points for path, points in series.items() if _rank(path) < _OTHER}
-        if not series:
-            return []
-        return series[min(series, key=lambda path: (_rank(path), path))]
+            ranks = {path: rank for path, rank in ranks.items() if min(rank) < _OTHER}
+        return series[min(ranks, key=lambda path: (ranks[path], path))] if ranks else []
+
+    def _rank(self, path: str) -> tuple[int, int]:
+        """Return the better rank of a series' run and of the metric's tag, then the run's.
+
+        So the word `training` in a tag, such as Cloud ML's default one, hides no evaluation.
+        """
+        run = _rank(path.removesuffix(self._tag))
+        return min(run, _rank(self._tag)), run
 
     def from_file(self) -> list[Measurement]:
         """Return the metric in metrics.json, which a trainer writes at its end, such as `{"steps": 5006, "loss": 0.228}`."""
@@ -165,9 +172,9 @@ def _read(file: IO[bytes]) -> bytes:
 
 
 def _rank(path: str) -> int:
-    """Return 0 for a series of a validation, 1 of a test and 2 of anything else.
+    """Return 0 for a path of a validation, 1 of a test and 2 of anything else.
 
-    The last part of its path that names training or evaluation counts.
+    Its last part that names training or evaluation counts.
     """
     for name in reversed(path.split("/")):
         words = [word.lower() for word in _WORD.findall(name)]

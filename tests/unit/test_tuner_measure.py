@@ -15,7 +15,7 @@ from tensorboard.compat import tensorflow_stub
 
 from hosts.tuner import measure
 from hosts.tuner.measure import FEWEST_HISTORIES, TrialMetrics, should_stop
-from jobs.study import Goal, Measurement, Parameter, ParameterType, Study, Trial, TrialState
+from jobs.study import METRIC_TAG, Goal, Measurement, Parameter, ParameterType, Study, Trial, TrialState
 from scaletier.summaries import Summaries, tf
 
 
@@ -131,6 +131,20 @@ def test_evaluation_summaries_precede_training_summaries(metrics: TrialMetrics, 
 def test_whole_words_name_an_evaluation(metrics: TrialMetrics, tmp_path: Path, evaluation: str, training: str) -> None:
     Summaries(f"{tmp_path}/output").scalars(1, {f"{training}/accuracy": 0.75, f"{evaluation}/accuracy": 0.5})
     assert metrics.evaluated() == metrics.final_measurements() == [Measurement(1, 0.5)]
+
+
+@pytest.mark.parametrize("tag", [METRIC_TAG, "train_accuracy", "accuracy", "val/accuracy"])
+def test_the_run_names_an_evaluation_whatever_the_tag_has(tmp_path: Path, tag: str) -> None:
+    for run, value in (("train", 0.75), ("validation", 0.5)):
+        Summaries(f"{tmp_path}/{run}").scalars(1, {tag: value})
+    metrics = TrialMetrics(tag, tmp_path / "none", str(tmp_path))
+    assert metrics.evaluated() == metrics.final_measurements() == [Measurement(1, 0.5)]
+
+
+def test_a_tag_of_a_validation_is_one_in_any_run(tmp_path: Path) -> None:
+    Summaries(f"{tmp_path}/train").scalars(1, {"val_accuracy": 0.5, METRIC_TAG: 0.75})
+    assert TrialMetrics("val_accuracy", tmp_path / "none", str(tmp_path)).evaluated() == [Measurement(1, 0.5)]
+    assert TrialMetrics(METRIC_TAG, tmp_path / "none", str(tmp_path)).evaluated() == []
 
 
 def test_a_validation_is_preferred_to_a_test(metrics: TrialMetrics, tmp_path: Path) -> None:
