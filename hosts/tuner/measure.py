@@ -13,7 +13,7 @@ import stat
 import sys
 import types
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
 from statistics import fmean, median
 from typing import IO, Any
@@ -94,8 +94,11 @@ class TrialMetrics:
         run = _rank(path.removesuffix(self._tag))
         return min(run, _rank(self._tag)), run
 
-    def from_file(self) -> list[Measurement]:
-        """Return the metric in metrics.json, which a trainer writes at its end, such as `{"steps": 5006, "loss": 0.228}`."""
+    def from_file(self, last_step: int = 0) -> list[Measurement]:
+        """Return the metric in metrics.json, which a trainer writes at its end, such as `{"steps": 5006, "loss": 0.228}`.
+
+        `last_step` is its step if the file names none.
+        """
         content: Any = None
         name = f"{self._folder}/metrics.json"
         with (
@@ -112,7 +115,7 @@ class TrialMetrics:
         if self._tag not in numbers:
             return []
         with suppress(ArithmeticError, ValueError):
-            return [_measurement(numbers.get("steps", 0), numbers[self._tag])]
+            return [_measurement(numbers.get("steps", last_step), numbers[self._tag])]
         return []
 
     def final_measurements(self) -> list[Measurement]:
@@ -123,9 +126,14 @@ class TrialMetrics:
         """
         if measurements := self.reported():
             return measurements
-        last = self.from_file()
-        with suppress(Exception) if last else nullcontext():  # the reader may raise any error for a damaged file
+        damage: Exception | None = None
+        try:
             measurements = self._summarized(evaluations_only=False)
+        except Exception as error:  # noqa: BLE001  TensorBoard's reader, of files that a trainer wrote
+            damage = error
+        last = self.from_file(measurements[-1].trainingStep if measurements else 0)
+        if damage and not last:
+            raise damage
         return [*measurements, *last]
 
     def _scalars(self) -> Iterator[tuple[str, list[Measurement]]]:

@@ -166,6 +166,8 @@ def test_metrics_json_is_the_last_point_after_summaries(metrics: TrialMetrics, t
     Summaries(f"{tmp_path}/output").scalars(5, {"eval/accuracy": 0.5})
     (tmp_path / "output/metrics.json").write_text('{"steps": 9, "accuracy": 0.75}')
     assert metrics.final_measurements() == [Measurement(5, 0.5), Measurement(9, 0.75)]
+    (tmp_path / "output/metrics.json").write_text('{"accuracy": 0.75}')
+    assert metrics.final_measurements() == [Measurement(5, 0.5), Measurement(5, 0.75)], "no step: the last one"
 
 
 def test_a_tag_may_have_slashes_and_be_a_suffix(tmp_path: Path) -> None:
