@@ -46,19 +46,21 @@ FEWEST_HISTORIES = 5
 class TrialMetrics:
     """Read the metrics of one trial; `file` is its CLOUD_ML_HP_METRIC_FILE, `folder` its output folder.
 
-    A metric may be infinite or NaN. `other_metrics` has the names of reported metrics besides `tag`, the one that is tuned.
+    `earlier` are the measurements of its runs before a restart. A metric may be infinite or NaN. `other_metrics` has the names
+    of reported metrics besides `tag`, the one that is tuned.
     """
 
-    def __init__(self, tag: str, file: Path, folder: str) -> None:
-        self._tag, self._file, self._folder = tag, file, folder
+    def __init__(self, tag: str, file: Path, folder: str, earlier: Sequence[Measurement] = ()) -> None:
+        self._tag, self._file, self._folder, self._earlier = tag, file, folder, earlier
         self._reported: dict[tuple[str, int], Measurement] = {}
         self._summaries: Any = None
         self.other_metrics: set[str] = set()
 
     def reported(self) -> list[Measurement]:
-        """Return all reports of `cloudml-hypertune` so far, in the order in which they arrived.
+        """Return all reports of `cloudml-hypertune` so far, in the order in which they arrived; none before this run's first.
 
-        Its file has a line of JSON for each of the newest hundred reports. Source: its hypertune.py.
+        Measurements of earlier runs precede them up to their first step. Its file has a line of JSON for each of the newest
+        hundred reports. Source: its hypertune.py.
         """
         lines: list[str] = []
         with suppress(OSError, ValueError), open_file(self._file.parent, self._file) as file:
@@ -69,7 +71,9 @@ class TrialMetrics:
                 self.other_metrics |= report.keys() - _NOT_METRICS - {self._tag}
                 step = int(report["global_step"])
                 self._reported[str(report["timestamp"]), step] = _measurement(step, report[self._tag])
-        return list(self._reported.values())  # not sorted by timestamp: a clock may have been set back
+        reports = self._reported.values()  # not sorted by timestamp: a clock may have been set back
+        first = min((each.trainingStep for each in reports), default=0)
+        return [*(each for each in self._earlier if each.trainingStep < first), *reports]
 
     def evaluated(self) -> list[Measurement]:
         """Return the metric's values so far in TensorBoard's evaluation summaries, by which running trials are compared."""
@@ -121,8 +125,8 @@ class TrialMetrics:
     def final_measurements(self) -> list[Measurement]:
         """Return all measurements at the trial's end.
 
-        They come from the reports; if there are none, from the summaries and then metrics.json. If several summaries have the
-        metric's name, one of a validation is preferred, and then one of a test.
+        They come from the reports; if there are none, from the summaries, or else earlier runs, and then metrics.json. If
+        several summaries have the metric's name, one of a validation is preferred, and then one of a test.
         """
         if measurements := self.reported():
             return measurements
@@ -131,6 +135,7 @@ class TrialMetrics:
             measurements = self._summarized(evaluations_only=False)
         except Exception as error:  # noqa: BLE001  TensorBoard's reader, of files that a trainer wrote
             damage = error
+        measurements = measurements or [*self._earlier]
         last = self.from_file(measurements[-1].trainingStep if measurements else 0)
         if damage and not last:
             raise damage
