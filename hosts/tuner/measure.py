@@ -52,6 +52,9 @@ class TrialMetrics:
 
     def __init__(self, tag: str, file: Path, folder: str, earlier: Sequence[Measurement] = ()) -> None:
         self._tag, self._file, self._folder, self._earlier = tag, file, folder, earlier
+        scheme, is_url, _ = folder.partition("://")
+        if is_url:  # fsspec would cache the names that it read first, and miss later files
+            fsspec.config.conf.setdefault(scheme, {})["use_listings_cache"] = False
         self._reported: dict[tuple[str, int], Measurement] = {}
         self._summaries: Any = None
         self.other_metrics: set[str] = set()

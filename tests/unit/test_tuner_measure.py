@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
+import fsspec
 import hypertune
 import pytest
 from tensorboard.compat import tensorflow_stub
@@ -95,6 +98,34 @@ def test_a_file_without_metrics_is_ignored(metrics: TrialMetrics, tmp_path: Path
     (tmp_path / "output").mkdir()
     (tmp_path / "output/metrics.json").write_text(content)
     assert metrics.from_file() == []
+
+
+def test_metrics_json_is_read_after_its_folder_was_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files: dict[str, bytes] = {"bucket/1/events": b""}
+
+    class Listing(fsspec.AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
+        """A filesystem that looks for files in its listings, as gcsfs does."""
+
+        protocol = "listing"
+
+        def ls(self, path: str, detail: bool = True, **_: Any) -> Any:
+            try:
+                return self.dircache[path]
+            except KeyError:
+                self.dircache[path] = entries = [{"name": name} for name in files]
+                return entries
+
+        def _open(self, path: str, *_: Any, **__: Any) -> io.BytesIO:
+            if path not in [entry["name"] for entry in self.ls(path.rpartition("/")[0])]:
+                raise FileNotFoundError(path)
+            return io.BytesIO(files[path])
+
+    monkeypatch.setattr("fsspec.config.conf", {})
+    fsspec.register_implementation("listing", Listing, clobber=True)
+    metrics = TrialMetrics("accuracy", tmp_path / "none", "listing://bucket/1")
+    assert metrics.from_file() == []
+    files["bucket/1/metrics.json"] = b'{"steps": 9, "accuracy": 0.75}'
+    assert metrics.from_file() == [Measurement(9, 0.75)]
 
 
 def test_evaluation_summaries_precede_training_summaries(metrics: TrialMetrics, tmp_path: Path) -> None:
