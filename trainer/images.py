@@ -73,6 +73,9 @@ def _images(directory: Path) -> list[Path]:
 def read(folder: ImageFolder) -> dict[str, list[Example]]:
     """Return the images of each split, gray and 28×28, with their labels.
 
+    Transparent parts become white, or black if the visible ones are lighter than the middle, so that strokes of either stay
+    visible. An alpha channel that is 0 everywhere is ignored, as in many BMP files of 32 bits.
+
     Raises:
         InputError: one cannot be decoded.
     """
@@ -89,12 +92,19 @@ def _decoded(paths: Sequence[Path]) -> Iterator[bytes]:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # its decoders write lines of their own about what they refuse
     tf = import_tensorflow()
 
+    def flatten(gray: Any, alpha: Any) -> Any:
+        gray = tf.cast(gray, tf.float32)
+        opacity = tf.where(tf.reduce_any(alpha > 0), tf.cast(alpha, tf.float32) / 255, 1.0)
+        light = tf.reduce_sum(gray * opacity) > 127.5 * tf.reduce_sum(opacity)
+        return gray * opacity + tf.where(light, 0.0, 255.0) * (1 - opacity)
+
     def decode(path: Any) -> Any:
         image = tf.io.decode_image(tf.io.read_file(path), expand_animations=False)
         image = tf.ensure_shape(image, [None, None, None])
-        coloured = tf.shape(image)[2] >= 3
-        gray = tf.cond(coloured, lambda: tf.image.rgb_to_grayscale(image[..., :3]), lambda: image[..., :1])
-        return tf.cast(tf.round(tf.image.resize(gray, [SIDE, SIDE], antialias=True)), tf.uint8)
+        channels = tf.shape(image)[2]
+        gray = tf.cond(channels >= 3, lambda: tf.image.rgb_to_grayscale(image[..., :3]), lambda: image[..., :1])
+        flat = tf.cond(channels % 2 == 0, lambda: flatten(gray, image[..., -1:]), lambda: tf.cast(gray, tf.float32))
+        return tf.cast(tf.round(tf.image.resize(flat, [SIDE, SIDE], antialias=True)), tf.uint8)
 
     names = tf.data.Dataset.from_tensor_slices([str(path) for path in paths])
     images = iter(names.map(decode, num_parallel_calls=available_cpus()))

@@ -13,7 +13,7 @@ import stat
 import sys
 import types
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
 from statistics import fmean, median
 from typing import IO, Any
@@ -46,19 +46,24 @@ FEWEST_HISTORIES = 5
 class TrialMetrics:
     """Read the metrics of one trial; `file` is its CLOUD_ML_HP_METRIC_FILE, `folder` its output folder.
 
-    A metric may be infinite or NaN. `other_metrics` has the names of reported metrics besides `tag`, the one that is tuned.
+    `earlier` are the measurements of its runs before a restart. A metric may be infinite or NaN. `other_metrics` has the names
+    of reported metrics besides `tag`, the one that is tuned.
     """
 
-    def __init__(self, tag: str, file: Path, folder: str) -> None:
-        self._tag, self._file, self._folder = tag, file, folder
+    def __init__(self, tag: str, file: Path, folder: str, earlier: Sequence[Measurement] = ()) -> None:
+        self._tag, self._file, self._folder, self._earlier = tag, file, folder, earlier
+        scheme, is_url, _ = folder.partition("://")
+        if is_url:  # fsspec would cache the names that it read first, and miss later files
+            fsspec.config.conf.setdefault(scheme, {})["use_listings_cache"] = False
         self._reported: dict[tuple[str, int], Measurement] = {}
         self._summaries: Any = None
         self.other_metrics: set[str] = set()
 
     def reported(self) -> list[Measurement]:
-        """Return all reports of `cloudml-hypertune` so far, in the order in which they arrived.
+        """Return all reports of `cloudml-hypertune` so far, in the order in which they arrived; none before this run's first.
 
-        Its file has a line of JSON for each of the newest hundred reports. Source: its hypertune.py.
+        Measurements of earlier runs precede them up to their first step. Its file has a line of JSON for each of the newest
+        hundred reports. Source: its hypertune.py.
         """
         lines: list[str] = []
         with suppress(OSError, ValueError), open_file(self._file.parent, self._file) as file:
@@ -69,7 +74,9 @@ class TrialMetrics:
                 self.other_metrics |= report.keys() - _NOT_METRICS - {self._tag}
                 step = int(report["global_step"])
                 self._reported[str(report["timestamp"]), step] = _measurement(step, report[self._tag])
-        return list(self._reported.values())  # not sorted by timestamp: a clock may have been set back
+        reports = self._reported.values()  # not sorted by timestamp: a clock may have been set back
+        first = min((each.trainingStep for each in reports), default=0)
+        return [*(each for each in self._earlier if each.trainingStep < first), *reports]
 
     def evaluated(self) -> list[Measurement]:
         """Return the metric's values so far in TensorBoard's evaluation summaries, by which running trials are compared."""
@@ -81,14 +88,24 @@ class TrialMetrics:
         with _regular_files(self._folder):
             self._summaries.AddRunsFromDirectory(self._folder).Reload()
         series = {path: points for path, points in self._scalars() if f"/{path}".endswith(f"/{self._tag}")}
+        ranks = {path: self._rank(path) for path in series}
         if evaluations_only:
-            series = {path: points for path, points in series.items() if _rank(path) < _OTHER}
-        if not series:
-            return []
-        return series[min(series, key=lambda path: (_rank(path), path))]
+            ranks = {path: rank for path, rank in ranks.items() if min(rank) < _OTHER}
+        return series[min(ranks, key=lambda path: (ranks[path], path))] if ranks else []
 
-    def from_file(self) -> list[Measurement]:
-        """Return the metric in metrics.json, which a trainer writes at its end, such as `{"steps": 5006, "loss": 0.228}`."""
+    def _rank(self, path: str) -> tuple[int, int]:
+        """Return the better rank of a series' run and of the metric's tag, then the run's.
+
+        So the word `training` in a tag, such as Cloud ML's default one, hides no evaluation.
+        """
+        run = _rank(path.removesuffix(self._tag))
+        return min(run, _rank(self._tag)), run
+
+    def from_file(self, last_step: int = 0) -> list[Measurement]:
+        """Return the metric in metrics.json, which a trainer writes at its end, such as `{"steps": 5006, "loss": 0.228}`.
+
+        `last_step` is its step if the file names none.
+        """
         content: Any = None
         name = f"{self._folder}/metrics.json"
         with (
@@ -105,20 +122,26 @@ class TrialMetrics:
         if self._tag not in numbers:
             return []
         with suppress(ArithmeticError, ValueError):
-            return [_measurement(numbers.get("steps", 0), numbers[self._tag])]
+            return [_measurement(numbers.get("steps", last_step), numbers[self._tag])]
         return []
 
     def final_measurements(self) -> list[Measurement]:
         """Return all measurements at the trial's end.
 
-        They come from the reports; if there are none, from the summaries and then metrics.json. If several summaries have the
-        metric's name, one of a validation is preferred, and then one of a test.
+        They come from the reports; if there are none, from the summaries, or else earlier runs, and then metrics.json. If
+        several summaries have the metric's name, one of a validation is preferred, and then one of a test.
         """
         if measurements := self.reported():
             return measurements
-        last = self.from_file()
-        with suppress(Exception) if last else nullcontext():  # the reader may raise any error for a damaged file
+        damage: Exception | None = None
+        try:
             measurements = self._summarized(evaluations_only=False)
+        except Exception as error:  # noqa: BLE001  TensorBoard's reader, of files that a trainer wrote
+            damage = error
+        measurements = measurements or [*self._earlier]
+        last = self.from_file(measurements[-1].trainingStep if measurements else 0)
+        if damage and not last:
+            raise damage
         return [*measurements, *last]
 
     def _scalars(self) -> Iterator[tuple[str, list[Measurement]]]:
@@ -165,9 +188,9 @@ def _read(file: IO[bytes]) -> bytes:
 
 
 def _rank(path: str) -> int:
-    """Return 0 for a series of a validation, 1 of a test and 2 of anything else.
+    """Return 0 for a path of a validation, 1 of a test and 2 of anything else.
 
-    The last part of its path that names training or evaluation counts.
+    Its last part that names training or evaluation counts.
     """
     for name in reversed(path.split("/")):
         words = [word.lower() for word in _WORD.findall(name)]

@@ -207,7 +207,7 @@ class Tuner:
         self._claimed = None
         with _folder(self._scratch) as scratch:
             file = scratch / "output.metrics"
-            metrics = TrialMetrics(study.hyperparameterMetricTag, file, study.folder(trial.trialId))
+            metrics = TrialMetrics(study.hyperparameterMetricTag, file, study.folder(trial.trialId), trial.allMetrics)
             again = f", again ({trial.restarts} of {self._plan.maxRestarts})" if trial.restarts else ""
             _print(f"Trial {trial.trialId} of {study.trial_count}{again}: {' '.join(flags(trial.hyperparameters))}")
             try:
@@ -292,13 +292,13 @@ class Tuner:
     def _final_record(self, trial: Trial, status: int, out_of_memory: bool, metrics: TrialMetrics, early: bool) -> Trial:
         """Return the final record of a trial: FAILED unless it exited with 0 and a finite metric.
 
-        Return the record unchanged if the trial is to run again.
+        If the trial is to run again, only its metrics change.
         """
         if status:
             # A signal is no fault of the trainer, and restartCodes are no failures: the trial runs again.
             restarts = should_restart(self._plan, status) and trial.restarts < self._plan.maxRestarts
             if restarts and not out_of_memory:
-                return trial
+                return replace(trial, allMetrics=_measured(metrics, summaries=False) or trial.allMetrics)
             words = self._last_words()
             return self._failed(trial, f"it ended with {describe_end(status, out_of_memory)}{f': {words}' if words else ''}")
         tag = self._study.hyperparameterMetricTag
@@ -327,7 +327,7 @@ class Tuner:
 
     def _record_end(self, stored: Stored[Trial], trial: Trial) -> None:
         """Write and log a trial's end, until the bucket answers or this is stopped, unless this replica no longer has it."""
-        if trial.final:
+        if trial != stored.record:
             while True:
                 try:
                     if self._write(stored, trial) is None:

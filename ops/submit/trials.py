@@ -44,7 +44,7 @@ class TuningResult:
         """Return Cloud ML's TrainingOutput, the best trial first."""
         listed = [{**_to_dict(trial), "state": self.state(trial)} for trial in self.ranked]
         return {
-            "completedTrialCount": sum(trial.final for trial in self.trials),
+            "completedTrialCount": sum(trial.state is TrialState.SUCCEEDED for trial in self.trials),
             "isHyperparameterTuningJob": True,
             "hyperparameterMetricTag": self.study.hyperparameterMetricTag,
             "trials": listed,

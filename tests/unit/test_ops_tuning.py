@@ -374,7 +374,8 @@ def test_describe_shows_the_trials(capsys: pytest.CaptureFixture[str]) -> None:
     ]
     output = tuned.output()
     listed = output.pop("trials")
-    assert output == {"completedTrialCount": 3, "isHyperparameterTuningJob": True, "hyperparameterMetricTag": "score"}
+    assert TuningResult(record, study, [trial(1, 0.5, isTrialStoppedEarly=True)]).output()["completedTrialCount"] == 1
+    assert output == {"completedTrialCount": 2, "isHyperparameterTuningJob": True, "hyperparameterMetricTag": "score"}
     assert [item["trialId"] for item in listed] == [3, 1, 2]
     assert listed[0] == {key: value for key, value in trials_done[2].to_dict().items() if key != "schema"}
 

@@ -109,7 +109,35 @@ def test_images_are_converted_to_gray_and_resized(tmp_path: Path) -> None:
     save(tmp_path / "b" / "black.png", gray * 0)
     splits, _ = custom_data.load([tmp_path], 0.01)
     levels = sorted({pixel for split in splits.values() for image, _ in image_label_pairs(split) for pixel in image})
-    assert {0, 200} <= set(levels) <= {0, 200, *range(74, 79)}  # red is 76 in gray, JPEG's about that
+    assert (
+        {0, 78, 200} <= set(levels) <= {0, 200, *range(74, 79)}
+    )  # red is 76 in gray, JPEG's about that; 78 is 200 at alpha 100
+
+
+@pytest.mark.parametrize("suffix", ["png", "bmp"])
+@pytest.mark.parametrize(
+    ("stroke", "alpha", "expected"),
+    [
+        (0, 255, {0, 255}),
+        (0, 102, {153, 255}),
+        (255, 255, {0, 255}),
+        (255, 102, {0, 102}),
+        (0, None, {0}),
+        (255, None, {0, 255}),
+    ],
+)
+def test_transparent_parts_contrast_with_the_rest(
+    tmp_path: Path, suffix: str, stroke: int, alpha: int | None, expected: set[int]
+) -> None:
+    """A pixel of a transparent background is black; None is no transparency, of which all bytes are 0."""
+    pixels = np.zeros((28, 28, 4), np.uint8)
+    pixels[3:9, 3:9] = [stroke, stroke, stroke, alpha or 0]
+    save(tmp_path / "a" / f"rgba.{suffix}", pixels)
+    save(tmp_path / "b" / "c.png", np.full((28, 28), 7, np.uint8))
+    if suffix == "png":
+        save(tmp_path / "a" / "two.png", pixels[..., 2:])
+    for image, label in custom_data.images.read(custom_data.images.find(tmp_path))["train"]:
+        assert set(image) == ({7} if label else expected)
 
 
 @given(

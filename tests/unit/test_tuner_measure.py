@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
+import fsspec
 import hypertune
 import pytest
 from tensorboard.compat import tensorflow_stub
 
 from hosts.tuner import measure
 from hosts.tuner.measure import FEWEST_HISTORIES, TrialMetrics, should_stop
-from jobs.study import Goal, Measurement, Parameter, ParameterType, Study, Trial, TrialState
+from jobs.study import METRIC_TAG, Goal, Measurement, Parameter, ParameterType, Study, Trial, TrialState
 from scaletier.summaries import Summaries, tf
 
 
@@ -97,6 +100,34 @@ def test_a_file_without_metrics_is_ignored(metrics: TrialMetrics, tmp_path: Path
     assert metrics.from_file() == []
 
 
+def test_metrics_json_is_read_after_its_folder_was_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files: dict[str, bytes] = {"bucket/1/events": b""}
+
+    class Listing(fsspec.AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
+        """A filesystem that looks for files in its listings, as gcsfs does."""
+
+        protocol = "listing"
+
+        def ls(self, path: str, detail: bool = True, **_: Any) -> Any:
+            try:
+                return self.dircache[path]
+            except KeyError:
+                self.dircache[path] = entries = [{"name": name} for name in files]
+                return entries
+
+        def _open(self, path: str, *_: Any, **__: Any) -> io.BytesIO:
+            if path not in [entry["name"] for entry in self.ls(path.rpartition("/")[0])]:
+                raise FileNotFoundError(path)
+            return io.BytesIO(files[path])
+
+    monkeypatch.setattr("fsspec.config.conf", {})
+    fsspec.register_implementation("listing", Listing, clobber=True)
+    metrics = TrialMetrics("accuracy", tmp_path / "none", "listing://bucket/1")
+    assert metrics.from_file() == []
+    files["bucket/1/metrics.json"] = b'{"steps": 9, "accuracy": 0.75}'
+    assert metrics.from_file() == [Measurement(9, 0.75)]
+
+
 def test_evaluation_summaries_precede_training_summaries(metrics: TrialMetrics, tmp_path: Path) -> None:
     for run, value in (("train", 0.95), ("validation", 0.8)):
         for step in (1, 2):
@@ -133,6 +164,20 @@ def test_whole_words_name_an_evaluation(metrics: TrialMetrics, tmp_path: Path, e
     assert metrics.evaluated() == metrics.final_measurements() == [Measurement(1, 0.5)]
 
 
+@pytest.mark.parametrize("tag", [METRIC_TAG, "train_accuracy", "accuracy", "val/accuracy"])
+def test_the_run_names_an_evaluation_whatever_the_tag_has(tmp_path: Path, tag: str) -> None:
+    for run, value in (("train", 0.75), ("validation", 0.5)):
+        Summaries(f"{tmp_path}/{run}").scalars(1, {tag: value})
+    metrics = TrialMetrics(tag, tmp_path / "none", str(tmp_path))
+    assert metrics.evaluated() == metrics.final_measurements() == [Measurement(1, 0.5)]
+
+
+def test_a_tag_of_a_validation_is_one_in_any_run(tmp_path: Path) -> None:
+    Summaries(f"{tmp_path}/train").scalars(1, {"val_accuracy": 0.5, METRIC_TAG: 0.75})
+    assert TrialMetrics("val_accuracy", tmp_path / "none", str(tmp_path)).evaluated() == [Measurement(1, 0.5)]
+    assert TrialMetrics(METRIC_TAG, tmp_path / "none", str(tmp_path)).evaluated() == []
+
+
 def test_a_validation_is_preferred_to_a_test(metrics: TrialMetrics, tmp_path: Path) -> None:
     Summaries(f"{tmp_path}/output").scalars(1, {"test/accuracy": 0.75, "val/accuracy": 0.5, "a/accuracy": 0.25})
     assert metrics.evaluated() == metrics.final_measurements() == [Measurement(1, 0.5)]
@@ -152,6 +197,8 @@ def test_metrics_json_is_the_last_point_after_summaries(metrics: TrialMetrics, t
     Summaries(f"{tmp_path}/output").scalars(5, {"eval/accuracy": 0.5})
     (tmp_path / "output/metrics.json").write_text('{"steps": 9, "accuracy": 0.75}')
     assert metrics.final_measurements() == [Measurement(5, 0.5), Measurement(9, 0.75)]
+    (tmp_path / "output/metrics.json").write_text('{"accuracy": 0.75}')
+    assert metrics.final_measurements() == [Measurement(5, 0.5), Measurement(5, 0.75)], "no step: the last one"
 
 
 def test_a_tag_may_have_slashes_and_be_a_suffix(tmp_path: Path) -> None:

@@ -355,6 +355,49 @@ def test_a_killed_trial_restarts_a_limited_number_of_times(world: TuningWorld) -
     ]
 
 
+@pytest.mark.parametrize("polled", [True, False])
+@pytest.mark.parametrize(
+    ("reports", "metrics_json", "expected"),
+    [
+        ({}, None, {1: 0.1, 2: 0.2, 3: 0.3}),
+        ({2: 0.7, 4: 0.8}, None, {1: 0.1, 2: 0.7, 4: 0.8}),
+        ({}, '{"steps": 9, "score": 0.9}', {1: 0.1, 2: 0.2, 3: 0.3, 9: 0.9}),
+    ],
+)
+def test_a_restarted_trial_keeps_its_measurements(
+    world: TuningWorld,
+    tmp_path: Path,
+    reports: Mapping[int, float],
+    metrics_json: str | None,
+    expected: Mapping[int, float],
+    polled: bool,
+) -> None:
+    """A run that resumes may have nothing left to report; the reports just before its restart count, too."""
+    values = iter([{1: 0.1, 2: 0.2, 3: 0.3}, reports])
+    codes = iter([-9, 0])
+
+    def child(_: str, environment: Mapping[str, str]) -> Child:
+        def write() -> None:
+            for step, value in next(values).items():
+                report(environment, step, value)
+
+        code = next(codes)
+        if code == 0 and metrics_json:
+            (tmp_path / "output/1/metrics.json").write_text(metrics_json)
+        if polled:
+            return Child([write], code)
+        write()
+        return Child([], code)
+
+    world.study = replace(world.study, maxTrials=1)
+    world.child = child
+    assert world.tuner("master-0").run() == 0
+    (trial,) = world.trials()
+    assert (trial.state, trial.restarts) == (TrialState.SUCCEEDED, 1)
+    assert trial.allMetrics == [Measurement(step, value) for step, value in expected.items()]
+    assert trial.finalMetric == trial.allMetrics[-1]
+
+
 @pytest.mark.parametrize(
     ("out_of_memory", "restarts", "reason"), [(False, 2, "signal 9 (SIGKILL)"), (True, 0, "out of memory")]
 )
