@@ -245,7 +245,7 @@ def classify_response(outputs: Arrays) -> bytes:
     else:
         names = _plain("classes", labels)
     pairs = [[list(pair) for pair in zip(*row, strict=True)] for row in zip(names, scores.tolist(), strict=True)]
-    return _json({"result": pairs}, {"scores": scores})
+    return _json({"results": pairs}, {"scores": scores})
 
 
 def _row_counts(outputs: Arrays) -> set[int | None]:

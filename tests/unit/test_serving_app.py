@@ -141,7 +141,7 @@ def test_predict_requests(server: Starlette, path: str) -> None:
 
 def test_classify_requests(server: Starlette) -> None:
     body = {"context": {"key": 1}, "examples": [{"image": [0.25, 0.75]}]}
-    assert ask(server, "POST", "/v1/models/mnist:classify", body)[:2] == (200, {"result": [[["0", 0.25], ["1", 0.75]]]})
+    assert ask(server, "POST", "/v1/models/mnist:classify", body)[:2] == (200, {"results": [[["0", 0.25], ["1", 0.75]]]})
 
 
 def test_status_and_metadata_requests(server: Starlette) -> None:
@@ -235,7 +235,7 @@ def test_a_context_counts_once_for_each_example(server: Starlette, monkeypatch: 
             assert (reply[0], reply[1]["error"].partition(":")[0]) == (status, message)
             patch.setattr(module, name, copied + len(json.dumps(body)))
             for _ in range(2):
-                assert ask(server, "POST", path, body)[:2] == (200, {"result": answer}), "its memory is released"
+                assert ask(server, "POST", path, body)[:2] == (200, {"results": answer}), "its memory is released"
 
 
 def test_concurrent_large_requests_are_limited(server: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:

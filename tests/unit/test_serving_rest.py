@@ -138,11 +138,11 @@ def test_classify_requests_and_answers() -> None:
     assert rest.examples(body) == [{"a": 1, "b": 2}, {"a": 3, "b": 4}]
     scores = np.array([[0.25, 0.75]])
     assert json.loads(rest.classify_response({"scores": scores, "classes": np.array([1])})) == {
-        "result": [[["0", 0.25], ["1", 0.75]]]
+        "results": [[["0", 0.25], ["1", 0.75]]]
     }
-    assert rest.classify_response({"probabilities": scores}) == b'{"result":[[["0",0.25],["1",0.75]]]}'
+    assert rest.classify_response({"probabilities": scores}) == b'{"results":[[["0",0.25],["1",0.75]]]}'
     named = {"scores": scores, "classes": np.array([[b"no", b"yes"]], object)}
-    assert json.loads(rest.classify_response(named)) == {"result": [[["no", 0.25], ["yes", 0.75]]]}
+    assert json.loads(rest.classify_response(named)) == {"results": [[["no", 0.25], ["yes", 0.75]]]}
     for wrong in ({"examples": []}, {"examples": [1]}, {"examples": [{}], "context": 1}):
         with pytest.raises(RestError, match="examples must be a list of objects"):
             rest.examples(wrong)
