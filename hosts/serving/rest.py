@@ -165,11 +165,15 @@ def _decoded(value: Any, name: str, depth: int = 0) -> Any:
 
 
 def string_to_bytes(value: Any) -> Any:
-    """Return a string, or a `{"b64": …}`, as bytes, and any other value unchanged; RestError 400 if it is no base64."""
+    """Return a string, or a `{"b64": …}`, as bytes, and any other value unchanged; RestError 400 if it is no base64.
+
+    As in TensorFlow Serving, base64 may have white space and lack its padding.
+    """
     if isinstance(value, dict) and value.keys() == {_BASE64}:
         try:
-            return base64.b64decode(value[_BASE64], validate=True)
-        except (binascii.Error, TypeError, ValueError):
+            content = "".join(value[_BASE64].split())
+            return base64.b64decode(content + "=" * (-len(content) % 4), validate=True)
+        except (AttributeError, binascii.Error, ValueError):
             raise RestError(400, "b64 is no base64") from None
     return value.encode() if isinstance(value, str) else value
 
