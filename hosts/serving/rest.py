@@ -120,9 +120,11 @@ def _array(name: str, value: Any, tensor: Tensor) -> np.ndarray[Any, Any]:
 
 def _numbers(name: str, array: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
     """Return the numbers in this dtype; they may change by rounding only."""
-    if array.dtype.kind not in "fiub" or array.size == 0:
+    if array.dtype.kind not in "fiub":
         raise ValueError(name)
     wanted = np.dtype(dtype)
+    if array.size == 0:
+        return array.astype(wanted)
     if wanted.kind == "b" and not np.isin(array, (0, 1)).all():
         raise RestError(400, f"input {name} must be true or false")
     if wanted.kind in "iu":

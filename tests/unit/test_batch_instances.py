@@ -92,6 +92,16 @@ def test_features_get_the_shape_of_the_input(shape: Any, values: list[float], ex
     assert np.asarray(instance["x"]).tolist() == expected
 
 
+def test_an_empty_feature_is_an_empty_row() -> None:
+    signature = Signature({"n": Tensor("int64", (None, None)), "x": Tensor("float32", (None, None, 2))}, {})
+    one = tf.train.Example(features=tf.train.Features(feature={"n": tf.train.Feature(), "x": tf.train.Feature()}))
+    inputs = parse_request({"instances": [of_record(one.SerializeToString(), signature, 0)]}, signature)[0]
+    assert {name: (array.shape, array.dtype) for name, array in inputs.items()} == {
+        "n": ((1, 0), np.int64),
+        "x": ((1, 0, 2), np.float32),
+    }
+
+
 def test_texts_and_serialized_examples() -> None:
     texts = Signature({"word": Tensor(None, (None, 2)), "n": Tensor("int64", (None, None))}, {})
     assert arrays(texts, record(word=[b"a", b"\xff"], n=[1, 2])) == {"word": [[b"a", b"\xff"]], "n": [[1, 2]]}

@@ -17,6 +17,7 @@ ONE = Signature({"x": Tensor("float32", (None, 2))}, {"y": Tensor("float32", (No
 FLAG = Signature({"flag": Tensor("bool", (None,))}, {})
 BYTE = Signature({"byte": Tensor("uint8", (None,))}, {})
 ANY_TEXT = Signature({"text": Tensor(None, None)}, {})
+RAGGED = Signature({"x": Tensor("int64", (None, None))}, {})
 TWO = Signature({"key": Tensor("int64", (None,)), "text": Tensor(None, (None,))}, {"y": Tensor("float32", (None,))})
 
 
@@ -56,6 +57,7 @@ def parse(body: Any, signature: Signature = ONE) -> tuple[dict[str, Any], bool]:
         ({"inputs": {"key": [2**53 + 1, 1], "text": ["a", "b"]}}, TWO, {"key": [2**53 + 1, 1], "text": [b"a", b"b"]}, False),
         ({"inputs": {"key": [2**53 - 1, 1.0], "text": ["a", "b"]}}, TWO, {"key": [2**53 - 1, 1], "text": [b"a", b"b"]}, False),
         ({"inputs": {"x": [[1, 2]], "extra": "a"}}, ONE, {"x": [[1, 2]]}, False),
+        ({"instances": [[], []]}, RAGGED, {"x": [[], []]}, True),
         ({"inputs": [True, 0, 1]}, FLAG, {"flag": [True, False, True]}, False),
         ({"inputs": [0, 255]}, BYTE, {"byte": [0, 255]}, False),
         ({"inputs": nested(32)}, ANY_TEXT, {"text": nested(32, b"a")}, False),
@@ -79,7 +81,8 @@ def test_a_request_is_parsed(body: Any, signature: Signature, arrays: dict[str, 
         ({"inputs": {"key": [1], "text": ["a", ["b", "c"]]}}, TWO, "input text must be strings, all rows of one length"),
         ({"inputs": [["b"], ["b", "c"]]}, ANY_TEXT, "input text must be strings, all rows of one length"),
         ({"instances": [[None, 1]]}, ONE, "input x must be numbers"),
-        ({"inputs": []}, ONE, "input x must be numbers"),
+        ({"inputs": []}, ONE, "input x has the shape [0], and must have [?, 2]"),
+        ({"instances": [[], [1]]}, RAGGED, "input x must be numbers, all rows of one length"),
         ({"instances": [{"z": 1}]}, TWO, "instance 0 has z; this signature takes key, text"),
         ({"instances": [{"key": 1, "text": "a"}, 5]}, TWO, "instance 1 has no object; this signature takes key, text"),
         ({"instances": [{"x": [1, 2], "z": 1}]}, ONE, "instance 0 has x, z; this signature takes x"),
