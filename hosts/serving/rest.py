@@ -23,6 +23,8 @@ _BYTES = "_bytes"  # an output whose name ends so is binary
 _DEEPEST = 32
 # A float64 holds each whole number below this exactly. One float in a list makes all numbers floats in NumPy.
 _MOST_EXACT = 2**53
+# No int64 holds this number.
+_LEAST_UNSIGNED = 2**63
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -110,11 +112,21 @@ def _single_input(what: str, value: Any, tensors: Mapping[str, Tensor]) -> Array
 def _array(name: str, value: Any, tensor: Tensor) -> np.ndarray[Any, Any]:
     """Return a JSON value as an array of the input's dtype; RestError 400 if it is of another dtype or shape."""
     try:
-        array = _strings_of(value, name) if tensor.dtype is None else _numbers(name, np.asarray(value), tensor.dtype)
+        array = _strings_of(value, name) if tensor.dtype is None else _numbers(name, _as_array(value), tensor.dtype)
     except (ValueError, TypeError, OverflowError):
         raise RestError(400, f"input {name} must be {_expected(tensor)}, all rows of one length") from None
     if not _fits(array.shape, tensor.shape):
         raise RestError(400, f"input {name} has the shape {list(array.shape)}, and must have {shape_text(tensor.shape)}")
+    return array
+
+
+def _as_array(value: Any) -> np.ndarray[Any, Any]:
+    """Return a JSON value as an array; NumPy makes floats of a list that only uint64 can hold if it has a small number."""
+    array = np.asarray(value)
+    if array.dtype.kind == "f" and array.size and array.min() >= 0 and array.max() >= _LEAST_UNSIGNED:
+        elements = np.asarray(value, object)
+        if all(isinstance(element, int) for element in elements.flat):
+            return elements.astype(np.uint64)
     return array
 
 

@@ -17,6 +17,7 @@ ONE = Signature({"x": Tensor("float32", (None, 2))}, {"y": Tensor("float32", (No
 FLAG = Signature({"flag": Tensor("bool", (None,))}, {})
 BYTE = Signature({"byte": Tensor("uint8", (None,))}, {})
 ANY_TEXT = Signature({"text": Tensor(None, None)}, {})
+HASH = Signature({"hash": Tensor("uint64", (None,))}, {})
 RAGGED = Signature({"x": Tensor("int64", (None, None))}, {})
 TWO = Signature({"key": Tensor("int64", (None,)), "text": Tensor(None, (None,))}, {"y": Tensor("float32", (None,))})
 
@@ -57,6 +58,8 @@ def parse(body: Any, signature: Signature = ONE) -> tuple[dict[str, Any], bool]:
         ({"inputs": {"key": [2**53 + 1, 1], "text": ["a", "b"]}}, TWO, {"key": [2**53 + 1, 1], "text": [b"a", b"b"]}, False),
         ({"inputs": {"key": [2**53 - 1, 1.0], "text": ["a", "b"]}}, TWO, {"key": [2**53 - 1, 1], "text": [b"a", b"b"]}, False),
         ({"inputs": {"x": [[1, 2]], "extra": "a"}}, ONE, {"x": [[1, 2]]}, False),
+        ({"inputs": [2**63, 1]}, HASH, {"hash": [2**63, 1]}, False),
+        ({"inputs": [2**64 - 1, 0]}, HASH, {"hash": [2**64 - 1, 0]}, False),
         ({"instances": [[], []]}, RAGGED, {"x": [[], []]}, True),
         ({"inputs": [True, 0, 1]}, FLAG, {"flag": [True, False, True]}, False),
         ({"inputs": [0, 255]}, BYTE, {"byte": [0, 255]}, False),
@@ -108,6 +111,9 @@ def test_a_request_is_parsed(body: Any, signature: Signature, arrays: dict[str, 
         ({"inputs": [-1]}, BYTE, "input byte must be whole numbers from 0 to 255"),
         ({"instances": [{"key": 1, "text": {"b64": "AA*E="}}]}, TWO, "b64 is no base64"),
         *(({"inputs": [{"b64": bad}]}, ANY_TEXT, "b64 is no base64") for bad in ("A", "AA==AA==", "AA-_", "é", 1, ["AA=="])),
+        ({"inputs": [2**63, -1]}, HASH, "input hash must be whole numbers from 0 to 18446744073709551615"),
+        ({"inputs": [2**63, 1.0]}, HASH, "input hash has numbers that a float cannot hold exactly"),
+        ({"inputs": {"key": [2**63, 1], "text": ["a", "b"]}}, TWO, "input key must be whole numbers from -9223372036854775808"),
         ({"inputs": [2]}, FLAG, "input flag must be true or false"),
         ({"instances": [[1e300, 1]]}, ONE, "input x has a number that is too large for float32"),
     ],
