@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -211,7 +211,8 @@ def prediction_rows(outputs: Arrays, count: int) -> list[bytes]:
     values = _by_instance(outputs)
     if len(values) != count:
         raise RestError(400, f"the outputs of this signature have {len(values)} rows for {count} instances")
-    return [_json(row, outputs) for row in values]
+    encode = _encoder(outputs)
+    return [encode(row) for row in values]
 
 
 def _by_instance(outputs: Arrays) -> list[Any]:
@@ -286,7 +287,14 @@ def _strings(value: Any, binary: bool) -> Any:
 
 
 def _json(value: Any, arrays: Arrays) -> bytes:
-    """Return a value as JSON; NaN and Infinity are written as by TensorFlow Serving, which Python reads."""
+    return _encoder(arrays)(value)
+
+
+def _encoder(arrays: Arrays) -> Callable[[Any], bytes]:
+    """Return a function that writes values of these arrays as JSON.
+
+    NaN and Infinity are written as by TensorFlow Serving, which Python reads.
+    """
     if all(np.isfinite(array).all() for array in arrays.values() if array.dtype.kind == "f"):
-        return orjson.dumps(value)
-    return json.dumps(value, separators=(",", ":")).encode()
+        return orjson.dumps
+    return lambda value: json.dumps(value, separators=(",", ":")).encode()

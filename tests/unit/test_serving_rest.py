@@ -190,6 +190,13 @@ def test_signatures_are_described() -> None:
     assert not Signature({}, ONE.outputs).by_rows
 
 
+def test_the_outputs_of_a_batch_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked, isfinite = list[int](), np.isfinite
+    monkeypatch.setattr(np, "isfinite", lambda array: checked.append(len(array)) or isfinite(array))  # type: ignore[func-returns-value]
+    assert rest.prediction_rows({"y": np.array([0.5, np.nan, 1.5])}, 3) == [b"0.5", b"NaN", b"1.5"]
+    assert checked == [3]
+
+
 def test_lines_are_single_predictions_and_equal_in_every_process() -> None:
     outputs = {"y": np.array([0.5, 1.5], np.float32), "a": np.array([1, 2])}
     assert rest.prediction_rows(outputs, 2) == [b'{"a":1,"y":0.5}', b'{"a":2,"y":1.5}']
