@@ -295,6 +295,7 @@ def _encoder(arrays: Arrays) -> Callable[[Any], bytes]:
 
     NaN and Infinity are written as by TensorFlow Serving, which Python reads.
     """
-    if all(np.isfinite(array).all() for array in arrays.values() if array.dtype.kind == "f"):
+    floats = [array for array in arrays.values() if array.dtype.kind in "fV" and not array.dtype.names]  # bfloat16 is a "V"
+    if all(np.isfinite(array).all() for array in floats):
         return orjson.dumps
     return lambda value: json.dumps(value, separators=(",", ":")).encode()

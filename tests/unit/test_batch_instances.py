@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hosts.batch.inference import BATCH, ShardPredictor
 from hosts.batch.inputs import detect_kind
 from hosts.batch.instances import of_line, of_record
-from hosts.serving.rest import Arrays, RestError, parse_request
+from hosts.serving.rest import Arrays, RestError, parse_request, prediction_rows
 from hosts.serving.signatures import Signature, Tensor
 from scaletier.tensorflow_setup import import_tensorflow
 
@@ -207,6 +207,10 @@ def test_a_float_changes_no_whole_number_of_its_batch() -> None:
     model.signatures = {"serving_default": Signature({"x": Tensor("int64", (None,))}, {"y": Tensor("int64", (None,))})}
     results, errors = predict_shard(model, [2**53 + 1, 1.0, 2**53 + 3])
     assert (results, errors) == ([2**54 + 2, 2, 2**54 + 6], [])
+
+
+def test_results_of_bfloat16_may_be_nan() -> None:
+    assert prediction_rows({"y": np.array([0.5, np.nan, -np.inf], "bfloat16")}, 3) == [b"0.5", b"NaN", b"-Infinity"]
 
 
 def test_an_unknown_signature_is_refused() -> None:
