@@ -81,9 +81,8 @@ def _rows(instances: Any, signature: Signature) -> Arrays:
         for index, row in enumerate(instances):
             if not isinstance(row, dict) or row.keys() != names.keys():
                 keys = ", ".join(sorted(row)) if isinstance(row, dict) else "no object"
-                raise RestError(
-                    400, f"instance {index} has {keys or 'nothing'}; this signature takes {', '.join(sorted(names))}"
-                )
+                which = f"instance {index}" if len(instances) > 1 else "the instance"
+                raise RestError(400, f"{which} has {keys or 'nothing'}; this signature takes {', '.join(sorted(names))}")
             for name in names:
                 columns[name].append(row[name])
         return {name: _array(name, values, names[name]) for name, values in columns.items()}

@@ -67,7 +67,11 @@ def test_raw_values_that_are_not_one_text_are_used_as_they_are() -> None:
 @pytest.mark.parametrize(("dtype", "takes"), [("int32", True), ("uint8", True), ("float32", False), (None, False)])
 def test_a_record_s_number_is_the_key_of_whole_numbers(dtype: str | None, takes: bool) -> None:
     signature = Signature({"key": Tensor(dtype, (None,)), "x": Tensor("float32", (None,))}, {})
-    assert of_record(record(x=[0.5]), signature, 40) == ({"key": 40} if takes else {}) | {"x": 0.5}
+    if takes:
+        assert of_record(record(x=[0.5]), signature, 40) == {"key": 40, "x": 0.5}
+    else:
+        with pytest.raises(RestError, match=r"^has the features x; this signature takes key, x$"):
+            of_record(record(x=[0.5]), signature, 40)
     predictor = ShardPredictor(DoublingModel().run, {"serving_default": signature}, "serving_default")
     assert predictor.takes_key == takes
     assert not ShardPredictor(DoublingModel().run, DoublingModel().signatures, "serving_default").takes_key
@@ -109,14 +113,15 @@ def test_texts_and_serialized_examples() -> None:
     one = record(x=[1.0])
     assert arrays(serialized, one) == {"examples": [one]}
     assert arrays(serialized, record(examples=[b"a"])) == {"examples": [b"a"]}
-    with pytest.raises(RestError, match=r"instance 0 has nothing; this signature takes x$"):
+    with pytest.raises(RestError, match=r"^has the features y; this signature takes x$"):
         arrays(Signature({"x": Tensor("float32", (None,))}, {}), record(y=[1.0]))
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (record(label=[3]), "this signature takes image, key"),
+        (record(label=[3], pixels=[1.0]), "has the features label, pixels; this signature takes image, key"),
+        (record(), "has no features; this signature takes image, key"),
         (record(image=[1.0]), "input image has the shape [1, 1], and must have [?, 4]"),
         (record(image_raw=[bytes(5)]), "input image has the shape [1, 5], and must have [?, 4]"),
         (record(image=[b"text"]), "input image must be numbers"),
