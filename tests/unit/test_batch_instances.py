@@ -197,6 +197,23 @@ def test_a_model_that_takes_rows_gets_batches() -> None:
     assert single.batch_sizes == [1, 1, 1]
 
 
+def test_a_batch_too_large_for_the_memory_is_halved() -> None:
+    class LimitedModel(DoublingModel):
+        most = 40
+
+        def run(self, signature: str, inputs: Arrays) -> Arrays:
+            if len(inputs["x"]) > self.most:
+                raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
+            return super().run(signature, inputs)
+
+    model = LimitedModel()
+    assert predict_shard(model, [1, 2] * (BATCH // 2)) == ([2.0, 4.0] * (BATCH // 2), [])
+    assert model.batch_sizes == [BATCH // 4] * 4
+    model.most = 0
+    with pytest.raises(tf.errors.ResourceExhaustedError):
+        predict_shard(model, [1, 2])
+
+
 def test_outputs_without_a_row_per_instance_are_errors() -> None:
     class FiveRowModel(DoublingModel):
         def run(self, signature: str, inputs: Arrays) -> Arrays:
