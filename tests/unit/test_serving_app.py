@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import signal
 import threading
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -218,6 +219,49 @@ def test_a_too_large_request_is_refused(server: Starlette, monkeypatch: pytest.M
     monkeypatch.setattr(module, "MOST_BYTES", len(body))
     for pieces, expected in (([body], 200), ([body[:9], body[9:]], 200), ([body[:9], body[9:] + b" "], 413)):
         assert run_concurrently(send_request(server, "POST", "/v1/models/mnist:predict", pieces))[0][0] == expected
+
+
+GZIP = [(b"content-encoding", b"gzip")]
+
+
+def test_a_gzipped_request_is_unpacked(server: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_UNPACKED_BYTES", 7)
+    path, packed = "/v1/models/mnist:predict", gzip.compress(json.dumps(ROWS).encode())
+    for pieces in ([packed], [bytes([byte]) for byte in packed]):
+        reply = run_concurrently(send_request(server, "POST", path, pieces, GZIP))[0]
+        assert reply[:2] == (200, {"predictions": [[0.25, 0.75], [1.0, 0.0]]})
+    for body, reason in (
+        (json.dumps(ROWS).encode(), "Error -3 while decompressing data: incorrect header check"),
+        (packed[:-1], "it ends too early"),
+        (b"", "it ends too early"),
+        (packed + b"x", "bytes follow its end"),
+    ):
+        assert ask(server, "POST", path, body, GZIP)[:2] == (400, {"error": f"the request is no gzip: {reason}"})
+    status, reply, _ = ask(server, "POST", path, packed, [(b"content-encoding", b"br")])
+    assert (status, reply) == (415, {"error": "the request has the Content-Encoding 'br': only gzip, or none, is accepted"})
+
+
+def test_unpacked_bytes_count(server: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, body = "/v1/models/mnist:predict", json.dumps(ROWS).encode()
+    monkeypatch.setattr(module, "_UNPACKED_BYTES", 1 << 10)
+    unpacked, unpack = list[int](), module._unpack
+
+    def record(*given: Any) -> Iterator[bytes]:
+        for piece in unpack(*given):
+            unpacked.append(len(piece))
+            yield piece
+
+    monkeypatch.setattr(module, "_unpack", record)
+    monkeypatch.setattr(module, "MOST_BYTES", len(body))
+    assert ask(server, "POST", path, gzip.compress(body), GZIP)[0] == 200
+    unpacked.clear()
+    status, reply, _ = ask(server, "POST", path, gzip.compress(body + b" " * 10_000), GZIP)
+    assert (status, reply["error"]) == (413, "the request is larger than 0 MB: ask for fewer instances at once")
+    assert unpacked == [1 << 10], "no more is unpacked"
+    monkeypatch.setattr(module, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(module, "MOST_BYTES_IN_PROGRESS", len(body))
+    assert ask(server, "POST", path, gzip.compress(body + b" "), GZIP)[0] == 503
+    assert ask(server, "POST", path, gzip.compress(body), GZIP)[0] == 200, "its memory is released"
 
 
 def test_a_context_counts_once_for_each_example(server: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
