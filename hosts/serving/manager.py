@@ -126,10 +126,13 @@ class ModelManager:
         for line in bad:
             _log_warning(line)
         broken = {line.partition(":")[0] for line in bad}
-        deleted = self._models.keys() - {model.name for model in records if _loadable(model)} - broken
+        loadable = {model.name for model in records if _loadable(model)}
+        deleted = self._models.keys() - loadable - broken
         if deleted and not records and not bad and not self._bucket_in_use():
             _log_warning("the bucket is empty, so it is probably not mounted: loaded models are kept")
             return
+        if not self.polled and (records or bad or self._bucket_in_use()):
+            self._remove_unused_folders(loadable | broken)
         # Load READY versions first, which were served before a restart: loading a new one may crash the process.
         for state in (VersionState.READY, VersionState.CREATING):
             for model in records:
@@ -229,6 +232,12 @@ class ModelManager:
         names = {f"{loaded.name}-{loaded.deployment}" for loaded in kept.values() if loaded.state is not LoadState.END}
         for folder in (self._cache / model).glob("*"):
             if folder.name not in names:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _remove_unused_folders(self, names: Collection[str]) -> None:
+        """Remove the cached files of all models but these: they may have been deleted while no server ran."""
+        for folder in self._cache.glob("*"):
+            if folder.is_dir() and folder.name not in names:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _drop(self, names: Collection[str]) -> None:
