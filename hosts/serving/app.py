@@ -190,7 +190,7 @@ def app(manager: ModelManager, metrics: ServerMetrics) -> Starlette:
         return Response(metrics.text(manager), media_type=CONTENT_TYPE_LATEST)
 
     async def health(_: Request) -> Response:
-        return _json({"polled": manager.polled, "models": sorted(manager.models)}, 200 if manager.polled else 503)
+        return _json({"polled": manager.polled, "models": sorted(manager.models)}, 200 if manager.ready else 503)
 
     def timed(method: str, work: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         async def handler(request: Request) -> Response:

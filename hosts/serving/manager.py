@@ -78,6 +78,8 @@ class ModelManager:
         self._models: Mapping[str, ServedModel] = {}
         self.polled = False
         """True once the bucket was read."""
+        self.ready = False
+        """True once no version was LOADING after a poll; later deployments do not change it."""
 
     @property
     def models(self) -> Mapping[str, ServedModel]:
@@ -141,6 +143,9 @@ class ModelManager:
         if deleted:
             self._drop(deleted)
         self.polled = True
+        self.ready = self.ready or all(
+            loaded.state is not LoadState.LOADING for served in self._models.values() for loaded in served.versions.values()
+        )
 
     def _bucket_in_use(self) -> bool:
         """Return True if the bucket has a queue or a job; a folder without both is probably not mounted."""

@@ -24,9 +24,10 @@ from hosts.serving.__main__ import main
 from hosts.serving.app import ServerMetrics, app
 from hosts.serving.catalog import Catalog
 from hosts.serving.manager import ModelManager
-from hosts.serving.records import Version, folder_of
+from hosts.serving.records import LoadState, Version, folder_of
 from hosts.serving.rest import Arrays
 from hosts.serving.signatures import Signature, Tensor
+from jobs.bucket import BucketError
 from jobs.folder_bucket import FolderBucket
 
 
@@ -403,6 +404,25 @@ def test_health_needs_all_models_loaded(manager: ModelManager) -> None:
     assert ask(server, "GET", "/health")[:2] == (503, {"polled": False, "models": []})
     manager.reconcile()
     assert ask(server, "GET", "/health")[:2] == (200, {"polled": True, "models": ["mnist"]})
+
+
+def test_health_waits_for_downloads_at_the_start_only(manager: ModelManager, catalog: Catalog) -> None:
+    def fail(*_: object) -> bool:
+        raise BucketError("away")
+
+    server, files = app(manager, ServerMetrics()), manager._files
+    failing = SimpleNamespace(download=fail)
+    manager._files = failing  # type: ignore[assignment]
+    manager.reconcile()
+    assert ask(server, "GET", "/health")[:2] == (503, {"polled": True, "models": ["mnist"]})
+    manager._files = files
+    manager.reconcile()
+    assert ask(server, "GET", "/health")[0] == 200
+    manager._files = failing  # type: ignore[assignment]
+    catalog.change("mnist", lambda model: model.add_version(Version("v2", token="b")).set_files("v2", "b", {"x": "00"}, 0))
+    manager.reconcile()
+    assert manager.versions_of("mnist", "v2")[0].state is LoadState.LOADING
+    assert ask(server, "GET", "/health")[0] == 200, "v1 still answers"
 
 
 def test_a_sigterm_before_the_server_runs_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
