@@ -70,7 +70,7 @@ def shape_text(shape: Sequence[int | None] | None) -> str:
 
 def read_signatures(content: bytes) -> dict[str, Signature]:
     """Return the signatures of a saved_model.pb by name; ValueError if the content is not a SavedModel."""
-    by_name, other_tags = {}, set[str]()
+    by_name, other_tags = dict[str, Signature](), set[str]()
     try:
         for graph in _values(content, 2):  # SavedModel.meta_graphs
             for info in _values(graph, 1):  # MetaGraphDef.meta_info_def
