@@ -9,6 +9,7 @@ import numpy as np
 
 from hosts.batch.instances import KEY, of_line, of_record
 from hosts.serving.rest import Arrays, RestError, get_signature, parse_request, prediction_rows
+from hosts.serving.saved import tensorflow
 from hosts.serving.signatures import Signature
 
 BATCH = 128
@@ -61,7 +62,7 @@ class ShardPredictor:
                 yield result + b"\n"
 
     def _results(self, instances: Sequence[Any]) -> list[bytes | RestError]:
-        """Return each instance's result or error. If a batch is refused, halve it to find the instances that cause it."""
+        """Return each instance's result or error. Halve a batch that is refused, or too large for the memory."""
         if not instances:
             return []
         try:
@@ -70,5 +71,8 @@ class ShardPredictor:
         except RestError as error:
             if len(instances) == 1:
                 return [error]
+        except tensorflow().errors.ResourceExhaustedError:
+            if len(instances) == 1:
+                raise
         half = len(instances) // 2
         return [*self._results(instances[:half]), *self._results(instances[half:])]

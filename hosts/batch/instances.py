@@ -50,6 +50,9 @@ def of_record(record: bytes, signature: Signature, key: int) -> Any:
             instance[name] = _shaped(_numbers_from_bytes(features[name + _RAW], np.dtype(tensor.dtype)), tensor)
         elif name == KEY and tensor.dtype is not None and np.dtype(tensor.dtype).kind in "iu":
             instance[name] = key
+    if len(instance) < len(inputs):
+        names = f"the features {', '.join(sorted(features))}" if features else "no features"
+        raise RestError(400, f"has {names}; this signature takes {', '.join(sorted(inputs))}")
     return instance
 
 

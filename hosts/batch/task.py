@@ -1,6 +1,7 @@
 """Run one replica's part of a batch prediction: `python -m hosts.batch.task`.
 
-Exit codes: 0: done, even if some instances have no result. 1: nothing could be read, or the model is not the deployed one.
+Exit codes: 0: done, even if some instances have no result. 1: nothing could be read, the model is not the deployed one, or
+TensorFlow failed, for example for want of memory or disk space.
 2: the command line is invalid. 143: the input or the bucket did not answer for a while; the task must be started again.
 """
 
@@ -50,6 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error), RESTART_EXIT if error.passing else 1)
     except (errors.UnavailableError, errors.DeadlineExceededError, errors.AbortedError) as error:
         return _fail(f"the bucket does not answer: {why(error)}", RESTART_EXIT)
+    except errors.OpError as error:
+        return _fail(f"TensorFlow cannot continue: {why(error)} ({type(error).__name__})", 1)
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, TypeVar
 
@@ -25,10 +26,11 @@ from hosts.serving.saved import error_reason
 from hosts.serving.signatures import Tensor
 
 MOST_BYTES = 16 << 20
-"""The largest request, in bytes of JSON: some three thousand images of MNIST."""
+"""The largest request, in bytes of JSON, unpacked: some three thousand images of MNIST."""
 MOST_BYTES_IN_PROGRESS = 2 * MOST_BYTES
 """The bytes of all requests in progress at most: in memory they are ten times as large."""
 _LARGE_BYTES = 2**18
+_UNPACKED_BYTES = 2**16
 REQUEST_TIMEOUT = 60.0
 """The longest that a request may wait and be computed."""
 BODY_SECONDS = 30.0
@@ -89,7 +91,7 @@ class RequestMemoryLimit:
         """Yield a request's body, whose bytes count against the limit until this ends.
 
         Raises:
-            RestError: 413 if it is too large, 503 if the limit is reached, 408 if it takes too long to arrive.
+            RestError: 413 if it is too large, 503 if the limit is reached, or as by `_content`.
         """
         size = 0
 
@@ -188,7 +190,7 @@ def app(manager: ModelManager, metrics: ServerMetrics) -> Starlette:
         return Response(metrics.text(manager), media_type=CONTENT_TYPE_LATEST)
 
     async def health(_: Request) -> Response:
-        return _json({"polled": manager.polled, "models": sorted(manager.models)}, 200 if manager.polled else 503)
+        return _json({"polled": manager.polled, "models": sorted(manager.models)}, 200 if manager.ready else 503)
 
     def timed(method: str, work: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         async def handler(request: Request) -> Response:
@@ -220,18 +222,40 @@ def app(manager: ModelManager, metrics: ServerMetrics) -> Starlette:
 
 
 async def _content(request: Request, take: Callable[[int], None]) -> bytes:
-    """Return the request's body. `take` gets each piece, and may refuse it. RestError 408 if it takes too long."""
+    """Return the request's body, unpacked. `take` gets the bytes of each piece, and may refuse it.
+
+    RestError 408 if it takes too long, 415 if its encoding is unknown, 400 if it is no gzip.
+    """
+    encoding = request.headers.get("content-encoding", "identity").lower()
+    if encoding not in ("identity", "gzip"):
+        raise RestError(415, f"the request has the Content-Encoding {encoding!r}: only gzip, or none, is accepted")
+    unpacker = zlib.decompressobj(wbits=31) if encoding == "gzip" else None
     pieces = []
     try:
         async with asyncio.timeout(BODY_SECONDS):
-            async for piece in request.stream():
-                take(len(piece))
-                pieces.append(piece)
+            async for received in request.stream():
+                for piece in _unpack(unpacker, received) if unpacker else (received,):
+                    take(len(piece))
+                    pieces.append(piece)
     except TimeoutError:
         raise RestError(
             408, f"the request did not arrive within {BODY_SECONDS:.0f} s: ask for fewer instances at once"
         ) from None
+    if unpacker and not unpacker.eof:
+        raise RestError(400, "the request is no gzip: it ends too early")
     return b"".join(pieces)
+
+
+def _unpack(unpacker: zlib._Decompress, packed: bytes) -> Iterator[bytes]:
+    """Yield the bytes unpacked from a part of a gzip stream, a few at a time, since they may be a thousand times as many."""
+    try:
+        while packed and not unpacker.eof:
+            yield unpacker.decompress(packed, _UNPACKED_BYTES)
+            packed = unpacker.unconsumed_tail
+    except zlib.error as error:
+        raise RestError(400, f"the request is no gzip: {error}") from None
+    if packed:
+        raise RestError(400, "the request is no gzip: bytes follow its end")
 
 
 async def _work(size: int, function: Callable[..., _Result], *arguments: Any) -> _Result:

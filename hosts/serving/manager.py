@@ -78,6 +78,8 @@ class ModelManager:
         self._models: Mapping[str, ServedModel] = {}
         self.polled = False
         """True once the bucket was read."""
+        self.ready = False
+        """True once no version was LOADING after a poll; later deployments do not change it."""
 
     @property
     def models(self) -> Mapping[str, ServedModel]:
@@ -126,10 +128,13 @@ class ModelManager:
         for line in bad:
             _log_warning(line)
         broken = {line.partition(":")[0] for line in bad}
-        deleted = self._models.keys() - {model.name for model in records if _loadable(model)} - broken
+        loadable = {model.name for model in records if _loadable(model)}
+        deleted = self._models.keys() - loadable - broken
         if deleted and not records and not bad and not self._bucket_in_use():
             _log_warning("the bucket is empty, so it is probably not mounted: loaded models are kept")
             return
+        if not self.polled and (records or bad or self._bucket_in_use()):
+            self._remove_unused_folders(loadable | broken)
         # Load READY versions first, which were served before a restart: loading a new one may crash the process.
         for state in (VersionState.READY, VersionState.CREATING):
             for model in records:
@@ -138,6 +143,9 @@ class ModelManager:
         if deleted:
             self._drop(deleted)
         self.polled = True
+        self.ready = self.ready or all(
+            loaded.state is not LoadState.LOADING for served in self._models.values() for loaded in served.versions.values()
+        )
 
     def _bucket_in_use(self) -> bool:
         """Return True if the bucket has a queue or a job; a folder without both is probably not mounted."""
@@ -229,6 +237,12 @@ class ModelManager:
         names = {f"{loaded.name}-{loaded.deployment}" for loaded in kept.values() if loaded.state is not LoadState.END}
         for folder in (self._cache / model).glob("*"):
             if folder.name not in names:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _remove_unused_folders(self, names: Collection[str]) -> None:
+        """Remove the cached files of all models but these: they may have been deleted while no server ran."""
+        for folder in self._cache.glob("*"):
+            if folder.is_dir() and folder.name not in names:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _drop(self, names: Collection[str]) -> None:

@@ -163,7 +163,7 @@ class Model(Record):
         version = self.version(name)
         if not version.files:
             raise ModelError(f"version {name} of model {self.name} is {version.state}: there is nothing to undeploy")
-        return self._without_default(name)._changed(replace(version, state=VersionState.UNDEPLOYED))
+        return self._without_default(name)._changed(replace(version, state=VersionState.UNDEPLOYED, errorMessage=""))
 
     def redeploy(self, name: str, token: str) -> Model:
         """Return the model with an unserved version, which has its files, to be loaded again."""

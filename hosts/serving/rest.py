@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,8 @@ _BYTES = "_bytes"  # an output whose name ends so is binary
 _DEEPEST = 32
 # A float64 holds each whole number below this exactly. One float in a list makes all numbers floats in NumPy.
 _MOST_EXACT = 2**53
+# No int64 holds this number.
+_LEAST_UNSIGNED = 2**63
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -79,9 +81,8 @@ def _rows(instances: Any, signature: Signature) -> Arrays:
         for index, row in enumerate(instances):
             if not isinstance(row, dict) or row.keys() != names.keys():
                 keys = ", ".join(sorted(row)) if isinstance(row, dict) else "no object"
-                raise RestError(
-                    400, f"instance {index} has {keys or 'nothing'}; this signature takes {', '.join(sorted(names))}"
-                )
+                which = f"instance {index}" if len(instances) > 1 else "the instance"
+                raise RestError(400, f"{which} has {keys or 'nothing'}; this signature takes {', '.join(sorted(names))}")
             for name in names:
                 columns[name].append(row[name])
         return {name: _array(name, values, names[name]) for name, values in columns.items()}
@@ -91,7 +92,7 @@ def _rows(instances: Any, signature: Signature) -> Arrays:
 def _columns(inputs: Any, signature: Signature) -> Arrays:
     names = signature.inputs
     if isinstance(inputs, dict) and not (len(names) == 1 and _BASE64 in inputs):
-        if inputs.keys() != names.keys():
+        if names.keys() - inputs.keys():  # TensorFlow Serving ignores others, here only
             raise RestError(
                 400, f"inputs has {', '.join(sorted(inputs)) or 'nothing'}; this signature takes {', '.join(sorted(names))}"
             )
@@ -110,7 +111,7 @@ def _single_input(what: str, value: Any, tensors: Mapping[str, Tensor]) -> Array
 def _array(name: str, value: Any, tensor: Tensor) -> np.ndarray[Any, Any]:
     """Return a JSON value as an array of the input's dtype; RestError 400 if it is of another dtype or shape."""
     try:
-        array = _strings_of(value, name) if tensor.dtype is None else _numbers(name, np.asarray(value), tensor.dtype)
+        array = _strings_of(value, name) if tensor.dtype is None else _numbers(name, _as_array(value), tensor.dtype)
     except (ValueError, TypeError, OverflowError):
         raise RestError(400, f"input {name} must be {_expected(tensor)}, all rows of one length") from None
     if not _fits(array.shape, tensor.shape):
@@ -118,11 +119,23 @@ def _array(name: str, value: Any, tensor: Tensor) -> np.ndarray[Any, Any]:
     return array
 
 
+def _as_array(value: Any) -> np.ndarray[Any, Any]:
+    """Return a JSON value as an array; NumPy makes floats of a list that only uint64 can hold if it has a small number."""
+    array = np.asarray(value)
+    if array.dtype.kind == "f" and array.size and array.min() >= 0 and array.max() >= _LEAST_UNSIGNED:
+        elements = np.asarray(value, object)
+        if all(isinstance(element, int) for element in elements.flat):
+            return elements.astype(np.uint64)
+    return array
+
+
 def _numbers(name: str, array: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
     """Return the numbers in this dtype; they may change by rounding only."""
-    if array.dtype.kind not in "fiub" or array.size == 0:
+    if array.dtype.kind not in "fiub":
         raise ValueError(name)
     wanted = np.dtype(dtype)
+    if array.size == 0:
+        return array.astype(wanted)
     if wanted.kind == "b" and not np.isin(array, (0, 1)).all():
         raise RestError(400, f"input {name} must be true or false")
     if wanted.kind in "iu":
@@ -165,11 +178,15 @@ def _decoded(value: Any, name: str, depth: int = 0) -> Any:
 
 
 def string_to_bytes(value: Any) -> Any:
-    """Return a string, or a `{"b64": …}`, as bytes, and any other value unchanged; RestError 400 if it is no base64."""
+    """Return a string, or a `{"b64": …}`, as bytes, and any other value unchanged; RestError 400 if it is no base64.
+
+    As in TensorFlow Serving, base64 may have white space and lack its padding.
+    """
     if isinstance(value, dict) and value.keys() == {_BASE64}:
         try:
-            return base64.b64decode(value[_BASE64], validate=True)
-        except (binascii.Error, TypeError, ValueError):
+            content = "".join(value[_BASE64].split())
+            return base64.b64decode(content + "=" * (-len(content) % 4), validate=True)
+        except (AttributeError, binascii.Error, ValueError):
             raise RestError(400, "b64 is no base64") from None
     return value.encode() if isinstance(value, str) else value
 
@@ -193,7 +210,8 @@ def prediction_rows(outputs: Arrays, count: int) -> list[bytes]:
     values = _by_instance(outputs)
     if len(values) != count:
         raise RestError(400, f"the outputs of this signature have {len(values)} rows for {count} instances")
-    return [_json(row, outputs) for row in values]
+    encode = _encoder(outputs)
+    return [encode(row) for row in values]
 
 
 def _by_instance(outputs: Arrays) -> list[Any]:
@@ -245,7 +263,7 @@ def classify_response(outputs: Arrays) -> bytes:
     else:
         names = _plain("classes", labels)
     pairs = [[list(pair) for pair in zip(*row, strict=True)] for row in zip(names, scores.tolist(), strict=True)]
-    return _json({"result": pairs}, {"scores": scores})
+    return _json({"results": pairs}, {"scores": scores})
 
 
 def _row_counts(outputs: Arrays) -> set[int | None]:
@@ -268,7 +286,15 @@ def _strings(value: Any, binary: bool) -> Any:
 
 
 def _json(value: Any, arrays: Arrays) -> bytes:
-    """Return a value as JSON; NaN and Infinity are written as by TensorFlow Serving, which Python reads."""
-    if all(np.isfinite(array).all() for array in arrays.values() if array.dtype.kind == "f"):
-        return orjson.dumps(value)
-    return json.dumps(value, separators=(",", ":")).encode()
+    return _encoder(arrays)(value)
+
+
+def _encoder(arrays: Arrays) -> Callable[[Any], bytes]:
+    """Return a function that writes values of these arrays as JSON.
+
+    NaN and Infinity are written as by TensorFlow Serving, which Python reads.
+    """
+    floats = [array for array in arrays.values() if array.dtype.kind in "fV" and not array.dtype.names]  # bfloat16 is a "V"
+    if all(np.isfinite(array).all() for array in floats):
+        return orjson.dumps
+    return lambda value: json.dumps(value, separators=(",", ":")).encode()

@@ -22,9 +22,8 @@ import numpy as np
 
 from hosts.serving.download import MODEL_FILE, NO_SIGNATURE
 from hosts.serving.rest import Arrays, RestError, parse_request, string_to_bytes
-from hosts.serving.signatures import Signature, Tensor, read_signatures
+from hosts.serving.signatures import TAG, Signature, Tensor, read_signatures
 
-_TAG = "serve"
 # The first line of TensorFlow's error for a graph.
 _NO_REASON = "Graph execution error:"
 
@@ -80,7 +79,7 @@ class SavedModel:
         """Load a SavedModel; raise TensorFlow's error if that fails."""
         tf = tensorflow()
         self._session = tf.session.Session(graph=tf.ops.Graph())
-        tf.saved_model.SavedModelLoader(str(folder)).load(self._session, [_TAG])
+        tf.saved_model.SavedModelLoader(str(folder)).load(self._session, [TAG])
         self.signatures = read_signatures((folder / MODEL_FILE).read_bytes())
         if not self.signatures:
             raise ValueError(f"the model {NO_SIGNATURE}")

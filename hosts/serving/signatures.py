@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+TAG = "serve"
+"""The tag of the graph that is served; it may have no other one."""
 # The names of TensorFlow's internal signatures begin with this.
 _PRIVATE = "__saved_model"
 # Numbers of types in types.proto.
@@ -68,16 +70,29 @@ def shape_text(shape: Sequence[int | None] | None) -> str:
 
 def read_signatures(content: bytes) -> dict[str, Signature]:
     """Return the signatures of a saved_model.pb by name; ValueError if the content is not a SavedModel."""
-    by_name = {}
+    by_name, other_tags = dict[str, Signature](), set[str]()
     try:
         for graph in _values(content, 2):  # SavedModel.meta_graphs
-            for entry in _values(graph, 5):  # MetaGraphDef.signature_def
-                name, signature = _entry(entry)
-                if not name.startswith(_PRIVATE):
-                    by_name[name] = Signature(_tensors(signature, 1), _tensors(signature, 2))
+            for info in _values(graph, 1):  # MetaGraphDef.meta_info_def
+                tags = {str(tag, "utf-8") for tag in _values(info, 4)}
+                if tags != {TAG}:
+                    other_tags.add("+".join(sorted(tags)) or "none")
+                    break
+            else:
+                by_name.update(_signatures_of(graph))
     except (IndexError, TypeError, ValueError) as error:
         raise ValueError(f"not a SavedModel ({error})") from None
+    if other_tags and not by_name:
+        raise ValueError(f"no graph of the model has the tag {TAG} alone; there are {', '.join(sorted(other_tags))}")
     return dict(sorted(by_name.items()))
+
+
+def _signatures_of(graph: bytes) -> Iterator[tuple[str, Signature]]:
+    """Yield the signatures of a MetaGraphDef with their names."""
+    for entry in _values(graph, 5):  # MetaGraphDef.signature_def
+        name, signature = _entry(entry)
+        if not name.startswith(_PRIVATE):
+            yield name, Signature(_tensors(signature, 1), _tensors(signature, 2))
 
 
 def _tensors(signature: bytes, number: int) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hosts.batch.inference import BATCH, ShardPredictor
 from hosts.batch.inputs import detect_kind
 from hosts.batch.instances import of_line, of_record
-from hosts.serving.rest import Arrays, RestError, parse_request
+from hosts.serving.rest import Arrays, RestError, parse_request, prediction_rows
 from hosts.serving.signatures import Signature, Tensor
 from scaletier.tensorflow_setup import import_tensorflow
 
@@ -67,7 +67,11 @@ def test_raw_values_that_are_not_one_text_are_used_as_they_are() -> None:
 @pytest.mark.parametrize(("dtype", "takes"), [("int32", True), ("uint8", True), ("float32", False), (None, False)])
 def test_a_record_s_number_is_the_key_of_whole_numbers(dtype: str | None, takes: bool) -> None:
     signature = Signature({"key": Tensor(dtype, (None,)), "x": Tensor("float32", (None,))}, {})
-    assert of_record(record(x=[0.5]), signature, 40) == ({"key": 40} if takes else {}) | {"x": 0.5}
+    if takes:
+        assert of_record(record(x=[0.5]), signature, 40) == {"key": 40, "x": 0.5}
+    else:
+        with pytest.raises(RestError, match=r"^has the features x; this signature takes key, x$"):
+            of_record(record(x=[0.5]), signature, 40)
     predictor = ShardPredictor(DoublingModel().run, {"serving_default": signature}, "serving_default")
     assert predictor.takes_key == takes
     assert not ShardPredictor(DoublingModel().run, DoublingModel().signatures, "serving_default").takes_key
@@ -92,6 +96,16 @@ def test_features_get_the_shape_of_the_input(shape: Any, values: list[float], ex
     assert np.asarray(instance["x"]).tolist() == expected
 
 
+def test_an_empty_feature_is_an_empty_row() -> None:
+    signature = Signature({"n": Tensor("int64", (None, None)), "x": Tensor("float32", (None, None, 2))}, {})
+    one = tf.train.Example(features=tf.train.Features(feature={"n": tf.train.Feature(), "x": tf.train.Feature()}))
+    inputs = parse_request({"instances": [of_record(one.SerializeToString(), signature, 0)]}, signature)[0]
+    assert {name: (array.shape, array.dtype) for name, array in inputs.items()} == {
+        "n": ((1, 0), np.int64),
+        "x": ((1, 0, 2), np.float32),
+    }
+
+
 def test_texts_and_serialized_examples() -> None:
     texts = Signature({"word": Tensor(None, (None, 2)), "n": Tensor("int64", (None, None))}, {})
     assert arrays(texts, record(word=[b"a", b"\xff"], n=[1, 2])) == {"word": [[b"a", b"\xff"]], "n": [[1, 2]]}
@@ -99,14 +113,15 @@ def test_texts_and_serialized_examples() -> None:
     one = record(x=[1.0])
     assert arrays(serialized, one) == {"examples": [one]}
     assert arrays(serialized, record(examples=[b"a"])) == {"examples": [b"a"]}
-    with pytest.raises(RestError, match=r"instance 0 has nothing; this signature takes x$"):
+    with pytest.raises(RestError, match=r"^has the features y; this signature takes x$"):
         arrays(Signature({"x": Tensor("float32", (None,))}, {}), record(y=[1.0]))
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (record(label=[3]), "this signature takes image, key"),
+        (record(label=[3], pixels=[1.0]), "has the features label, pixels; this signature takes image, key"),
+        (record(), "has no features; this signature takes image, key"),
         (record(image=[1.0]), "input image has the shape [1, 1], and must have [?, 4]"),
         (record(image_raw=[bytes(5)]), "input image has the shape [1, 5], and must have [?, 4]"),
         (record(image=[b"text"]), "input image must be numbers"),
@@ -182,6 +197,23 @@ def test_a_model_that_takes_rows_gets_batches() -> None:
     assert single.batch_sizes == [1, 1, 1]
 
 
+def test_a_batch_too_large_for_the_memory_is_halved() -> None:
+    class LimitedModel(DoublingModel):
+        most = 40
+
+        def run(self, signature: str, inputs: Arrays) -> Arrays:
+            if len(inputs["x"]) > self.most:
+                raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
+            return super().run(signature, inputs)
+
+    model = LimitedModel()
+    assert predict_shard(model, [1, 2] * (BATCH // 2)) == ([2.0, 4.0] * (BATCH // 2), [])
+    assert model.batch_sizes == [BATCH // 4] * 4
+    model.most = 0
+    with pytest.raises(tf.errors.ResourceExhaustedError):
+        predict_shard(model, [1, 2])
+
+
 def test_outputs_without_a_row_per_instance_are_errors() -> None:
     class FiveRowModel(DoublingModel):
         def run(self, signature: str, inputs: Arrays) -> Arrays:
@@ -197,6 +229,10 @@ def test_a_float_changes_no_whole_number_of_its_batch() -> None:
     model.signatures = {"serving_default": Signature({"x": Tensor("int64", (None,))}, {"y": Tensor("int64", (None,))})}
     results, errors = predict_shard(model, [2**53 + 1, 1.0, 2**53 + 3])
     assert (results, errors) == ([2**54 + 2, 2, 2**54 + 6], [])
+
+
+def test_results_of_bfloat16_may_be_nan() -> None:
+    assert prediction_rows({"y": np.array([0.5, np.nan, -np.inf], "bfloat16")}, 3) == [b"0.5", b"NaN", b"-Infinity"]
 
 
 def test_an_unknown_signature_is_refused() -> None:

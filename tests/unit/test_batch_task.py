@@ -505,6 +505,27 @@ def test_an_unresponsive_output_exits_with_143(
     assert capsys.readouterr().err == "error: the bucket does not answer: HTTP response code 503\n"
 
 
+@pytest.mark.parametrize("name", ["ResourceExhaustedError", "InternalError"])
+def test_a_failure_of_tensorflow_is_one_line(
+    make_request: MakeRequest,
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+) -> None:
+    """A full disk is such a failure, too."""
+
+    def fail(*_: object) -> None:
+        raise getattr(tf.errors, name)(None, None, "out/part; No space left on device\n\nmore")
+
+    monkeypatch.setattr(Request, "of_package", lambda: make_request(a=lines(1)))
+    monkeypatch.setattr(PredictionOutput, "_write", fail)
+    assert task.main(["--data", "a", "--model", str(model), "--job-dir", str(tmp_path / "out")]) == 1
+    message = f"error: TensorFlow cannot continue: out/part; No space left on device ({name})\n"
+    assert capsys.readouterr().err == message
+
+
 @pytest.mark.parametrize("replicas", [1, 3])
 def test_a_gzip_file_cut_between_two_records_is_reported(tmp_path: Path, replicas: int) -> None:
     """Cut off the end and the checksum. Stored blocks have a byte of the file for each byte of a record."""

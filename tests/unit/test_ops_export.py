@@ -104,6 +104,16 @@ def test_a_saved_model_is_read_without_tensorflow() -> None:
             read_signatures(invalid)
 
 
+def test_only_the_graph_tagged_serve_is_read() -> None:
+    def graph(name: bytes, *tags: bytes) -> bytes:
+        return field(2, field(1, b"".join(field(4, tag) for tag in tags)) + field(5, field(1, name) + field(2, b"")))
+
+    other_graphs = graph(b"a", b"serve", b"tpu") + graph(b"b", b"train") + graph(b"c")
+    assert list(read_signatures(other_graphs + graph(b"d", b"serve") + field(2, field(5, field(1, b"e"))))) == ["d", "e"]
+    with pytest.raises(ValueError, match=r"^no graph of the model has the tag serve alone; there are none, serve\+tpu, train$"):
+        read_signatures(other_graphs)
+
+
 def test_unknown_fields_and_missing_ones_of_a_saved_model() -> None:
     """Fixed numbers are skipped; a type, a size, a name or a tensor of zeros is left out by protocol buffers."""
     sizes = field(3, field(2, b"") + field(2, b"\x08\x00") + field(2, b"\x08\x01"))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import signal
 import threading
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,9 +24,10 @@ from hosts.serving.__main__ import main
 from hosts.serving.app import ServerMetrics, app
 from hosts.serving.catalog import Catalog
 from hosts.serving.manager import ModelManager
-from hosts.serving.records import Version, folder_of
+from hosts.serving.records import LoadState, Version, folder_of
 from hosts.serving.rest import Arrays
 from hosts.serving.signatures import Signature, Tensor
+from jobs.bucket import BucketError
 from jobs.folder_bucket import FolderBucket
 
 
@@ -141,7 +143,7 @@ def test_predict_requests(server: Starlette, path: str) -> None:
 
 def test_classify_requests(server: Starlette) -> None:
     body = {"context": {"key": 1}, "examples": [{"image": [0.25, 0.75]}]}
-    assert ask(server, "POST", "/v1/models/mnist:classify", body)[:2] == (200, {"result": [[["0", 0.25], ["1", 0.75]]]})
+    assert ask(server, "POST", "/v1/models/mnist:classify", body)[:2] == (200, {"results": [[["0", 0.25], ["1", 0.75]]]})
 
 
 def test_status_and_metadata_requests(server: Starlette) -> None:
@@ -220,6 +222,49 @@ def test_a_too_large_request_is_refused(server: Starlette, monkeypatch: pytest.M
         assert run_concurrently(send_request(server, "POST", "/v1/models/mnist:predict", pieces))[0][0] == expected
 
 
+GZIP = [(b"content-encoding", b"gzip")]
+
+
+def test_a_gzipped_request_is_unpacked(server: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_UNPACKED_BYTES", 7)
+    path, packed = "/v1/models/mnist:predict", gzip.compress(json.dumps(ROWS).encode())
+    for pieces in ([packed], [bytes([byte]) for byte in packed]):
+        reply = run_concurrently(send_request(server, "POST", path, pieces, GZIP))[0]
+        assert reply[:2] == (200, {"predictions": [[0.25, 0.75], [1.0, 0.0]]})
+    for body, reason in (
+        (json.dumps(ROWS).encode(), "Error -3 while decompressing data: incorrect header check"),
+        (packed[:-1], "it ends too early"),
+        (b"", "it ends too early"),
+        (packed + b"x", "bytes follow its end"),
+    ):
+        assert ask(server, "POST", path, body, GZIP)[:2] == (400, {"error": f"the request is no gzip: {reason}"})
+    status, reply, _ = ask(server, "POST", path, packed, [(b"content-encoding", b"br")])
+    assert (status, reply) == (415, {"error": "the request has the Content-Encoding 'br': only gzip, or none, is accepted"})
+
+
+def test_unpacked_bytes_count(server: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, body = "/v1/models/mnist:predict", json.dumps(ROWS).encode()
+    monkeypatch.setattr(module, "_UNPACKED_BYTES", 1 << 10)
+    unpacked, unpack = list[int](), module._unpack
+
+    def record(*given: Any) -> Iterator[bytes]:
+        for piece in unpack(*given):
+            unpacked.append(len(piece))
+            yield piece
+
+    monkeypatch.setattr(module, "_unpack", record)
+    monkeypatch.setattr(module, "MOST_BYTES", len(body))
+    assert ask(server, "POST", path, gzip.compress(body), GZIP)[0] == 200
+    unpacked.clear()
+    status, reply, _ = ask(server, "POST", path, gzip.compress(body + b" " * 10_000), GZIP)
+    assert (status, reply["error"]) == (413, "the request is larger than 0 MB: ask for fewer instances at once")
+    assert unpacked == [1 << 10], "no more is unpacked"
+    monkeypatch.setattr(module, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(module, "MOST_BYTES_IN_PROGRESS", len(body))
+    assert ask(server, "POST", path, gzip.compress(body + b" "), GZIP)[0] == 503
+    assert ask(server, "POST", path, gzip.compress(body), GZIP)[0] == 200, "its memory is released"
+
+
 def test_a_context_counts_once_for_each_example(server: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
     """Refuse 190 kB that would become gigabytes: a context of 10,000 features in each of 30,000 examples."""
     path, body = "/v1/models/mnist:classify", {"context": {"key": 1, "image": [0.25, 0.75]}, "examples": [{}] * 99}
@@ -235,7 +280,7 @@ def test_a_context_counts_once_for_each_example(server: Starlette, monkeypatch: 
             assert (reply[0], reply[1]["error"].partition(":")[0]) == (status, message)
             patch.setattr(module, name, copied + len(json.dumps(body)))
             for _ in range(2):
-                assert ask(server, "POST", path, body)[:2] == (200, {"result": answer}), "its memory is released"
+                assert ask(server, "POST", path, body)[:2] == (200, {"results": answer}), "its memory is released"
 
 
 def test_concurrent_large_requests_are_limited(server: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,6 +404,25 @@ def test_health_needs_all_models_loaded(manager: ModelManager) -> None:
     assert ask(server, "GET", "/health")[:2] == (503, {"polled": False, "models": []})
     manager.reconcile()
     assert ask(server, "GET", "/health")[:2] == (200, {"polled": True, "models": ["mnist"]})
+
+
+def test_health_waits_for_downloads_at_the_start_only(manager: ModelManager, catalog: Catalog) -> None:
+    def fail(*_: object) -> bool:
+        raise BucketError("away")
+
+    server, files = app(manager, ServerMetrics()), manager._files
+    failing = SimpleNamespace(download=fail)
+    manager._files = failing  # type: ignore[assignment]
+    manager.reconcile()
+    assert ask(server, "GET", "/health")[:2] == (503, {"polled": True, "models": ["mnist"]})
+    manager._files = files
+    manager.reconcile()
+    assert ask(server, "GET", "/health")[0] == 200
+    manager._files = failing  # type: ignore[assignment]
+    catalog.change("mnist", lambda model: model.add_version(Version("v2", token="b")).set_files("v2", "b", {"x": "00"}, 0))
+    manager.reconcile()
+    assert manager.versions_of("mnist", "v2")[0].state is LoadState.LOADING
+    assert ask(server, "GET", "/health")[0] == 200, "v1 still answers"
 
 
 def test_a_sigterm_before_the_server_runs_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

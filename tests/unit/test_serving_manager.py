@@ -132,6 +132,23 @@ def test_versions_are_loaded_swapped_and_unloaded(world: ServedBucket) -> None:
     assert not (world.cache / "m").exists()
 
 
+@pytest.mark.parametrize(("record", "kept"), [(None, ["gone", "undeployed"]), ("valid", ["m"]), ("unreadable", ["undeployed"])])
+def test_files_of_models_deleted_meanwhile_are_removed(world: ServedBucket, record: str | None, kept: list[str]) -> None:
+    """An empty bucket is probably not mounted."""
+    if record == "valid":
+        world.add_files("v1", "1")
+    elif record:
+        (world.bucket / "models/undeployed").mkdir(parents=True)
+        (world.bucket / "models/undeployed/model.json").write_text("{")
+    for name in ("gone", "undeployed"):
+        (world.cache / name / "v1-a").mkdir(parents=True)
+    world.manager.reconcile()
+    assert sorted(folder.name for folder in world.cache.iterdir()) == kept
+    (world.cache / "later").mkdir()
+    world.manager.reconcile()
+    assert (world.cache / "later").exists(), "only at the first poll"
+
+
 def test_a_model_without_files_is_unloaded(world: ServedBucket) -> None:
     world.deploy("v1", "1")
     shutil.rmtree(world.cache / "m")

@@ -42,6 +42,13 @@ def test_the_first_version_that_is_ready_is_the_default() -> None:
     assert model.add_version(Version("v2", token="b")).set_files("v2", "b", FILES, 3).mark_ready("v2", "b").default == "v1"
 
 
+def test_an_undeployed_version_has_no_error() -> None:
+    model = (
+        Model("mnist").add_version(Version("v1", token="a")).set_files("v1", "a", FILES, 3).mark_failed("v1", "a", "damaged")
+    )
+    assert (model.version("v1").errorMessage, model.undeploy("v1").version("v1").errorMessage) == ("damaged", "")
+
+
 def test_a_failed_version_is_never_the_default() -> None:
     model = (
         Model("mnist")

@@ -17,6 +17,8 @@ ONE = Signature({"x": Tensor("float32", (None, 2))}, {"y": Tensor("float32", (No
 FLAG = Signature({"flag": Tensor("bool", (None,))}, {})
 BYTE = Signature({"byte": Tensor("uint8", (None,))}, {})
 ANY_TEXT = Signature({"text": Tensor(None, None)}, {})
+HASH = Signature({"hash": Tensor("uint64", (None,))}, {})
+RAGGED = Signature({"x": Tensor("int64", (None, None))}, {})
 TWO = Signature({"key": Tensor("int64", (None,)), "text": Tensor(None, (None,))}, {"y": Tensor("float32", (None,))})
 
 
@@ -47,8 +49,18 @@ def parse(body: Any, signature: Signature = ONE) -> tuple[dict[str, Any], bool]:
         ),
         ({"instances": [{"key": 3.0, "text": "a"}]}, TWO, {"key": [3], "text": [b"a"]}, True),
         ({"inputs": {"b64": "AAE="}}, Signature({"x": Tensor(None, ())}, {}), {"x": b"\x00\x01"}, False),
+        (
+            {"inputs": [{"b64": "AAEA\nAAE=\n"}, {"b64": "AA E"}, {"b64": ""}]},
+            ANY_TEXT,
+            {"text": [b"\0\1\0\0\1", b"\0\1", b""]},
+            False,
+        ),
         ({"inputs": {"key": [2**53 + 1, 1], "text": ["a", "b"]}}, TWO, {"key": [2**53 + 1, 1], "text": [b"a", b"b"]}, False),
         ({"inputs": {"key": [2**53 - 1, 1.0], "text": ["a", "b"]}}, TWO, {"key": [2**53 - 1, 1], "text": [b"a", b"b"]}, False),
+        ({"inputs": {"x": [[1, 2]], "extra": "a"}}, ONE, {"x": [[1, 2]]}, False),
+        ({"inputs": [2**63, 1]}, HASH, {"hash": [2**63, 1]}, False),
+        ({"inputs": [2**64 - 1, 0]}, HASH, {"hash": [2**64 - 1, 0]}, False),
+        ({"instances": [[], []]}, RAGGED, {"x": [[], []]}, True),
         ({"inputs": [True, 0, 1]}, FLAG, {"flag": [True, False, True]}, False),
         ({"inputs": [0, 255]}, BYTE, {"byte": [0, 255]}, False),
         ({"inputs": nested(32)}, ANY_TEXT, {"text": nested(32, b"a")}, False),
@@ -72,9 +84,11 @@ def test_a_request_is_parsed(body: Any, signature: Signature, arrays: dict[str, 
         ({"inputs": {"key": [1], "text": ["a", ["b", "c"]]}}, TWO, "input text must be strings, all rows of one length"),
         ({"inputs": [["b"], ["b", "c"]]}, ANY_TEXT, "input text must be strings, all rows of one length"),
         ({"instances": [[None, 1]]}, ONE, "input x must be numbers"),
-        ({"inputs": []}, ONE, "input x must be numbers"),
-        ({"instances": [{"z": 1}]}, TWO, "instance 0 has z; this signature takes key, text"),
+        ({"inputs": []}, ONE, "input x has the shape [0], and must have [?, 2]"),
+        ({"instances": [[], [1]]}, RAGGED, "input x must be numbers, all rows of one length"),
+        ({"instances": [{"z": 1}]}, TWO, "the instance has z; this signature takes key, text"),
         ({"instances": [{"key": 1, "text": "a"}, 5]}, TWO, "instance 1 has no object; this signature takes key, text"),
+        ({"instances": [{"x": [1, 2], "z": 1}]}, ONE, "the instance has x, z; this signature takes x"),
         ({"instances": [1]}, TWO, "an instance must be an object with key, text"),
         ({"inputs": {"key": [1]}}, TWO, "inputs has key; this signature takes key, text"),
         ({"instances": [{"key": 1.5, "text": "a"}]}, TWO, "input key must be whole numbers"),
@@ -89,13 +103,17 @@ def test_a_request_is_parsed(body: Any, signature: Signature, arrays: dict[str, 
         ({"instances": [{"key": 2**70, "text": "a"}]}, TWO, "input key must be whole numbers from -9223372036854775808 to"),
         ({"inputs": nested(33)}, ANY_TEXT, "input text has lists nested 32 deep, and no tensor has that many dimensions"),
         ({"instances": [["1", "2"]]}, ONE, "input x must be numbers, all rows of one length"),
-        ({"instances": [{}]}, TWO, "instance 0 has nothing; this signature takes key, text"),
-        ({"instances": [{"b64": "AAE="}]}, TWO, "instance 0 has b64; this signature takes key, text"),
+        ({"instances": [{}]}, TWO, "the instance has nothing; this signature takes key, text"),
+        ({"instances": [{"b64": "AAE="}]}, TWO, "the instance has b64; this signature takes key, text"),
         ({"inputs": {}}, TWO, "inputs has nothing; this signature takes key, text"),
         ({"inputs": {"b64": "AAE="}}, TWO, "inputs has b64; this signature takes key, text"),
         ({"inputs": [256]}, BYTE, "input byte must be whole numbers from 0 to 255"),
         ({"inputs": [-1]}, BYTE, "input byte must be whole numbers from 0 to 255"),
         ({"instances": [{"key": 1, "text": {"b64": "AA*E="}}]}, TWO, "b64 is no base64"),
+        *(({"inputs": [{"b64": bad}]}, ANY_TEXT, "b64 is no base64") for bad in ("A", "AA==AA==", "AA-_", "é", 1, ["AA=="])),
+        ({"inputs": [2**63, -1]}, HASH, "input hash must be whole numbers from 0 to 18446744073709551615"),
+        ({"inputs": [2**63, 1.0]}, HASH, "input hash has numbers that a float cannot hold exactly"),
+        ({"inputs": {"key": [2**63, 1], "text": ["a", "b"]}}, TWO, "input key must be whole numbers from -9223372036854775808"),
         ({"inputs": [2]}, FLAG, "input flag must be true or false"),
         ({"instances": [[1e300, 1]]}, ONE, "input x has a number that is too large for float32"),
     ],
@@ -138,11 +156,11 @@ def test_classify_requests_and_answers() -> None:
     assert rest.examples(body) == [{"a": 1, "b": 2}, {"a": 3, "b": 4}]
     scores = np.array([[0.25, 0.75]])
     assert json.loads(rest.classify_response({"scores": scores, "classes": np.array([1])})) == {
-        "result": [[["0", 0.25], ["1", 0.75]]]
+        "results": [[["0", 0.25], ["1", 0.75]]]
     }
-    assert rest.classify_response({"probabilities": scores}) == b'{"result":[[["0",0.25],["1",0.75]]]}'
+    assert rest.classify_response({"probabilities": scores}) == b'{"results":[[["0",0.25],["1",0.75]]]}'
     named = {"scores": scores, "classes": np.array([[b"no", b"yes"]], object)}
-    assert json.loads(rest.classify_response(named)) == {"result": [[["no", 0.25], ["yes", 0.75]]]}
+    assert json.loads(rest.classify_response(named)) == {"results": [[["no", 0.25], ["yes", 0.75]]]}
     for wrong in ({"examples": []}, {"examples": [1]}, {"examples": [{}], "context": 1}):
         with pytest.raises(RestError, match="examples must be a list of objects"):
             rest.examples(wrong)
@@ -170,6 +188,13 @@ def test_signatures_are_described() -> None:
     assert not Signature({"x": Tensor("float32", None)}, ONE.outputs).by_rows
     assert not Signature({"x": Tensor("float32", ())}, ONE.outputs).by_rows
     assert not Signature({}, ONE.outputs).by_rows
+
+
+def test_the_outputs_of_a_batch_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked, isfinite = list[int](), np.isfinite
+    monkeypatch.setattr(np, "isfinite", lambda array: checked.append(len(array)) or isfinite(array))  # type: ignore[func-returns-value]
+    assert rest.prediction_rows({"y": np.array([0.5, np.nan, 1.5])}, 3) == [b"0.5", b"NaN", b"1.5"]
+    assert checked == [3]
 
 
 def test_lines_are_single_predictions_and_equal_in_every_process() -> None:
