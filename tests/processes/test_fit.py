@@ -316,7 +316,7 @@ def test_one_process_trains_like_keras(name: str, tmp_path: Path) -> None:
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(0)
     reference = make()
-    x, y = train_data[:2] if isinstance(train_data, tuple) else (data() if data in PAGES else data, None)
+    x, y = train_data[:2] if isinstance(train_data, tuple) else (data(), None)
     expected = reference.fit(
         x,
         y,
