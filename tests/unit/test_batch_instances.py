@@ -30,7 +30,7 @@ def record(**features: Any) -> bytes:
     for name, values in features.items():
         kind, wrap = kinds.get(type(values[0]), ("int64_list", tf.train.Int64List))
         encoded[name] = tf.train.Feature(**{kind: wrap(value=values)})
-    content: bytes = tf.train.Example(features=tf.train.Features(feature=encoded)).SerializeToString()
+    content: bytes = tf.train.Example(features=tf.train.Features(feature=encoded)).SerializeToString(deterministic=True)
     return content
 
 
