@@ -11,6 +11,7 @@ import json
 import os
 import shlex
 import tarfile
+import tokenize
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -94,7 +95,7 @@ def files_stream(files: Iterable[RemoteFile]) -> bytes:
 
 
 def code(root: Path) -> tuple[dict[str, bytes], str]:
-    """Return the local code for the hosts, without docstrings, and its version: a hash of all of it.
+    """Return the local code for the hosts, without docstrings and comments, and its version: a hash of all of it.
 
     What is returned is kept in `.cache/host-code` until the code changes, as its parsing takes longer than other parts of a
     submission.
@@ -108,7 +109,7 @@ def code(root: Path) -> tuple[dict[str, bytes], str]:
     try:
         sent: dict[str, str] = json.loads(kept.read_bytes())
     except (OSError, ValueError):
-        sent = {path: _without_docstrings(content) for path, content in files.items()}
+        sent = {path: _only_code(content) for path, content in files.items()}
         with contextlib.suppress(OSError):  # in a checkout of somebody else
             kept.parent.mkdir(parents=True, exist_ok=True)
             for old in kept.parent.iterdir():
@@ -119,14 +120,18 @@ def code(root: Path) -> tuple[dict[str, bytes], str]:
     return {**{path: text.encode() for path, text in sent.items()}, VERSION: version.encode()}, version
 
 
-def _without_docstrings(source: bytes) -> str:
-    """Empty the docstrings, a quarter of what is sent; all other lines keep their numbers, which a traceback names."""
-    lines = source.split(b"\n")
+def _only_code(source: bytes) -> str:
+    """Empty docstrings and comments, a third of what is sent; all other lines keep their numbers, which a traceback names."""
+    lines = source.decode().split("\n")
+    for token in tokenize.tokenize(io.BytesIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column].rstrip()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             end = node.value.end_lineno or node.lineno
-            lines[node.lineno - 1 : end] = [b" " * node.col_offset + b'""', *[b""] * (end - node.lineno)]
-    return b"\n".join(lines).decode()
+            lines[node.lineno - 1 : end] = [" " * node.col_offset + '""', *[""] * (end - node.lineno)]
+    return "\n".join(lines)
 
 
 def _add(tar: tarfile.TarFile, path: str, content: bytes, mode: int = 0o644) -> None:

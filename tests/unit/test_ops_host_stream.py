@@ -116,13 +116,15 @@ def test_only_code_for_hosts_is_sent() -> None:
     assert len(host_stream.shared_stream(files)) < 95_000, "each host gets it for each job"
 
 
-def test_code_is_sent_without_docstrings_with_its_line_numbers(tmp_path: Path) -> None:
+def test_code_is_sent_without_docstrings_and_comments_with_its_line_numbers(tmp_path: Path) -> None:
     for folder in host_stream.CODE:
         (tmp_path / folder).mkdir()
-    source = '"""A."""\n\nX = 1\n"""B.\n\nC.\n"""\n\ndef f():\n    """é."""\n    1\n    print("""D\n""")  # "E"\n'
+    source = '"""A."""\n\nX = 1\n"""B.\n\nC.\n"""\n\ndef f():\n    """é."""\n    1\n    # G\n    print("é#", """D\n# F\n""")  # "E"\n'
     (tmp_path / "jobs/a.py").write_text(source)
     files, _ = host_stream.code(tmp_path)
-    assert files["jobs/a.py"].decode() == '""\n\nX = 1\n""\n\n\n\n\ndef f():\n    ""\n    1\n    print("""D\n""")  # "E"\n'
+    assert (
+        files["jobs/a.py"].decode() == '""\n\nX = 1\n""\n\n\n\n\ndef f():\n    ""\n    1\n\n    print("é#", """D\n# F\n""")\n'
+    )
 
 
 def test_code_is_parsed_once_for_each_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +134,7 @@ def test_code_is_parsed_once_for_each_version(tmp_path: Path, monkeypatch: pytes
     first = host_stream.code(tmp_path)
     (kept,) = (tmp_path / ".cache/host-code").iterdir()
     with monkeypatch.context() as patched:
-        patched.setattr(host_stream, "_without_docstrings", lambda _: pytest.fail("it was parsed again"))
+        patched.setattr(host_stream, "_only_code", lambda _: pytest.fail("it was parsed again"))
         assert host_stream.code(tmp_path) == first
     kept.write_text("{")  # a full disk's
     assert host_stream.code(tmp_path) == first
