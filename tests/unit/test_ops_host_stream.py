@@ -119,7 +119,9 @@ def test_only_code_for_hosts_is_sent() -> None:
 def test_code_is_sent_without_docstrings_and_comments_with_its_line_numbers(tmp_path: Path) -> None:
     for folder in host_stream.CODE:
         (tmp_path / folder).mkdir()
-    source = '"""A."""\n\nX = 1\n"""B.\n\nC.\n"""\n\ndef f():\n    """é."""\n    1\n    # G\n    print("é#", """D\n# F\n""")  # "E"\n'
+    source = (
+        '"""A."""\n\nX = 1\n"""B.\n\nC.\n"""\n\ndef f():\n    """é."""\n    1\n    # G\n    print("é#", """D\n# F\n""")  # E\n'
+    )
     (tmp_path / "jobs/a.py").write_text(source)
     files, _ = host_stream.code(tmp_path)
     assert (
