@@ -164,12 +164,12 @@ class Callbacks:
             for at, rate in zip(self._rates, state["rates"], strict=True):
                 self._local[at].assign(rate)
 
-    def _restore_metrics(self, epoch: int, steps: int, logs: Mapping[str, float], carried: Sequence[Any]) -> None:
-        """Continue the metrics of the epoch in which the checkpoint was written, if they are the same ones."""
+    def _restore_metrics(self, steps: int, logs: Mapping[str, float], carried: Sequence[Any]) -> None:
+        """Continue the metrics of the epoch in which the checkpoint was written, if the model has the same ones."""
         import numpy as np
 
         initial = self._network.initial_metrics()
-        if epoch == self._epoch and set(logs) == set(self._logs):
+        if set(logs) == set(self._logs):
             self._rounds.append((steps, logs))
             self._carried = list(carried) if [*map(np.shape, carried)] == [*map(np.shape, initial)] else []
 
@@ -179,7 +179,7 @@ class Callbacks:
         if self._rounds:
             steps, logs = self._total()
             carried = [one.numpy() for one in self._metrics]
-            state["metrics"] = {"epoch": self._epoch, "steps": steps, "logs": logs, "carried": carried}
+            state["metrics"] = {"steps": steps, "logs": logs, "carried": carried}
         self.state.assign(json.dumps(state, default=_plain))
 
     def _total(self) -> tuple[int, Mapping[str, float]]:
