@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from jobs import paths
 from jobs.bucket import BucketError
@@ -100,9 +100,14 @@ def _records(cluster: ClusterClient, deleted: Collection[str] = ()) -> list[JobR
     if unreadable and any(_is_damaged(cluster, job_id) for job_id in deleted):
         unreadable = {job_id: error for job_id, error in unreadable.items() if not _is_damaged(cluster, job_id)}
     if unreadable:
-        errors = "; ".join(f"{job_id}: {error}" for job_id, error in unreadable.items())
-        raise UsageError(f"nothing can be deleted while records are unreadable: {errors}; {DAMAGED_HINT}")
+        raise unreadable_error(unreadable)
     return records
+
+
+def unreadable_error(errors: Mapping[str, RecordError]) -> UsageError:
+    """Return the error for a deletion that needs every job's record; `errors` are those in records, by job id."""
+    lines = "; ".join(f"{job_id}: {error}" for job_id, error in errors.items())
+    return UsageError(f"nothing can be deleted while records are unreadable: {lines}; {DAMAGED_HINT}")
 
 
 def _is_damaged(cluster: ClusterClient, job_id: str) -> bool:

@@ -13,7 +13,7 @@ from ops.cluster.inventory import require_runtimes
 from ops.errors import DONE, UsageError, suggest
 from ops.package import hostpython
 from ops.package.runtimes import installed, requested
-from ops.submit.end import DAMAGED_HINT
+from ops.submit.end import unreadable_error
 
 _ACTIONS = ("ls", "rm")
 
@@ -68,8 +68,7 @@ def _remove(cluster: ClusterClient, folders: Mapping[str, Path], name: str, sure
         raise UsageError(f"there is no runtime {name}{suggest(name, folders)}; there are {', '.join(folders) or 'none'}")
     records, unreadable = cluster.ledger.jobs()
     if unreadable:
-        errors = "; ".join(f"{job_id}: {error}" for job_id, error in unreadable.items())
-        raise UsageError(f"nothing can be removed while records are unreadable: {errors}; {DAMAGED_HINT}")
+        raise unreadable_error(unreadable)
     for record in records:
         if not record.final and record.manifest.get("runtime", {}).get("key") == name:
             raise UsageError(f"job {record.jobId}, which is {record.state}, runs in {name}: wait for it, or cancel it")
