@@ -16,6 +16,8 @@ from jobs.records import JobRecord, Plan, ReplicaRecord, UnsavedFiles
 class FakeSite(JobFiles):
     """A site whose operations end at once."""
 
+    _state = Path("/nowhere")
+
     def __init__(self) -> None:
         """Need no host."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 from hosts.agent import replica_rules
@@ -14,6 +15,7 @@ from jobs import lease, paths
 from jobs.bucket import BucketError, Conflict
 from jobs.lease import ChangeTimer, Clock
 from jobs.ledger import Ledger, Stored
+from jobs.queue import QueueEntry
 from jobs.queue_monitor import PAUSE_SECONDS, QueueMonitor
 from jobs.records import JobRecord, Plan
 from jobs.serialization import RecordError
@@ -131,7 +133,7 @@ class Agent:
             raise unreadable
 
     def _claim_next_job(self) -> None:
-        """Claim the job that has this host.
+        """Claim the job that has this host, but before it one whose end an earlier incarnation left unfinished.
 
         Finish if no job has a host or waits for this host, or if a newer version is installed.
         """
@@ -140,15 +142,16 @@ class Agent:
             return
         queue = self._ledger.queue()
         entries = queue.entries_for(self._name)
-        self._job_files.tidy([entry.jobId for entry in entries])
-        entry = queue.holder(self._name)
+        if (unfinished := self._unfinished()) is None:
+            self._job_files.tidy([entry.jobId for entry in entries])
+        entry = unfinished or queue.holder(self._name)
         # The hosts of other jobs may all be gone, so that no other process ends these.
-        self._monitors_others = not entries and any(other.has_hosts for other in queue.entries)
+        self._monitors_others = not entry and not entries and any(other.has_hosts for other in queue.entries)
         if entry is None:
             self.finished = not entries and not self._monitors_others
             return
         stored = self._ledger.job(entry.jobId)
-        if stored is None or stored.record.final:
+        if stored is None or (stored.record.final and not unfinished):
             return  # the job's record is not there yet, or the job has ended and is not yet out of the queue
         job = stored.record
         if job.lease.submitter:
@@ -159,15 +162,31 @@ class Agent:
             if plan is None or replica not in plan.replicas:
                 raise RecordError(f"{paths.plan(entry.jobId)} is not there, or knows no {replica}")
             self._claim(plan.with_hosts(entry.placement), replica, job)
+            self._job_files.remember(entry)
         except (BucketError, RecordError) as error:
             self._end_unclaimable(stored, error)
             raise
 
+    def _unfinished(self) -> QueueEntry | None:
+        """Return the entry of a job that has ended, but whose log, diagnosis or unsaved files may be on this host alone."""
+        if (entry := self._job_files.unfinished()) is None:
+            return None
+        with suppress(RecordError):
+            stored = self._ledger.job(entry.jobId)
+            if stored and stored.record.final and entry.createTime in ("", stored.record.createTime):
+                return entry
+        self._job_files.forget(entry.jobId)  # the job goes on, or was deleted
+        return None
+
     def _end_unclaimable(self, stored: Stored[JobRecord], error: Exception) -> None:
         """End a job whose corrupt plan or package would keep its hosts for ever, unless it has a leader, which decides."""
         job = stored.record
-        patience = Plan.preparingSeconds if isinstance(error, BucketError) else 2 * self._lease_seconds
+        patience = Plan.preparingSeconds if isinstance(error, BucketError) and not job.final else 2 * self._lease_seconds
         tried_seconds = self._change_timer.observe(("take up", job.jobId), True)
+        if job.final:
+            if tried_seconds >= patience:
+                self._job_files.forget(job.jobId)
+            return
         nobody_leads = job.lease.free or self._change_timer.observe(("led", job.jobId), job.lease) >= self._lease_seconds
         if tried_seconds >= patience and nobody_leads:
             why = f"{self._name} cannot start it: {error.strerror or error if isinstance(error, OSError) else error}"
@@ -248,6 +267,8 @@ class Agent:
 
     def _release(self) -> None:
         """Forget the job."""
+        if self.supervisor:
+            self._job_files.forget(self.supervisor.assignment.plan.jobId)
         self._reporter = self.supervisor = None
         self._end_seen = ""
         self._due_at_once = True

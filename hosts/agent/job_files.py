@@ -27,16 +27,19 @@ from hosts.agent.trainer import Trainer
 from hosts.agent.unsaved import JobFolders
 from jobs import paths, variables
 from jobs.background import BackgroundTask
-from jobs.bucket import Bucket, BucketError, Conflict
+from jobs.bucket import Bucket, BucketError, Conflict, replacing
 from jobs.ledger import Ledger
 from jobs.notification import Notification, is_url
+from jobs.queue import Queue, QueueEntry
 from jobs.records import STOP_FILE_VARIABLE, HostFile, JobRecord, Plan, ReplicaRecord, Task, UnsavedFiles
+from jobs.serialization import RecordError
 
 # Set by systemd for the agent alone.
 _PRIVATE = ("INVOCATION_ID", "JOURNAL_STREAM", "NOTIFY_SOCKET", "SYSTEMD_EXEC_PID", "WATCHDOG_PID", "WATCHDOG_USEC")
 # True of the agent's user, and not of the trainers'.
 _OWN = ("HOME", "LOGNAME", "SHELL", "USER", SOCKET_VARIABLE)
 _TRAINER = "trainer"
+_UNFINISHED = "unfinished.json"
 # For a command that reports a job's end.
 _STOP_SECONDS, _POLL_SECONDS = 5.0, 0.05
 # The temporary folders of a trainer's unit, by the prefix of their files' names.
@@ -65,8 +68,9 @@ class _Job:
 class JobFiles:
     """A job's files, log and further needs from its host, below `state`.
 
-    They are `logs/<job>/`, `secrets/<job>.json`, and the job's package with, once it is whole, `package.sha256` beside it: in
-    `jobs/<job>`, which is root's, as `fab train` pushed it, else in `fetched/<job>`, from the bucket.
+    They are `logs/<job>/`, with `unfinished.json` until all of it is in the bucket, `secrets/<job>.json`, and the job's package
+    with, once it is whole, `package.sha256` beside it: in `jobs/<job>`, which is root's, as `fab train` pushed it, else in
+    `fetched/<job>`, from the bucket.
     """
 
     def __init__(
@@ -129,6 +133,23 @@ class JobFiles:
             LogArchive(self._log, self._files, archive, chunks),
             ManifestCompletion(plan, self._host.python, self._ledger) if name == plan.chief else None,
         )
+
+    def remember(self, entry: QueueEntry) -> None:
+        """Keep on disk, until `forget`, that this host has a part of the job, which may end while the host is off."""
+        with suppress(OSError), replacing(self._state / "logs" / entry.jobId / _UNFINISHED) as file:
+            file.write(Queue([entry]).to_json())
+
+    def unfinished(self) -> QueueEntry | None:
+        """Return an entry that is remembered, or None."""
+        for path in self._state.glob(f"logs/*/{_UNFINISHED}"):
+            with suppress(OSError, RecordError, IndexError):
+                return Queue.from_json(path.read_bytes()).entries[0]
+        return None
+
+    def forget(self, job_id: str) -> None:
+        """Remember no longer that this host has a part of the job."""
+        with suppress(OSError):
+            (self._state / "logs" / job_id / _UNFINISHED).unlink()
 
     def facts(self) -> dict[str, Any] | None:
         """Write the facts into the manifest once they are known; return them when that has succeeded, else None."""

@@ -19,6 +19,7 @@ import pytest
 from replicahosts import GOES, PATIENCE, ROOT, Make, end, gone, until
 
 from jobs.progress import JobProgress
+from jobs.queue import Queue, QueueEntry
 from jobs.records import JobRecord, Task
 
 
@@ -133,6 +134,15 @@ def test_an_exit_fails_the_job_with_the_end_of_the_log(make: Make) -> None:
     sentence = "The replica master 0 exited with a non-zero status of 3. Last line: line 29"
     assert lines == [sentence, *(f"line {n}" for n in range(10, 30))]
     assert cluster.record("master-0").restarts == 0
+    # The host was restarted before it had uploaded anything, and its job was no longer in the queue.
+    log, uploaded = cluster.log("master-0"), [cluster.job_folder / "logs", cluster.job_folder / "diagnosis"]
+    for folder in uploaded:
+        shutil.rmtree(folder)
+    entry = QueueEntry("job01", ["master-0"], has_hosts=True)
+    (cluster.host("master-0") / "state/logs/job01/unfinished.json").write_bytes(Queue([entry]).to_json())
+    cluster.run()
+    assert [json.loads(line)["message"] for line in cluster.archive("master-0").splitlines()] == log
+    assert all(folder.is_dir() for folder in uploaded)
 
 
 def test_a_traceback_is_in_the_error(make: Make) -> None:

@@ -25,7 +25,7 @@ from jobs.bucket import BucketError, Conflict
 from jobs.host_power import HostStarter
 from jobs.lease import ChangeTimer
 from jobs.ledger import Ledger
-from jobs.queue import Queue
+from jobs.queue import Queue, QueueEntry
 from jobs.queue_monitor import NOT_HANDED_OVER
 from jobs.records import JobRecord, Plan, ReplicaRecord, Task
 from jobs.serialization import RecordError
@@ -133,6 +133,15 @@ class HostSite(FakeSite):
             raise BucketError("the package cannot be fetched")
         return super().prepare(plan, replica)
 
+    def remember(self, entry: QueueEntry) -> None:
+        self._host.unfinished = entry
+
+    def unfinished(self) -> QueueEntry | None:
+        return self._host.unfinished
+
+    def forget(self, job_id: str) -> None:
+        self._host.unfinished = None
+
     def write_message(self, message: str, severity: str = "INFO") -> None:
         self._host.cluster.world.log(f"{self._host.name}: {message}")
 
@@ -148,6 +157,7 @@ class Host:
     lives: int = 0
     trainer: Trainer | None = None
     agent: Agent | None = None
+    unfinished: QueueEntry | None = None
     processes: list[Process] = field(default_factory=list)
 
     def start(self) -> None:

@@ -20,7 +20,7 @@ from jobs.bucket import BucketError
 from jobs.folder_bucket import FolderBucket
 from jobs.ledger import Ledger
 from jobs.notification import Notification
-from jobs.queue import QueueEntry
+from jobs.queue import Queue, QueueEntry
 from jobs.queue_monitor import PAUSE_SECONDS
 from jobs.records import JobRecord, Plan, ReplicaRecord, Task, UnsavedFiles
 from jobs.states import JobState, ReplicaState
@@ -33,7 +33,7 @@ class Host(FakeSite):
     """The agent of one host, with a trainer that ends when the test says so, and all of its files."""
 
     def __init__(self, root: Path, incarnation: str = "a") -> None:
-        self.root, self.clock = root, Clock()
+        self.root, self.clock, self._state = root, Clock(), root / "state"
         self.store = Flaky(FolderBucket(root))
         self.ledger = Ledger(self.store, sleep=lambda _: None)
         self.children: list[Child] = []
@@ -55,6 +55,7 @@ class Host(FakeSite):
             raise BucketError(self.damage)
         self.prepares.append(plan.jobId)
         self.plan = plan
+        (self._state / "logs" / plan.jobId).mkdir(parents=True, exist_ok=True)
         return super().prepare(plan, replica)
 
     def facts(self) -> dict[str, Any] | None:
@@ -562,6 +563,61 @@ def test_unsaved_files_are_recorded_before_the_host_continues(host: Host) -> Non
     host.cycles(1)
     assert host.ledger.replicas("job01", ["master-0"])["master-0"].unsaved == host.unsaved_files
     assert host.prepares == ["job01", "job02"]
+
+
+@pytest.mark.parametrize("is_queued", [True, False])
+def test_a_restarted_host_finishes_its_part_of_a_job_that_has_ended(tmp_path: Path, is_queued: bool) -> None:
+    former = Host(tmp_path)
+    former.submit()
+    former.submit("job02")
+    former.is_archived, former.unsaved_files = False, None
+    former.cycles(4)
+    former.children[-1].code = 3
+    former.cycles(4)
+    assert (former.job().state, former.ledger.queue().entry("job01")) == ("FAILED", None)
+    if is_queued:  # its leader had not yet removed it
+        entries = [QueueEntry("job01", ["master-0"], has_hosts=True), QueueEntry("job02", ["master-0"])]
+        former.ledger.change_queue(lambda queue: replace(queue, entries=entries))
+    later = Host(tmp_path, "b")
+    later.is_archived = False
+    later.cycles(3)
+    assert (later.prepares, later.children, later.kept_jobs) == (["job01"], [], None), "its files are still needed"
+    assert set(later.diagnosed) == {("job01", 3, NOW)}
+    record = later.ledger.replicas("job01", ["master-0"])["master-0"]
+    assert (record.exitCode, record.unsaved, record.incarnation) == (3, UnsavedFiles(), "b")
+    later.is_archived = True
+    later.cycles(4)
+    assert (later.prepares, later.job("job02").state) == (["job01", "job02"], "RUNNING")
+    third = Host(tmp_path, "c")
+    third.cycles(3)
+    assert third.prepares == ["job02"]
+
+
+def test_a_host_does_not_finish_what_it_can_not_or_must_not(tmp_path: Path) -> None:
+    """Check a job without its files, one that was deleted, a later one of its id, and one that runs elsewhere."""
+    former = Host(tmp_path)
+    former.submit()
+    former.is_archived = False
+    former.cycles(4)
+    former.children[-1].code = 3
+    former.cycles(4)
+    former.submit("job02")
+    later = Host(tmp_path, "b")
+    later.damage = "the package is damaged"
+    later.cycles(int(2 * LEASE) + 1)
+    later.damage = ""
+    assert later.job().errorMessage.startswith("The replica master 0 exited with a non-zero status of 3")
+    later.cycles(4)
+    assert (later.prepares, later.job("job02").state) == (["job02"], "RUNNING")
+    record = later.root / paths.job("job02")
+    content = later.job("job02")
+    for lost in (None, b"{", replace(content, createTime="2026-02-01T12:00:00.000Z").ended("").to_json(), content.to_json()):
+        later.ledger.change_queue(lambda queue: Queue())
+        record.unlink(missing_ok=True) if lost is None else record.write_bytes(lost)
+        third = Host(tmp_path, "c")
+        third.remember(QueueEntry("job02", ["master-0"], createTime=NOW))
+        third.run_to_end()
+        assert (third.prepares, third.unfinished()) == ([], None)
 
 
 def test_a_host_waits_for_a_trainer_that_has_not_stopped(host: Host) -> None:

@@ -32,6 +32,7 @@ from jobs.chunks import ChunkFolder, ChunkReader
 from jobs.folder_bucket import FolderBucket
 from jobs.ledger import Ledger
 from jobs.notification import Notification
+from jobs.queue import QueueEntry
 from jobs.records import HostFile, JobRecord, Plan, ReplicaRecord, Task, UnsavedFiles
 from jobs.states import JobState
 from jobs.study import Study
@@ -298,6 +299,21 @@ def test_a_job_that_ran_with_an_output_is_searched_for_unsaved_files(state: Path
     assert ended.wait(limit()), "the agent reports it at once"
     assert files.unsaved(ran) == UnsavedFiles(True, ["model"], 1, 1)
     assert files.unsaved(ran) is files.unsaved(ran)
+
+
+def test_a_host_remembers_its_job_over_a_restart(state: Path) -> None:
+    files, entry = job_files(state), QueueEntry("job01", ["worker-3"], has_hosts=True, candidates={"ps-0": ["worker-3"]})
+    files.remember(entry)
+    assert files.unfinished() is None, "a job without a log, as on a full disk, has nothing to finish"
+    files.prepare(PLAN, "ps-0")
+    files.remember(entry)
+    assert job_files(state).unfinished() == entry
+    (state / "logs/job01/unfinished.json").write_bytes(b"{")
+    assert job_files(state).unfinished() is None
+    files.remember(entry)
+    files.forget("job01")
+    files.forget("job01")
+    assert job_files(state).unfinished() is None
 
 
 def test_the_chief_s_host_gives_its_facts_once_and_stops_hashing_at_the_end(state: Path, tmp_path: Path) -> None:
