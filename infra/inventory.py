@@ -149,6 +149,11 @@ class Inventory(Record):
         return (self.chief.name, *(host.name for host in self.job_hosts if host.role is not Role.MASTER))
 
     @property
+    def bucket_on_hosts(self) -> bool:
+        """True if the operator reaches the bucket through the hosts alone."""
+        return self.operator_bucket.startswith("sftp://")
+
+    @property
     def hourly_cost(self) -> float | None:
         """US dollars an hour of all hosts; None if one of them has no price."""
         return sum_if_known(host.hourly_cost for host in self.hosts)

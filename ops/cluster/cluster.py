@@ -17,7 +17,6 @@ from ops.cluster.inventory import ROOT, load
 from ops.cluster.remote import Fleet
 
 T = TypeVar("T")
-_SFTP = "sftp://"
 
 
 class _OpenedOnce(cached_property[T]):
@@ -60,9 +59,9 @@ class ClusterClient:
     def bucket(self) -> Bucket:
         """The bucket, through whichever host answers first where it is on hosts."""
         url = self.inventory.operator_bucket
-        if not url.startswith(_SFTP):
+        if not self.inventory.bucket_on_hosts:
             return open_bucket(url)
-        command = ssh_bucket.command(url.removeprefix(_SFTP))
+        command = ssh_bucket.command(url.removeprefix("sftp://"))
         return ssh_bucket.SshBucket(lambda: SshChannel(self.fleet.any_connection(), command))
 
     @_OpenedOnce

@@ -33,7 +33,7 @@ def require_runtimes(inventory: Inventory, what: str) -> Runtimes:
     """Return the folder of runtimes; UsageError if the hosts can have none."""
     if inventory.runtimes and inventory.operator_runtimes:
         return Runtimes(Path(inventory.operator_runtimes), inventory.runtimes)
-    if inventory.operator_bucket.startswith("sftp:"):
+    if inventory.bucket_on_hosts:
         raise UsageError(f"{what}: the hosts of stack {inventory.stack} were made before they could have any: run pulumi up")
     raise UsageError(
         f"{what}: the hosts of stack {inventory.stack} have the Python of their image only, with TensorFlow "

@@ -22,7 +22,7 @@ def hosts(cluster: ClusterClient, as_json: bool) -> int:
             inventory.names, lambda name: fleet.run(name, f"systemctl is-active {inventory.host(name).unit}"), COMMAND_SECONDS
         )
     status = {name: ran.output.strip() for name, ran in outcome.results.items()}
-    jobs = _assignments(cluster) if status else {}
+    jobs = _assignments(cluster) if status or not inventory.bucket_on_hosts else {}
     if as_json:
         listed = [_host_json(host, status, *jobs.get(host.name, (None, None, None))) for host in inventory.hosts]
         stack = {"stack": inventory.stack, "scaleTier": inventory.scale_tier, "bucket": inventory.bucket}

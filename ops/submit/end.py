@@ -202,7 +202,7 @@ def _format_size(*sizes: int | None) -> str:
 def _remove(cluster: ClusterClient, job_id: str) -> None:
     """Remove a job's folder, its record last, so that an interrupted removal can be repeated."""
     inventory = cluster.inventory
-    if not inventory.operator_bucket.startswith("sftp://"):
+    if not inventory.bucket_on_hosts:
         cluster.bucket.remove(paths.folder(job_id), last=paths.job(job_id))
         return
     # A trainer's folders may be accessible to it alone: a host's root removes them.

@@ -386,7 +386,9 @@ def test_hosts_and_their_answers_are_listed(served: Inventory, tmp_path: Path, c
     assert err.splitlines()[0].startswith("which job has which host cannot be seen: the queue was written by a newer ")
 
 
-def test_unreachable_hosts_are_listed_with_exit_code_1(inventory: Inventory, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreachable_hosts_are_listed_with_exit_code_1(
+    inventory: Inventory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     class Fleet:
         def each(self, names: Any, work: Any, seconds: float) -> Outcome[CommandResult]:
             return Outcome({}, {name: HostError(name, "does not answer") for name in names})
@@ -394,6 +396,11 @@ def test_unreachable_hosts_are_listed_with_exit_code_1(inventory: Inventory, cap
     for as_json in (False, True):
         assert hosts(ClusterClient(inventory, Fleet()), as_json) == 1  # type: ignore[arg-type]
         assert "ps-0" in capsys.readouterr().out
+    cluster = ClusterClient(replace(inventory, operator_bucket=str(tmp_path)), Fleet())  # type: ignore[arg-type]
+    cluster.ledger.change_queue(lambda queue: queue.added(QueueEntry("runs", ["ps-0"])))
+    assert hosts(cluster, as_json=False) == 1
+    listed = {line.split()[0]: line.split()[-4:] for line in capsys.readouterr().out.splitlines()}
+    assert listed["ps-0"] == ["answer", "-", "runs", "ps-0"]
 
 
 @pytest.mark.parametrize(
