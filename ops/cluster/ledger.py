@@ -57,6 +57,15 @@ def newest_job(ledger: Ledger, say: bool = False) -> str | None:
     return started[0].jobId if started else None
 
 
+def readable_jobs(ledger: Ledger) -> list[JobRecord]:
+    """Return the jobs whose records can be read, the newest first; note the others."""
+    with terminal.ProgressLine("reading the jobs"):
+        records, unreadable = ledger.jobs()
+    for job_id, error in unreadable.items():
+        terminal.note(f"not shown: {job_id}: {error}")
+    return records
+
+
 def format_elapsed(record: JobRecord) -> str | None:
     """Format the time since a job's start, until now or its end; None if it never started."""
     return terminal.duration(seconds_between(record.startTime, record.endTime or now())) if record.startTime else None

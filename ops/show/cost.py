@@ -16,7 +16,7 @@ from jobs.records import JobRecord
 from jobs.times import now, seconds_between
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
-from ops.cluster.ledger import format_elapsed
+from ops.cluster.ledger import format_elapsed, readable_jobs
 from ops.errors import DONE, OpsError
 
 _NOT_COUNTED = "not counted: hosts that are gone, the network, traffic, the bucket; a host that was stopped counts as if it ran"
@@ -60,9 +60,7 @@ def cost(cluster: ClusterClient, as_json: bool) -> int:
     records = None
     try:
         if priced:
-            records, unreadable = cluster.ledger.jobs()
-            for job_id, error in unreadable.items():
-                terminal.note(f"not shown: {job_id}: {error}")
+            records = readable_jobs(cluster.ledger)
     except (BucketError, OpsError) as error:
         terminal.note(f"the cost of jobs cannot be seen: {error}")
     if as_json:

@@ -16,7 +16,7 @@ from jobs.times import seconds_between
 from ops import terminal
 from ops.client import Client
 from ops.cluster.cluster import ClusterClient
-from ops.cluster.ledger import failure_hint, first_error, format_elapsed
+from ops.cluster.ledger import failure_hint, first_error, format_elapsed, readable_jobs
 from ops.errors import DONE, UsageError, suggest
 from ops.submit import manifest, outcome, trials
 from ops.submit.tuning import HYPERPARAMETERS
@@ -25,10 +25,7 @@ from ops.submit.tuning import HYPERPARAMETERS
 def jobs(cluster: ClusterClient, filter_text: str | None, limit: str | None, as_json: bool) -> int:
     """List the jobs, or those that match the filter, the newest first."""
     matches, most = _parse_filter(filter_text or ""), _parse_limit(limit)
-    with terminal.ProgressLine("reading the jobs"):
-        records, unreadable = cluster.ledger.jobs()
-    for job_id, error in unreadable.items():
-        terminal.note(f"not shown: {job_id}: {error}")
+    records = readable_jobs(cluster.ledger)
     total = len(records)
     records = [record for record in records if matches(record)][:most]
     if as_json:
