@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Iterator
@@ -27,15 +26,15 @@ def groups(own: Path = OWN) -> dict[str, str]:
         return {}
 
 
-def processors(root: Path = ROOT) -> int:
-    """Return the number of usable processors, limited by the quota of the group, of version 2 or 1; at least 1."""
-    count = len(os.sched_getaffinity(0))
+def available_cpus(root: Path = ROOT) -> float:
+    """Return the CPUs that this process may use, by its affinity and by the quota of its group, of version 2 or 1."""
+    cpus = float(len(os.sched_getaffinity(0)))
     for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
         with suppress(OSError, ValueError):  # it is of the other version, or without a quota, which is `max`
             microseconds, period = map(int, " ".join((root / name).read_text() for name in names).split())
             if microseconds > 0:  # version 1 has -1 without a quota
-                count = min(count, math.ceil(microseconds / period))
-    return max(1, count)
+                cpus = min(cpus, microseconds / period)
+    return cpus
 
 
 def cpu_seconds(members: dict[str, str], root: Path = ROOT) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shlex
 import tarfile
@@ -273,7 +274,7 @@ class JobFiles:
         env = self._inherited(plan) | job_environment
         stop_file = launcher_client.STOP_FILE if self._launcher else str(self._state / "stop")
         return (
-            {"PYTHONUNBUFFERED": "1", **threads(cgroup.processors()), **interface}
+            {"PYTHONUNBUFFERED": "1", **threads(cgroup.available_cpus()), **interface}
             | env
             | {
                 "TF_CONFIG": task.tfConfig,
@@ -325,14 +326,15 @@ class JobFiles:
         return secrets
 
 
-def threads(processors: int) -> dict[str, str]:
-    """Return the variables that size the pools of OpenMP and TensorFlow by this limit.
+def threads(cpus: float) -> dict[str, str]:
+    """Return the variables that size the pools of OpenMP and TensorFlow by this limit, rounded up.
 
     They would count the processors of the machine. One operation may wait for another host, so that TensorFlow runs two at
     least.
     """
+    count = math.ceil(cpus)
     return {
-        "OMP_NUM_THREADS": str(processors),
-        "TF_NUM_INTRAOP_THREADS": str(processors),
-        "TF_NUM_INTEROP_THREADS": str(max(2, processors)),
+        "OMP_NUM_THREADS": str(count),
+        "TF_NUM_INTRAOP_THREADS": str(count),
+        "TF_NUM_INTEROP_THREADS": str(max(2, count)),
     }

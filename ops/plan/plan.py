@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from hosts.agent import cgroup
 from infra.scale_tiers import ClusterSpec, Role, ScaleTier, network_gbits, preset, vcpus
 from jobs import progress
 from jobs.times import now
@@ -176,7 +177,7 @@ def measure(
                 f"give it more steps, or --seconds more than {call.seconds:g}"
             )
         size = call.parameters_mb * _MEGA if call.parameters_mb is not None else profile.parameter_bytes(output)
-    cpus = profile.available_cpus() * vcpus_per_cpu()
+    cpus = cgroup.available_cpus() * vcpus_per_cpu()
     return Work(seconds * cpus, size, sync_period(args, lines, plan_flags), plan_flags.parameterBits / _FLOAT_BITS)
 
 

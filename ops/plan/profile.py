@@ -37,7 +37,6 @@ _NEEDED_LINES = _WARM_UP_LINES + 2
 APART_SECONDS = 0.1
 """The least seconds between two lines by which a step is measured, as they are printed to thousandths."""
 _COUNT_SECONDS = 120.0
-_CGROUP = Path("/sys/fs/cgroup")
 # Until the first log line `Train [NAME], step N: …`: TensorFlow is imported, data are read, the first step is traced.
 _START_SECONDS = 120.0
 # float32 without the optimizer's state of each variable, which is not transferred.
@@ -146,17 +145,6 @@ def _signal(processes: Sequence[subprocess.Popen[bytes]], number: int, seconds: 
     for process in processes:
         with suppress(subprocess.TimeoutExpired):
             process.wait(max(0.0, until - time.monotonic()))
-
-
-def available_cpus() -> float:
-    """Return the CPUs that a process here may use, by its affinity and by its cgroup's quota, of version 2 or 1."""
-    cpus = float(len(os.sched_getaffinity(0)))
-    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
-        with suppress(OSError, ValueError):  # it is of the other version, or "max": no quota
-            quota, period = map(int, " ".join((_CGROUP / name).read_text() for name in names).split())
-            if quota > 0:  # version 1 has -1 without a quota
-                cpus = min(cpus, quota / period)
-    return cpus
 
 
 def python_here() -> str:

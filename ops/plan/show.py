@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hosts.agent import cgroup
 from infra.scale_tiers import Role, ScaleTier, preset
 from ops import terminal
-from ops.plan import profile, runs
+from ops.plan import runs
 from ops.plan.scaling import Prediction, Work
 from ops.plan.time_to_target import TargetModel
 
@@ -19,7 +20,7 @@ def show(
 ) -> None:
     """Print the plan; a processor of this machine is `per_cpu` vCPUs."""
     kind = "hyperthreads" if per_cpu == 1 else "whole cores"
-    here = profile.available_cpus()
+    here = cgroup.available_cpus()
     seconds = work.cpu_seconds / (here * per_cpu)
     rate = terminal.rate(1 / seconds)
     terminal.out(f"one process here: {rate} steps/s, {1000 * seconds:.1f} ms a step on {here:g} cpus, counted as {kind}")

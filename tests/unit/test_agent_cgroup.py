@@ -183,15 +183,19 @@ def test_the_memory_limit_is_read_from_the_unit_s_cgroup(
     assert memory_limit(tmp_path / "gone", tmp_path) is None
 
 
-def test_processors_are_those_of_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cgroup.os, "sched_getaffinity", {0: {4, 5, 6}}.get)
-    for quota, count in (("max 100000", 3), ("110000 100000", 2), ("900000 100000", 3), ("1 100000", 1)):
-        (tmp_path / "cpu.max").write_text(quota)
-        assert cgroup.processors(tmp_path) == count
-    (tmp_path / "cpu.max").unlink()
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize(
+    ("quota", "expected"), [("150000 100000", 1.5), ("900000 100000", 4), ("1 100000", 1e-5), ("max 100000", 4), ("", 4)]
+)
+def test_cpus_are_limited_by_affinity_and_quota(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, quota: str, expected: float
+) -> None:
+    monkeypatch.setattr(cgroup.os, "sched_getaffinity", {0: {4, 5, 6, 7}}.__getitem__)
     (tmp_path / "cpu").mkdir()
-    (tmp_path / "cpu/cpu.cfs_period_us").write_text("100000\n")
-    for quota, count in (("-1", 3), ("110000", 2), ("900000", 3), ("1", 1)):
-        (tmp_path / "cpu/cpu.cfs_quota_us").write_text(f"{quota}\n")
-        assert cgroup.processors(tmp_path) == count
-    assert cgroup.processors(tmp_path / "none") == 3
+    if version == 2:
+        (tmp_path / "cpu.max").write_text(f"{quota}\n")
+    elif quota:
+        for name, value in zip(("quota", "period"), quota.replace("max", "-1").split(), strict=True):
+            (tmp_path / f"cpu/cpu.cfs_{name}_us").write_text(f"{value}\n")
+    assert cgroup.available_cpus(tmp_path) == expected
+    assert cgroup.available_cpus(tmp_path / "none") == 4

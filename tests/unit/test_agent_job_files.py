@@ -22,7 +22,7 @@ from waiting import limit, wait_for
 
 from hosts.agent import job_files as job_files_module
 from hosts.agent import token_broker
-from hosts.agent.cgroup import processors
+from hosts.agent.cgroup import available_cpus
 from hosts.agent.job_files import JobFiles, threads
 from hosts.agent.launcher_client import SOCKET_VARIABLE
 from hosts.agent.token_broker import Mint
@@ -83,7 +83,7 @@ def put_package(state: Path, *members: tuple[tarfile.TarInfo, bytes]) -> Plan:
 
 def test_the_environment_of_the_trainer(state: Path) -> None:
     package = f"{state}/jobs/job01/package"
-    rest = {"TF_CONFIG": '{"task": {}}', "PYTHONUNBUFFERED": "1"} | threads(processors())
+    rest = {"TF_CONFIG": '{"task": {}}', "PYTHONUNBUFFERED": "1"} | threads(available_cpus())
     rest |= {"PATH": "/opt/scaletier/venv/bin:/bin:/usr/bin", "SCALETIER_STOP_FILE": str(state / "stop")}
     assert environment(state, with_environment()) == {"PYTHONPATH": package} | rest
     environ = {"PYTHONPATH": "/opt/scaletier", "TYPE": "ps", "HOME": "/h", "NOTIFY_SOCKET": "/run/x", "JOURNAL_STREAM": "8:1"}
@@ -235,10 +235,10 @@ def test_files_that_cannot_be_written_raise_a_bucket_error(state: Path, obstacle
 )
 def test_the_cpu_quota_limits_processors_and_threads(tmp_path: Path, quota: str, limit: int, inter: int) -> None:
     (tmp_path / "cpu.max").write_text(quota)
-    count = processors(tmp_path)
-    assert count == min(len(os.sched_getaffinity(0)), limit)
-    assert threads(count)["TF_NUM_INTEROP_THREADS"] == str(max(inter, count))
-    assert threads(count)["OMP_NUM_THREADS"] == threads(count)["TF_NUM_INTRAOP_THREADS"] == str(count)
+    variables = threads(available_cpus(tmp_path))
+    count = min(len(os.sched_getaffinity(0)), limit)
+    assert variables["TF_NUM_INTEROP_THREADS"] == str(max(inter, count))
+    assert variables["OMP_NUM_THREADS"] == variables["TF_NUM_INTRAOP_THREADS"] == str(count)
 
 
 def messages(files: JobFiles) -> list[str]:

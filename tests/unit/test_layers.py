@@ -41,6 +41,7 @@ ALLOWED_MODULES = {
         "hosts.serving.records",
         "hosts.serving.signatures",
         "hosts.batch.request",
+        "hosts.agent.cgroup",
     },
     "fabfile.py": {"ops.cli"},
     "hosts/agent": {"hosts.agent", "jobs"},

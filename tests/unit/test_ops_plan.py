@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 from opsdata import put_job, write_files
 
+from hosts.agent import cgroup
 from infra.inventory import Inventory
 from infra.scale_tiers import ScaleTier, SpecError
 from jobs.progress import MetricPoint
@@ -77,8 +79,8 @@ LINE = "Train [master/0], step {}: loss: 1, accuracy: 0 ({}.000 sec) 9.0 global 
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "PLANS", tmp_path / "cache" / "plans")
     monkeypatch.setattr(plan, "vcpus_per_cpu", lambda: 2)
-    monkeypatch.setattr(plan.os, "sched_getaffinity", {0: {0, 1}}.__getitem__)
-    monkeypatch.setattr(profile, "_CGROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(cgroup.os, "sched_getaffinity", {0: {0, 1}}.__getitem__)
+    monkeypatch.setattr(cgroup, "available_cpus", partial(cgroup.available_cpus, tmp_path / "cgroup"))
     monkeypatch.setenv("TF_CONFIG", "{}")
     monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS", raising=False)
 

@@ -51,24 +51,6 @@ def test_step_seconds_is_a_median_and_mean_rate_includes_pauses() -> None:
         assert profile.mean_rate(too_few) is None
 
 
-@pytest.mark.parametrize("version", [1, 2])
-@pytest.mark.parametrize(
-    ("quota", "expected"), [("150000 100000", 1.5), ("900000 100000", 4), ("50000 100000", 0.5), ("max 100000", 4), ("", 4)]
-)
-def test_cpus_are_limited_by_affinity_and_quota(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, quota: str, expected: float
-) -> None:
-    monkeypatch.setattr(profile.os, "sched_getaffinity", {0: range(4)}.__getitem__)
-    monkeypatch.setattr(profile, "_CGROUP", tmp_path)
-    (tmp_path / "cpu").mkdir()
-    if version == 2:
-        (tmp_path / "cpu.max").write_text(f"{quota}\n")
-    elif quota:
-        for name, value in zip(("quota", "period"), quota.replace("max", "-1").split(), strict=True):
-            (tmp_path / f"cpu/cpu.cfs_{name}_us").write_text(f"{value}\n")
-    assert profile.available_cpus() == expected
-
-
 def test_lines_in_quick_succession_are_measured_by_those_apart() -> None:
     """Check a line per step at 700 steps/s, whose seconds are printed to thousandths."""
     points = [TrainPoint(step, round(step / 700, 3)) for step in range(1000)]
