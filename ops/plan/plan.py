@@ -145,7 +145,7 @@ def plan(call: PlanRequest, as_json: bool) -> int:
     }
     PLANS.mkdir(parents=True, exist_ok=True)
     stored = {**content, "trainer": declared.model_dump(mode="json", include=set(_TRAINER_KEYS))}
-    path(module, args, declared).write_text(json.dumps(stored, indent=1) + "\n")
+    path(module, args, declared, added).write_text(json.dumps(stored, indent=1) + "\n")
     if as_json:
         terminal.print_json(content)
         return DONE
@@ -290,25 +290,28 @@ def tier_shape(spec: ClusterSpec) -> Shape:
     return Shape([*machines(Role.MASTER), *machines(Role.WORKER)], machines(Role.PS))
 
 
-def path(module: str, args: Sequence[str], declared: TrainerConfig) -> Path:
+def path(module: str, args: Sequence[str], declared: TrainerConfig, environment: Mapping[str, str] | None = None) -> Path:
     """Return the path of a job's plan: the same if arguments differ only where a step costs the same.
 
-    Those are the job's length, how it shares the work, how often it evaluates, and its paths.
+    Those are the job's length, how it shares the work, how often it evaluates, and its paths. `environment` are the variables
+    that the job adds.
     """
     plan_flags = declared.plan
     same = [flag for flag in (STRATEGY, plan_flags.steps, plan_flags.syncPeriod, plan_flags.evaluate) if flag]
-    key = json.dumps([module, drop_run_flags(args, same)])
+    key = json.dumps([module, drop_run_flags(args, same), *([environment] if environment else [])], sort_keys=True)
     return PLANS / f"{module}-{hashlib.sha256(key.encode()).hexdigest()[:8]}.json"
 
 
-def read(module: str, args: Sequence[str]) -> tuple[dict[str, Any], TrainerConfig]:
+def read(
+    module: str, args: Sequence[str], environment: Mapping[str, str] | None = None
+) -> tuple[dict[str, Any], TrainerConfig]:
     """Return the plan of the same work, found without the job's package, and what its trainer declared."""
     invalid = ""
     for file in sorted(PLANS.glob(f"{glob.escape(module)}-*.json")):
         try:
             content: dict[str, Any] = json.loads(file.read_bytes())
             declared = validate(TrainerConfig, content["trainer"], "trainer")
-            if path(module, args, declared) != file:
+            if path(module, args, declared, environment) != file:
                 continue
             Work(**content["work"])
             if content["until"]:
@@ -319,10 +322,9 @@ def read(module: str, args: Sequence[str]) -> tuple[dict[str, Any], TrainerConfi
             invalid = f"the plan {file} is invalid: {error!r}. Run fab plan again"  # it may be another job's, or an old one
             continue
         return content, declared
-    raise UsageError(
-        invalid
-        or f"no plan was made of {module} with these arguments: run fab plan with the job's --package, --module and --args"
-    )
+    also, config = (" and this environment", ", and its environment in --config") if environment else ("", "")
+    run = f"run fab plan with the job's --package, --module and --args{config}"
+    raise UsageError(invalid or f"no plan was made of {module} with these arguments{also}: {run}")
 
 
 def rounded(value: float) -> float:

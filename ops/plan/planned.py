@@ -71,7 +71,7 @@ def compare(
     if then != (today := manifest.cluster(inventory)):
         lines = (manifest.cluster_line({"cluster": content}) for content in (then, today))
         raise UsageError(f"{job_id} ran on another cluster: {' - now it is '.join(lines)}")
-    content, declared = read(manifest_content["module"], manifest_content["args"])
+    content, declared = read(manifest_content["module"], manifest_content["args"], manifest_content.get("environment"))
     messages = [message for message in read_messages() if progress.is_progress_line(message)]
     measured = profile.mean_rate(profile.marks(messages))
     if measured is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -507,9 +508,9 @@ def cluster(inventory: Inventory, tmp_path: Path) -> ClusterClient:
     return ClusterClient(replace(inventory, shared_cpus=2, operator_bucket=str(tmp_path / "bucket")), NO_FLEET)
 
 
-def write_job(cluster: ClusterClient, folder: Path, *args: str) -> None:
+def write_job(cluster: ClusterClient, folder: Path, *args: str, env: Sequence[str] = ()) -> None:
     """Write a job that ended to the bucket."""
-    job = build_job(JobFlags("job01", more_args=args), cluster.inventory, "mine")
+    job = build_job(JobFlags("job01", more_args=args, env=env), cluster.inventory, "mine")
     submission = Submission(cluster.inventory, job, build(folder, "mine.task"), {})
     put_job(cluster.ledger, submission.record())
     cluster.bucket.upload("jobs/job01/manifest.json", manifest.to_json(submission.manifest()))
@@ -587,15 +588,23 @@ def test_a_job_with_other_args_or_without_the_target_is_not_compared() -> None:
 
 
 def test_an_impossible_comparison_is_one_line(
-    cluster: ClusterClient, package_folder: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: ClusterClient, package_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_log(monkeypatch, LINE.format(1, 1))
     with pytest.raises(UsageError, match="there is no job 'job01'"):
         planned.compare_with_plan(cluster, "job01", False)
     write_job(cluster, package_folder)
+    config = tmp_path / "config.yaml"
+    config.write_text("trainingInput:\n  environment:\n    OMP_NUM_THREADS: '1'\n")
+    plan.plan(make_request(package_folder, config=str(config)), True)
     with pytest.raises(UsageError, match=r"no plan was made of mine.task with these arguments: run fab plan"):
         planned.compare_with_plan(cluster, "job01", False)
     plan.plan(make_request(package_folder), True)
+    assert len(list(plan.PLANS.iterdir())) == 2
+    write_job(cluster, package_folder, env=["OMP_NUM_THREADS=2"])
+    with pytest.raises(UsageError, match=r"with these arguments and this environment: .*, and its environment in --config"):
+        planned.compare_with_plan(cluster, "job01", False)
+    write_job(cluster, package_folder, env=["OMP_NUM_THREADS=1"])
     with pytest.raises(UsageError, match="job01 logged too few Train lines to measure its speed"):
         planned.compare_with_plan(cluster, "job01", False)
     declared = read({"mine/scaletier.yaml": DECLARES.encode()}, "mine")
