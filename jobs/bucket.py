@@ -8,6 +8,7 @@ Large objects, such as packages and logs, have one writer each, and are written 
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -22,6 +23,10 @@ Progress = Callable[[int], None]
 """Called with the number of bytes of each piece that was transferred."""
 PIECE = 2**20
 """The size of the pieces in which files are read and written."""
+
+
+NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded")
+"""The error of a full disk, also as another program or host has printed it."""
 
 
 class Conflict(Exception):  # noqa: N818  it is no error but an answer
@@ -103,6 +108,12 @@ class Bucket(RecordStore, Protocol):
 
         The object `last` is removed at the end, so that an interrupted removal can be repeated.
         """
+
+
+def with_remedy(error: str) -> str:
+    """Return an error, and what to do if it is that of a full disk."""
+    remedy = "fab doctor names the full disk or bucket, and the jobs that use most of the bucket"
+    return f"{error}: {remedy}" if NO_SPACE.search(error) else error
 
 
 def pieces(content: bytes | Path) -> Iterator[bytes]:

@@ -57,7 +57,7 @@ def one_line(error: BaseException) -> str:
 def explain(error: BaseException) -> tuple[str, int]:
     """Return the line and the exit code of an error of any library that a command uses."""
     from infra.scale_tiers import SpecError
-    from jobs.bucket import BucketError, Conflict
+    from jobs.bucket import BucketError, Conflict, with_remedy
     from jobs.serialization import RecordError
 
     if isinstance(error, OpsError):
@@ -75,7 +75,7 @@ def explain(error: BaseException) -> tuple[str, int]:
     if module in ("paramiko", "fabric", "invoke") or isinstance(error, (EOFError, ConnectionError, TimeoutError)):
         return f"the connection failed ({one_line(error)}): try again, then pulumi up", FAILED
     if isinstance(error, BucketError):
-        return f"the bucket fails: {error.strerror or one_line(error)}", FAILED
+        return f"the bucket fails: {with_remedy(error.strerror or one_line(error))}", FAILED
     if isinstance(error, RecordError):
         return f"a record in the bucket cannot be read: {one_line(error)}", FAILED
     if isinstance(error, Conflict):

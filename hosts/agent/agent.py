@@ -12,7 +12,7 @@ from hosts.agent.job_files import JobFiles
 from hosts.agent.reporter import HostProbes, Reporter
 from hosts.agent.supervisor import Spawn, Supervisor
 from jobs import lease, paths
-from jobs.bucket import BucketError, Conflict
+from jobs.bucket import BucketError, Conflict, with_remedy
 from jobs.lease import ChangeTimer, Clock
 from jobs.ledger import Ledger, Stored
 from jobs.queue import QueueEntry
@@ -274,9 +274,10 @@ class Agent:
         self._due_at_once = True
 
     def _note_failure(self, error: Exception) -> None:
-        self._failure = str(error)
+        self._failure = with_remedy(str(error))
         if not self._failing and self.supervisor:
-            self.supervisor.assignment.log.write_message(f"a cycle of the agent failed, trying again: {error}", "WARNING")
+            line = f"a cycle of the agent failed, trying again: {self._failure}"
+            self.supervisor.assignment.log.write_message(line, "WARNING")
         elif not self._failing:
-            sys.stderr.write(f"<4>agent: {error}; trying again\n")  # to the journal, as no job's log is open
+            sys.stderr.write(f"<4>agent: {self._failure}; trying again\n")  # to the journal, as no job's log is open
         self._failing = True

@@ -11,6 +11,7 @@ from typing import Any
 
 from hosts.agent import missing_libraries
 from hosts.agent.replica_rules import PREEMPTED, counted_restarts, describe_end, is_fault, termination_reason
+from jobs.bucket import with_remedy
 from jobs.firsterror import recorded_text
 from jobs.records import LATE_HEARTBEATS, Event, JobRecord, Plan, ReplicaRecord, with_events
 from jobs.states import JobState, ReplicaState
@@ -155,7 +156,7 @@ def exit_message(record: ReplicaRecord, more: str = "") -> str:
         or _rank_hint(record)
         or _busy_hint(record)
         or missing_libraries.remedy(record.errorMessage.splitlines())
-        or _cause(record)
+        or with_remedy(_cause(record))
     )
     sentence = f"The replica {name} exited with a non-zero status of {code}{more}."
     return " ".join(filter(None, (sentence, hint))) + f"\n{record.errorMessage}"

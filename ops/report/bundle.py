@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs import paths
+from jobs.bucket import NO_SPACE
 from jobs.chunks import LogFilter
 from jobs.firsterror import earliest
 from jobs.records import JobRecord, ReplicaRecord
@@ -49,7 +50,6 @@ _ENCODINGS: tuple[Callable[[str], str], ...] = (
     lambda text: json.dumps(text)[1:-1],
     lambda text: json.dumps(text, ensure_ascii=False)[1:-1],
 )
-_NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded")
 _CONTENTS = """\
 Contents:
   describe.txt      what fab describe shows
@@ -289,7 +289,7 @@ def _describe_disks(replica: ReplicaRecord, diagnosis: Mapping[str, Any], log: l
         if total and (full := 100 * (1 - free / total)) >= _FULL_PERCENT:
             parts.append(f"{disk.get('path')} is {full:.0f} % full")
     texts = "\n".join((replica.errorMessage, *(line.message for line in log)))
-    return [*parts, f'it ran out of disk, "{lack[0]}"'] if (lack := _NO_SPACE.search(texts)) else parts
+    return [*parts, f'it ran out of disk, "{lack[0]}"'] if (lack := NO_SPACE.search(texts)) else parts
 
 
 def _is_object(value: object) -> bool:

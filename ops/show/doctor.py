@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from infra.findings import Check, Finding, Severity, fail, ok, run_checks, warning
 from infra.templates import ROOT as CHECKOUT
+from jobs import paths
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.inventory import ROOT, load
@@ -31,6 +34,7 @@ _FULL_PERCENT, _NEARLY = 98, 90
 STATE_COMMAND = (
     "date +%s.%N; df --output=pcent / | tail -n 1; systemctl list-units --failed --plain --no-legend --no-pager | cut -d' ' -f1"
 )
+_FULL_BUCKET = re.compile(r"the bucket is \d+% full")
 _COLOURS = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.ERROR: "red"}
 
 
@@ -80,7 +84,7 @@ def _checks(root: Path, fix: bool) -> Mapping[str, Check]:
     return {
         "keys": partial(keys, inventory.folder),
         "ssh": partial(hosts, ClusterClient(inventory)),
-        "infra": partial(infra_findings, inventory.stack, fix),
+        "infra": partial(_infra, ClusterClient(inventory), fix),
     }
 
 
@@ -152,6 +156,24 @@ def _state(name: str, output: str) -> Iterator[Finding]:
         yield make_finding(f"the disk of {name} is {percent} % full", f"fab shell {name} -- sudo du -xh --max-depth 3 /var")
     for unit in filter(None, map(str.strip, failed)):
         yield fail(f"{unit} failed on {name}", f"fab shell {name} -- sudo systemctl restart {unit}")
+
+
+def _infra(cluster: ClusterClient, fix: bool) -> Iterator[Finding]:
+    for finding in infra_findings(cluster.inventory.stack, fix):
+        yield finding
+        if _FULL_BUCKET.fullmatch(finding.what):
+            with suppress(OpsError, ValueError):  # a host that does not answer is another finding
+                yield from largest_jobs(cluster)
+
+
+def largest_jobs(cluster: ClusterClient) -> Iterator[Finding]:
+    """Name the jobs that use most of a bucket on hosts."""
+    command = f"du -s --block-size=1 {cluster.inventory.bucket}/{paths.JOBS}/* 2>/dev/null | sort -rn | head -n 3"
+    lines = cluster.fleet.run(cluster.inventory.chief.name, command).output.splitlines()
+    used = {path.rpartition("/")[2]: terminal.size(int(size)) for size, _, path in (line.partition("\t") for line in lines)}
+    if used:
+        listed = ", ".join(f"{job_id} ({size})" for job_id, size in used.items())
+        yield warning(f"most of the bucket is used by {listed}", f"fab delete {next(iter(used))}, once it has ended")
 
 
 def infra_findings(stack: str | None, fix: bool) -> Iterator[Finding]:

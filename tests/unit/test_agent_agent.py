@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from test_agent_supervisor import Child
 from hosts.agent.agent import Agent
 from hosts.agent.reporter import HostProbes
 from hosts.agent.supervisor import Assignment
-from jobs import paths
+from jobs import folder_bucket, paths
 from jobs.bucket import BucketError
 from jobs.folder_bucket import FolderBucket
 from jobs.ledger import Ledger
@@ -289,6 +290,25 @@ def test_a_failing_bucket_is_logged_once_and_its_recovery_too(host: Host) -> Non
         "a cycle of the agent failed, trying again: no route to the bucket",
         "the agent's cycles succeed again",
     ]
+
+
+def test_a_full_bucket_loses_no_record_and_its_warning_has_a_remedy(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    host.submit()
+    host.cycles(4)
+    before = {path: path.read_bytes() for path in host.root.rglob("*") if path.is_file()}
+    with monkeypatch.context() as full:
+        full.setattr(folder_bucket.os, "fsync", fails)
+        host.children[-1].code = 3
+        host.cycles(9)
+    assert {path: path.read_bytes() for path in host.root.rglob("*") if path.is_file()} == before
+    remedy = "fab doctor names the full disk or bucket, and the jobs that use most of the bucket"
+    error = f"[Errno 28] {host.root}: No space left on device: {remedy}"
+    assert [line for line in host.messages if "cycle" in line] == [f"a cycle of the agent failed, trying again: {error}"]
+    host.cycles(4)
+    assert (host.job().state, host.ledger.queue().entries) == ("FAILED", [])
 
 
 def test_a_job_s_log_has_no_recovery_from_what_failed_before_it(host: Host) -> None:

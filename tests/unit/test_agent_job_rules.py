@@ -515,6 +515,14 @@ def test_a_program_that_removes_its_own_folder_has_a_remedy() -> None:
         assert remedy not in exit_message(record("ps-0", "EXITED", 1, errorMessage=f"It's all: 'x'\n{other}"))
 
 
+def test_a_program_that_ran_out_of_disk_has_a_remedy() -> None:
+    remedy = ": fab doctor names the full disk or bucket, and the jobs that use most of the bucket\n"
+    for error in ("OSError: [Errno 28] No space left on device: '/bucket/x'", "cp: /tmp/x: Disk quota exceeded"):
+        assert f"{error}{remedy}" in exit_message(record("ps-0", "EXITED", 1, errorMessage=f"Saving\n{error}"))
+    other = "No space left on device\nValueError: bad shape"
+    assert remedy not in exit_message(record("ps-0", "EXITED", 1, errorMessage=other))
+
+
 # A lost host, silence, and limits
 
 

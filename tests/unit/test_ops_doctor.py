@@ -13,7 +13,9 @@ import pytest
 from shapes import check
 
 from infra.findings import Finding, Severity, fail, ok, warning
+from infra.inventory import Inventory
 from ops.cluster import remote
+from ops.cluster.cluster import ClusterClient
 from ops.cluster.fanout import fan_out
 from ops.errors import DONE, FAILED, HostError, UsageError
 from ops.models import client, server_status
@@ -229,6 +231,28 @@ def test_without_a_stack_only_the_machine_is_checked(monkeypatch: pytest.MonkeyP
     assert checks.keys() == {"stack", "infra"}
     (finding,) = checks["stack"]()
     assert (finding.severity, finding.what) == (Severity.WARNING, "no stack is up here: run pulumi up")
+
+
+def test_the_largest_jobs_of_a_full_bucket_are_named(monkeypatch: pytest.MonkeyPatch, inventory: Inventory) -> None:
+    full = [warning("the bucket is 90% full", "fab prune"), fail("the bucket is gone")]
+    monkeypatch.setattr(doctor, "infra_findings", lambda *_: iter(full))
+    commands: list[tuple[str, str]] = []
+
+    class Full:
+        output: str | None = "2000000\t/bucket/jobs/large\n40960\t/bucket/jobs/job01\n"
+
+        def run(self, name: str, command: str) -> SimpleNamespace:
+            commands.append((name, command))
+            if self.output is None:
+                raise HostError(name, "does not answer")
+            return SimpleNamespace(output=self.output)
+
+    fleet: Any = Full()
+    used = warning("most of the bucket is used by large (2.0 MB), job01 (41.0 kB)", "fab delete large, once it has ended")
+    assert list(doctor._infra(ClusterClient(inventory, fleet), False)) == [full[0], used, full[1]]
+    assert commands == [("master-0", "du -s --block-size=1 /bucket/jobs/* 2>/dev/null | sort -rn | head -n 3")]
+    for fleet.output in ("", "sh: du: not found", None):
+        assert list(doctor._infra(ClusterClient(inventory, fleet), False)) == full
 
 
 def test_infra_findings_come_from_a_process_and_other_output_is_ignored(

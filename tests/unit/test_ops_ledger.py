@@ -161,6 +161,9 @@ def test_an_unknown_bucket_url_is_one_line(inventory: Inventory, tmp_path: Path)
     with pytest.raises(OSError, match="is not there") as error:
         existing_job(ledger, "job01")
     assert explain(error.value) == (f"the bucket fails: {tmp_path}/gone is not there", 1)
+    full = "the bucket fails: /bucket: Disk quota exceeded"  # as a host answers
+    remedy = "fab doctor names the full disk or bucket, and the jobs that use most of the bucket"
+    assert explain(BucketError("/bucket: Disk quota exceeded")) == (f"{full}: {remedy}", 1)
 
 
 def test_an_unknown_job_is_an_error(ledger: Ledger) -> None:
