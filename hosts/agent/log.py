@@ -40,7 +40,7 @@ class Log:
         self.path.mkdir(parents=True, exist_ok=True)
         self._replica, self._chunk_bytes = replica, min(CHUNK_BYTES, max(limit // _IN_A_LOG, 1))
         self._lock = threading.Lock()
-        self._chunks = chunks_of(ChunkFolder(self.path).sizes())
+        self._chunks = [chunk for chunk in chunks_of(ChunkFolder(self.path).sizes()) if chunk.size]
         self._file: int | None = None
         self._open_chunk, self._lines = self._next(archived), 0
         self._lost_ends: list[OutputLine] = []  # the first and the last of them
@@ -84,10 +84,13 @@ class Log:
         self.roll()
 
     def _next(self, archived: Iterable[Chunk]) -> Chunk:
-        """Return where the log continues: behind local chunks, on a new host behind the archived ones."""
+        """Return where the log continues: behind local chunks, on a new host or after a power cut behind the archived ones."""
+        newest = max(archived, default=Chunk(0, 0, 0, 0))
         if not self._chunks:
-            return Chunk(max([int(time.time()), *(chunk.incarnation + 1 for chunk in archived)]), 0, 0, 0)
+            return Chunk(max(int(time.time()), newest.incarnation + 1), 0, 0, 0)
         *_, last_chunk = self._chunks
+        if (newest.incarnation, newest.end) > (last_chunk.incarnation, last_chunk.end):
+            return Chunk(newest.incarnation + 1, 0, 0, 0)  # chunks here are not synced, and those in the bucket are
         path = self.path / last_chunk.name
         with suppress(OSError), path.open("rb+") as file:
             lines, end = 0, b""

@@ -241,6 +241,38 @@ def test_a_new_host_continues_the_archived_log_and_fetches_it(tmp_path: Path, mo
     assert len({chunk.incarnation for chunk in archived(bucket, NAME)}) == 2
 
 
+@pytest.mark.parametrize("cut", ["empty", "shorter", "gone"])
+def test_a_log_whose_end_a_power_cut_took_is_archived_on(tmp_path: Path, cut: str) -> None:
+    """Check an archive, whose writes are synced, that has more of the log than the host."""
+    store, folder = FolderBucket(tmp_path), tmp_path / "state" / "job01"
+    for lines in (("one", "two"), ("three",)):
+        log = Log(tmp_path / "state", "job01", "ps-0", archived=archived(store, NAME))
+        log.write([OutputLine(1.0, "INFO", line) for line in lines])
+        until(start_archive(log, store).finish)
+    *_, last = sorted(folder.iterdir())
+    if cut == "gone":
+        last.unlink()
+    else:
+        os.truncate(last, 0 if cut == "empty" else 9)
+    log = Log(tmp_path / "state", "job01", "ps-0", archived=archived(store, NAME))
+    archive = start_archive(log, store)
+    log.write([OutputLine(1.0, "INFO", line) for line in ("four", "five")])
+    until(archive.finish)
+    assert messages(tmp_path / NAME) == ["one", "two", "three", "four", "five"]
+
+
+def test_an_empty_chunk_that_a_killed_agent_left_is_closed_only_with_its_lines(tmp_path: Path) -> None:
+    former = Log(tmp_path, "job01", "ps-0")
+    former.write_message("one")
+    former.roll()
+    (former.path / former._open_chunk.name).touch()
+    log = Log(tmp_path, "job01", "ps-0")
+    assert log.closed() == former.closed()
+    log.write_message("two")
+    log.roll()
+    assert [(chunk.name, chunk.size) for chunk in log.closed()] == sorted(Chunks(log.path).sizes().items())
+
+
 class Unsteady(FolderBucket):
     """A bucket whose first downloads fail."""
 
