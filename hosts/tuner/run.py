@@ -204,8 +204,8 @@ class Tuner:
     def _run(self, stored: Stored[Trial]) -> None:
         """Run a trial to its end, or until another replica has it, or this one is stopped."""
         trial, study = stored.record, self._study
-        self._claimed = None
         with _folder(self._scratch) as scratch:
+            self._claimed = None
             file = scratch / "output.metrics"
             metrics = TrialMetrics(study.hyperparameterMetricTag, file, study.folder(trial.trialId), trial.allMetrics)
             again = f", again ({trial.restarts} of {self._plan.maxRestarts})" if trial.restarts else ""

@@ -771,6 +771,19 @@ def test_a_failed_folder_creation_is_retried(
     assert capsys.readouterr().out.splitlines()[:2] == [line] * 2
 
 
+def test_a_disk_that_is_full_for_a_while_costs_no_trial(world: TuningWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, failures = tempfile.mkdtemp, [OSError(28, "No space left on device")] * 9
+
+    def full(**arguments: Any) -> str:
+        if failures:
+            raise failures.pop()
+        return make(**arguments)
+
+    monkeypatch.setattr(run.tempfile, "mkdtemp", full)
+    assert world.tuner("master-0").run() == 0
+    assert [(trial.state, trial.restarts) for trial in world.trials()] == [("SUCCEEDED", 0)] * 4
+
+
 class Flaky(FolderBucket):
     """A bucket that sometimes fails, before a call or after its effect."""
 
