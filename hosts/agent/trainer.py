@@ -111,9 +111,9 @@ class Trainer:
 
     def _read(self, log: Log) -> None:
         splitter, messages = Splitter(), Messages()
-        for data in self._output(lambda: splitter.due(time.time())):
-            moment = time.time()
-            texts = splitter.feed(data, moment) if data else splitter.take_partial(moment)
+        for data in self._output(lambda: splitter.due(time.monotonic())):
+            now, moment = time.monotonic(), time.time()  # the latter may be set back
+            texts = splitter.feed(data, now) if data else splitter.take_partial(now)
             self._take(log, [messages.add(text, moment) for text in texts])
         moment = time.time()
         self._take(log, [messages.add(text, moment) for text in splitter.end()])

@@ -119,6 +119,18 @@ def test_a_trainer_s_output_is_logged_and_searched_for_errors_and_progress(tmp_p
     ]
 
 
+def test_a_clock_that_is_set_back_delays_no_line(tmp_path: Path, clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    started = Started(tmp_path)
+    os.write(started.process.output, b"begins\n\r1 of 9\r2 of 9")
+    wait_for(lambda: started.trainer.lines == 1, "the first line")
+    monkeypatch.setattr(trainer_module.time, "time", lambda: NOW - 86400)
+    clock[0] += 6.0
+    os.write(started.process.output, b"\r3 of 9\r4 of 9")
+    wait_for(lambda: started.trainer.lines == 2, "the progress bar", 10.0)
+    started.ends()
+    assert started.trainer.tail.split("\n") == ["begins", "3 of 9", "4 of 9"]
+
+
 def test_a_program_of_another_user_can_open_its_output_again_by_name(tmp_path: Path) -> None:
     started = Started(tmp_path)
     assert stat.S_IMODE(os.fstat(started.process.output).st_mode) == 0o622, "to write, and to nobody else to read"
