@@ -46,10 +46,11 @@ class Log:
         self._lost_ends: list[OutputLine] = []  # the first and the last of them
         self._lost_count, self._lost_reason = 0, ""
         _forget_others(self.path, limit)
-        link = directory / ".newest"
-        link.unlink(missing_ok=True)
-        link.symlink_to(self.path.name)
-        link.replace(directory / "newest")
+        with suppress(OSError):  # of a full disk
+            link = directory / ".newest"
+            link.unlink(missing_ok=True)
+            link.symlink_to(self.path.name)
+            link.replace(directory / "newest")
 
     def write_message(self, message: str, severity: str = "INFO") -> None:
         """Write a message of the agent."""

@@ -392,6 +392,17 @@ def test_an_unwritable_folder_only_loses_lines(tmp_path: Path, monkeypatch: pyte
     assert "1 lines lost" in read(log)[0]["message"]
 
 
+def test_a_restarted_agent_opens_its_log_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that the job is not refused, and that the rest of its log still goes to the bucket."""
+    Log(tmp_path, "job01", "ps-0").write_message("one")
+
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(log_module.Path, "symlink_to", refuse)
+    assert [chunk.line for chunk in Log(tmp_path, "job01", "ps-0").closed()] == [0]
+
+
 def test_a_chunk_that_cannot_be_continued_is_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Log(tmp_path, "job01", "ps-0").write_message("one")
 
