@@ -208,6 +208,7 @@ class Agent:
             supervisor, self._incarnation, self._ledger, self._clock, self._now, version, self._probes, self._job_files.notify
         )
         self.supervisor, self._failing = supervisor, False  # this job's log has no failure yet
+        self._end_seen = (job.endTime or "") if job.final else ""
         if self._terminated:  # checked last: terminate() may be called at any time
             supervisor.terminate()
 

@@ -599,10 +599,11 @@ def test_a_restarted_host_finishes_its_part_of_a_job_that_has_ended(tmp_path: Pa
         entries = [QueueEntry("job01", ["master-0"], has_hosts=True), QueueEntry("job02", ["master-0"])]
         former.ledger.change_queue(lambda queue: replace(queue, entries=entries))
     later = Host(tmp_path, "b")
+    later.agent._now = lambda: "2026-01-31T13:00:00.000Z"
     later.is_archived = False
     later.cycles(3)
     assert (later.prepares, later.children, later.kept_jobs) == (["job01"], [], None), "its files are still needed"
-    assert set(later.diagnosed) == {("job01", 3, NOW)}
+    assert set(later.diagnosed) == {("job01", 3, NOW)}, "the time since the end is no difference of clocks"
     record = later.ledger.replicas("job01", ["master-0"])["master-0"]
     assert (record.exitCode, record.unsaved, record.incarnation) == (3, UnsavedFiles(), "b")
     later.is_archived = True

@@ -38,6 +38,9 @@ class Files:
         self.released, self.error = threading.Event(), error
         self.uploads: dict[str, bytes] = {}
 
+    def read_part(self, name: str, start: int, end: int) -> bytes:
+        return b""
+
     def upload(self, name: str, source: Path) -> None:
         assert source.parent == Path("/proc/self/fd")  # no file of the host's disk, which may be full
         self.released.wait()
@@ -76,6 +79,15 @@ def test_a_deleted_job_gets_no_diagnosis_and_no_message(tmp_path: Path) -> None:
     task = diagnosis.start(FolderBucket(tmp_path), paths.diagnosis("job01", "ps-0"), lambda: b"1", messages.append)
     assert wait_for(lambda: task.result, "the end")
     assert (messages, list(tmp_path.iterdir())) == ([], [])
+
+
+def test_a_restarted_host_keeps_the_diagnosis_of_before(tmp_path: Path) -> None:
+    store, name = FolderBucket(tmp_path), paths.diagnosis("job01", "ps-0")
+    store.create(paths.job("job01"), b"{}")
+    for content in (b"1", b"2"):
+        task = diagnosis.start(store, name, lambda content=content: content, lambda _: None)  # type: ignore[misc]
+        assert wait_for(lambda task=task: task.result, "the end")  # type: ignore[misc]
+    assert (tmp_path / name).read_bytes() == b"1"
 
 
 def test_a_diagnosis_that_is_too_large_loses_its_oldest_lines_first() -> None:
