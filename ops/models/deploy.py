@@ -113,7 +113,7 @@ def _check_name(flag: str, value: str | None) -> str:
 
 
 def _find_origin(cluster: ClusterClient, job_id: str | None, origin: str | None) -> _Origin:
-    """Return the source of a version, a job's output or a local folder."""
+    """Return the source of a version, a job's output or a root folder."""
     if origin is None:
         record = existing_job(cluster.ledger, job_id)
         if trial := best_trial(cluster.ledger, record):
@@ -136,14 +136,12 @@ def _find_origin(cluster: ClusterClient, job_id: str | None, origin: str | None)
         return _Origin(where, content, size, lambda to: output.fetch(paths, to, below), record.jobId, dict(record.manifest))
     if job_id is not None:
         raise UsageError("--job takes the model of a job, and --origin another: leave one of them out")
-    local = Path(origin)
-    if not (local / MODEL_FILE).is_file():
+    root = Path(origin)
+    if not (root / MODEL_FILE).is_file():
         raise UsageError(f"--origin {origin} is no folder with a {MODEL_FILE}: fab export fetches one, and --job takes a job's")
 
-    size = sum(path.stat().st_size for path in local.rglob("*") if path.is_file())
-    return _Origin(
-        str(local.resolve()), read_model_file(local), size, lambda to: shutil.copytree(local, to, dirs_exist_ok=True)
-    )
+    size = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
+    return _Origin(str(root.resolve()), read_model_file(root), size, lambda to: shutil.copytree(root, to, dirs_exist_ok=True))
 
 
 def _start_servers(cluster: ClusterClient) -> Background[Outcome[str]]:

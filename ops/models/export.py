@@ -97,12 +97,7 @@ def _export_checkpoint(cluster: ClusterClient, output: JobOutput, extra_args: li
             f"one from a checkpoint: fab get {job_id} fetches its checkpoints"
         )
     chief = cluster.inventory.chief
-    arguments = [
-        *output.job.trainingInput.get("args", []),
-        *extra_args,
-        "--job-dir",
-        output.job_dir,
-    ]  # the last --job-dir counts
+    arguments = [*output.job.trainingInput.get("args", []), *extra_args, "--job-dir", output.job_dir]  # the last flag counts
     with terminal.ProgressLine(f"exporting the latest checkpoint on {chief.name}"):
         if not output.job_dir.startswith("/"):
             _install_token_broker(cluster, chief)

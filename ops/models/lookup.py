@@ -21,7 +21,7 @@ def catalog_of(cluster: ClusterClient) -> Catalog:
 
 
 def existing_model(catalog: Catalog, name: str | None) -> Model:
-    """Return a model by name, the only one if `name` is None; UsageError lists the existing ones."""
+    """Return a model by name, or the only one if `name` is None; UsageError lists the existing ones."""
     present, _ = models_with_versions(catalog)
     names = [model.name for model in present]
     if name is None:
