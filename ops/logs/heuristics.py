@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from jobs.progress import valid_report
 
-SEARCHED_CHARACTERS = 1000
+MAX_LENGTH = 1000
 """The number of characters of a line that are searched."""
 
 _NUMBER = r"([-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf))\b"
@@ -58,7 +58,7 @@ def read_line(line: str) -> LineMetrics | None:
         metrics = {"loss": report.loss, "accuracy": report.metrics.get("accuracy")}
         loss, accuracy = (None if value is None else f"{value:.4g}" for value in metrics.values())
         return LineMetrics(report.step, report.totalSteps, loss=loss, accuracy=accuracy)
-    line = line[:SEARCHED_CHARACTERS]
+    line = line[:MAX_LENGTH]
     count, maximum, unit = _count(line)
     loss, accuracy, rate = (
         match[1] if (match := pattern.search(line)) else None for pattern in (_LOSS, _ACCURACY, _LOCAL_RATE)

@@ -160,9 +160,7 @@ class LineFormatter:
     def __call__(self, line: LogLine, first_error: bool = False) -> str:
         """Format a line; `first_error` appends that it is the job's first error."""
         severity, replica = f"{line.severity:<7}", f"{line.replica:<{self._width}}"
-        message = (
-            line.message if "\n" not in line.message else line.message.replace("\n", "␊")
-        )  # one line of output per line of the log
+        message = line.message if "\n" not in line.message else line.message.replace("\n", "␊")  # shown in one line
         message += FIRST_ERROR_MARK if first_error else ""
         if not self._colours:
             return f"{clock(line.time)} {severity} {replica}  {message}"

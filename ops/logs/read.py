@@ -23,10 +23,7 @@ _READ_SECONDS = 60.0
 
 
 def resolve_selection(cluster: ClusterClient, word: str | None, job_id: str | None) -> tuple[str, str | None]:
-    """Return the replicas and the job that the arguments of `fab logs` mean: `word` selects replicas, or is the job's id.
-
-    In the second case `job_id`, the word behind it, selects replicas.
-    """
+    """Return the replicas and the job of `fab logs REPLICAS JOB` or `fab logs JOB REPLICAS`; both are optional."""
     if word is None or _is_replica(cluster, word):
         return word or EVERY, job_id
     other = job_id if job_id is not None else EVERY

@@ -96,12 +96,7 @@ def build_program(request: Request) -> JobProgram:
 
 
 def _replicas(inventory: Inventory, size: int, requested: str | None) -> str:
-    """Return the value of --replicas, the workers besides the master.
-
-    Args:
-        size: the bytes of the input, which decide if nothing is requested.
-        requested: the number of replicas, with the master.
-    """
+    """Return the value of --replicas, the workers besides the master: as requested, else by the input's bytes."""
     available = 1 + len(inventory.of_role(Role.WORKER))
     if requested is not None and not (requested.isdecimal() and 1 <= int(requested) <= available):
         raise UsageError(

@@ -26,7 +26,7 @@ NO_SERVER = 0
 """The status of a request that no server answered."""
 HEALTH = "/health"
 # After these statuses the next server is tried: this one may not run, lack the version, or have no memory for the request.
-# If every server answers so, the status that is last here is returned, as the most specific.
+# If all answer so, the status that is last here is the most specific.
 _RETRY_STATUSES = (NO_SERVER, 404, 500, 503)
 _ANSWER_SECONDS = 60.0
 _OPEN_SECONDS = 60.0
@@ -112,10 +112,7 @@ class ServingClient:
         threading.Thread(target=self._start, args=(self._start_outcome,), daemon=True).start()
 
     def finish_start(self) -> None:
-        """Wait up to 10 s for the end of `start`, and print its failures; if it installed a server, end the master's.
-
-        Call it once a server answers.
-        """
+        """Wait up to 10 s for `start`, once a server answers; print failures, and end the master's if it installed others."""
         if self._start_outcome is None:
             return
         with contextlib.suppress(TimeoutError):

@@ -1,4 +1,4 @@
-"""`fab predict`: send instances to the cluster's model server, as `gcloud ml-engine predict` did to Cloud ML's."""
+"""`fab predict`: send instances to the cluster's model server, like `gcloud ml-engine predict`."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def request_bodies(instances: Sequence[Any], fields: Mapping[str, Any]) -> Itera
 def read_instances(path: str | None) -> tuple[list[Any], Any]:
     """Return the instances in a file, `-` for stdin, and its signature_name, or None.
 
-    The file has a JSON value on each line, or it is one REST request or one list of objects.
+    The file has a JSON value on each line, or is one REST request or list of objects.
 
     Raises:
         UsageError: naming the first invalid line.

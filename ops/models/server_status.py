@@ -1,4 +1,4 @@
-"""Query every server for the state of deployed models, and wait until it is the one in the bucket's records."""
+"""Query all servers for the state of deployed models, and wait until it is that of the bucket's records."""
 
 from __future__ import annotations
 
