@@ -1,1 +1,1 @@
-"""The logs of replicas: read, followed, merged in the order of time."""
+"""Read and follow the logs of replicas, merged by time."""

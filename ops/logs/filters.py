@@ -8,7 +8,7 @@ from datetime import UTC, datetime, time, timedelta
 from jobs.chunks import SEVERITIES, LogFilter
 from ops.errors import UsageError, suggest
 
-LINES = 100
+_DEFAULT_LINES = 100
 _AGO = re.compile(r"(\d{1,9})(s|m|h|d)")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _VALID = "how long ago, as 90s, 10m, 2h or 3d, a time of today, as 14:30 or 14:30:05, and 2026-01-31T12:00:00Z"
@@ -22,7 +22,7 @@ def parse_filter(
     severity: str | None = None,
     now: datetime | None = None,
 ) -> LogFilter:
-    """Parse the flags of these names; without `lines` the last LINES are wanted, or with another flag all that match.
+    """Parse the flags of these names; without `lines` select the last 100, or with another flag all that match.
 
     Raises:
         UsageError: with the valid values.
@@ -32,8 +32,8 @@ def parse_filter(
     end = _parse_time(until, "--until", now) if until is not None else ""
     if begin and end and begin > end:
         raise UsageError(f"--since {since} is later than --until {until}")
-    narrow = begin or end or grep or severity
-    count = parse_lines(lines) if lines is not None else None if narrow else LINES
+    is_narrow = begin or end or grep or severity
+    count = parse_lines(lines) if lines is not None else None if is_narrow else _DEFAULT_LINES
     return LogFilter(
         count, begin, end, _parse_severity(severity) if severity is not None else "", _parse_pattern(grep) if grep else ""
     )
@@ -49,7 +49,7 @@ def parse_lines(text: str) -> int | None:
 
 
 def _parse_time(text: str, flag: str, now: datetime) -> str:
-    """Parse a moment to RFC 3339, UTC, with milliseconds, as logs have it."""
+    """Parse a time, and format it as logs do: RFC 3339 in UTC with milliseconds."""
     try:
         if ago := _AGO.fullmatch(text.strip()):
             moment = now - timedelta(**{_UNITS[ago[2]]: int(ago[1])})

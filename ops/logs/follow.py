@@ -1,4 +1,4 @@
-"""A job's logs as they grow: one channel per replica, merged by time, and the job's record, until the job has ended."""
+"""Follow a job's logs, by one SSH channel per replica and merged by time, and its record, until the job has ended."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from ops.logs.heuristics import read_line
 from ops.logs.lines import LogLine, follow_command, parse_pieces, slow_pattern_error
 
 WINDOW_SECONDS = 0.08
-"""The longest wait of a line for earlier ones of other logs."""
+"""The longest time that a line waits for earlier lines of other logs."""
 MAX_BYTES = 512 * 1024
-"""The most bytes of one log that wait."""
+"""The most bytes of one log that wait in a `Merge`."""
 _BATCH_LINES = 4096
 _RETRY_SECONDS = 2.0
 _BACKLOG_SECONDS = 1.0
 _POLL_SECONDS, _LAST_POLL_SECONDS = 1.0, 0.25
 """Between two polls of the job's record while it runs, and once it has ended."""
-# The leader stops the others when the job has ended: their last lines are part of the story.
-_OTHERS_SECONDS = 20.0
-# Ended replicas then look for files that the job wrote outside JOB_DIR, before its folders are deleted.
+# When the job has ended, the leader stops the other replicas; their last lines are shown, too.
+_STOP_SECONDS = 20.0
+# Then their hosts look for files that the job wrote outside JOB_DIR, before they delete its folders.
 _UNSAVED_SECONDS = 50.0
-# The number of requests for a host's last lines if the connection breaks at the end; one for a host that never answered.
+# The number of tries to get a host's last lines after the job's end; one if the host never answered.
 _LAST_TRIES = 3
 _TICK_SECONDS = 0.25
 # The leader's log line after a change of the job's record.
@@ -47,7 +47,7 @@ _STATE_LINE = re.compile(rf"job ({'|'.join(JobState)})\b")
 
 
 class Timed(Protocol):
-    """A line; times are compared as texts."""
+    """A line with its time, RFC 3339 in UTC, which sorts as text."""
 
     @property
     def time(self) -> str: ...
@@ -63,7 +63,7 @@ class Merge(Generic[L, E]):
     A line waits at most `window` seconds for earlier ones of other logs, and not at all if each open log has a line waiting. A
     line that arrives later is passed on when it arrives; lines of one log keep their order. The cost of a line does not depend
     on how many wait. A thread that adds more than MAX_BYTES of a log blocks until the reader has taken some of it; so does its
-    host, over the connection. Events that are no lines pass at once.
+    host, over the connection. Events other than lines do not wait.
     """
 
     def __init__(self, names: Iterable[str], window: float = WINDOW_SECONDS) -> None:
@@ -80,7 +80,7 @@ class Merge(Generic[L, E]):
         self._condition = threading.Condition()
 
     def put(self, name: str, lines: Sequence[tuple[int, L]]) -> None:
-        """Add lines of a log, each with its size in bytes; block until there is room for more, or it closes."""
+        """Add lines of a log, each with its size in bytes; block until there is room for more, or the merge closes."""
         index = self._index[name]
         log = self._logs[index]
         with self._condition:
@@ -117,24 +117,24 @@ class Merge(Generic[L, E]):
 
     @property
     def ended(self) -> bool:
-        """True once every log has ended and all was taken."""
+        """True once every log has ended, and all lines and events were taken."""
         with self._condition:
             return not self._open and not self._heads and not self._events
 
     def take(self, seconds: float) -> list[L | E]:
-        """Return the due lines in order, after a wait of at most `seconds`."""
+        """Return events and the lines that need not wait, in order; wait at most `seconds` for the first."""
         until = time.monotonic() + seconds
         with self._condition:
             while True:
                 now = time.monotonic()
                 events: list[L | E] = [*self._events]
                 self._events.clear()
-                events += self._due(now)
+                events += self._take_lines(now)
                 if events or now >= until or (not self._open and not self._heads):
                     return events
                 self._condition.wait(min(until, self._oldest() + self.window) - now if self._heads else until - now)
 
-    def _due(self, now: float) -> list[L]:
+    def _take_lines(self, now: float) -> list[L]:
         lines: list[L] = []
         oldest: float | None = None
         full = False
@@ -160,7 +160,7 @@ class Merge(Generic[L, E]):
         return lines
 
     def _oldest(self) -> float:
-        """Return when the longest waiting line arrived, which is the first of its log."""
+        """Return when the line that waits longest arrived; it is the first of its log."""
         return min(self._logs[index][0][0] for _, index in self._heads)
 
 
@@ -172,22 +172,22 @@ class Note:
 
 
 @dataclass(frozen=True)
-class Replicas:
-    """The records of those of the followed replicas that have one."""
+class ReplicaRecords:
+    """The records of the followed replicas, as far as they have one."""
 
     records: Mapping[str, ReplicaRecord]
 
 
 @dataclass(frozen=True)
-class Waiting:
-    """Name what is awaited between the last line of a job and its end; empty once that is over."""
+class WaitReason:
+    """The reason to wait between the last line of a job and its end; empty once the wait is over."""
 
     text: str
 
 
-Event = LogLine | Note | JobRecord | Replicas | Waiting
+Event = LogLine | Note | JobRecord | ReplicaRecords | WaitReason
 TICK = Note("")
-"""Nothing has happened for a moment."""
+"""No event for _TICK_SECONDS."""
 
 
 class Follower:
@@ -209,7 +209,7 @@ class Follower:
 
         Args:
             ticks: for a screen, also yield a TICK each quarter of a second without an event and, unless the job is QUEUED,
-                Replicas each time its record was read.
+                ReplicaRecords each time the job's record was read.
         """
         self._ticks = ticks
         self._fleet, self._ledger, self._job_id, self._log_filter = fleet, ledger, record.jobId, log_filter
@@ -220,7 +220,7 @@ class Follower:
         self._replicas = list(replicas)
         several = len(self._replicas) > 1
         self._window = WINDOW_SECONDS if several else 0.0
-        # At first every log's last lines arrive at once, from some hosts later than from others.
+        # At first the last lines of every log arrive at once, from some hosts later than from others.
         backlog = several and log_filter.lines != 0
         self._merge: Merge[LogLine, Event] = Merge(self._replicas, _BACKLOG_SECONDS / 2 if backlog else self._window)
         self._ending, self._closed = threading.Event(), threading.Event()
@@ -253,7 +253,7 @@ class Follower:
                 if time.monotonic() - began > _BACKLOG_SECONDS:
                     self._merge.window = self._window
                 events = self._merge.take(_TICK_SECONDS)
-                events += self._waits()
+                events += self._wait_reasons()
                 if events or self._ticks:
                     yield events or [TICK]
         finally:
@@ -263,8 +263,8 @@ class Follower:
         if self._deleted:
             raise OpsError(f"nothing is known of job {self._job_id} any more: fab jobs lists those that are left")
 
-    def _waits(self) -> list[Event]:
-        """Return notes on what a job that has printed nothing for a while waits for, one at each change."""
+    def _wait_reasons(self) -> list[Event]:
+        """Return the reason why the job prints nothing, each time it changes."""
         quiet = time.monotonic() - self._active_at
         notes: list[Event] = []
         reading = self._reading if self._ending.is_set() else ()
@@ -273,7 +273,7 @@ class Follower:
         )
         if waiting != self._waiting:
             self._waiting = waiting
-            notes.append(Waiting(waiting))
+            notes.append(WaitReason(waiting))
         is_read = math.isfinite(self._records_read_at)
         if is_read and not self._has_steps and quiet >= waits.START_QUIET_SECONDS and not waiting:
             start = waits.waiting_at_start(self._job, self._records, self._replicas)
@@ -291,7 +291,7 @@ class Follower:
             stream.finish()
 
     def _guard(self, work: Callable[..., None], *args: str) -> None:
-        """Run a thread's work; pass its error on, and never leave the reader waiting."""
+        """Run a thread's work; show its error, and end its log, so that the reader does not wait for it."""
         try:
             work(*args)
         except Exception as error:  # noqa: BLE001
@@ -302,12 +302,12 @@ class Follower:
                 self._merge.end(name)
 
     def _tail(self, name: str) -> None:
-        """Pass on a replica's lines; if a connection breaks, continue from the position that was reached."""
+        """Merge a replica's lines; if a connection breaks, continue from the last position."""
         position: Position | None = None
         broken, tries = False, 0
-        self._placed.wait()  # for its hosts, or for the end
+        self._placed.wait()  # until the job has hosts, or ends
         if name not in self._placement:
-            return  # it never ran, and has no log
+            return  # the replica never ran, and has no log
         while not self._ending.is_set() or (tries < (_LAST_TRIES if position else 1) and not self._closed.is_set()):
             try:
                 for reached in self._read(name, position):
@@ -321,19 +321,19 @@ class Follower:
                 if tries < _LAST_TRIES and (position or not tries):
                     (self._closed if tries else self._ending).wait(_RETRY_SECONDS)
         if not self._closed.is_set():
-            again = f"fab logs {name} --job {self._job_id} looks again"
+            again = f"fab logs {name} --job {self._job_id} tries again"
             self._merge.put_event(Note(f"{name}: not all of its lines were shown; {again}"))
 
     def _read(self, name: str, position: Position | None) -> Iterator[Position]:
-        """Merge a replica's lines until the follower ends, and yield each position that is reached.
+        """Merge a replica's lines until the end, and yield the position after them.
 
         Raises:
-            HostError: if the connection ends before.
+            HostError: if the connection ends earlier.
         """
         stream = self._fleet.stream(self._placement[name], follow_command(self._job_id, self._log_filter, position))
         self._streams[name] = stream
         try:
-            if self._ending.is_set():  # read after the stream is stored: _end() may not have found it
+            if self._ending.is_set():  # checked after the stream is stored, as _end() may have missed it
                 stream.finish()
             for reached, lines in parse_pieces(stream.pieces(), name):
                 if lines:
@@ -354,7 +354,7 @@ class Follower:
             stream.close()
 
     def _watch(self) -> None:
-        """Pass on the job's record when its state changes, and end all when it is final or gone."""
+        """Report the job's record when its state changes; end all streams when it is final or deleted."""
         state, final_since, failing = "", 0.0, False
         while not self._ending.is_set():
             self._poll_now.clear()  # before the record is read, so that no later change is missed
@@ -362,18 +362,18 @@ class Follower:
             try:
                 record = find_job(self._ledger, self._job_id)
                 if record:
-                    self._queue_monitor.run_for(record)  # there may be no other process that does
+                    self._queue_monitor.run_for(record)  # perhaps no other process monitors the queue
                 if record and record.state is JobState.QUEUED:
                     self._check_queue()
-                elif record and self._wants_replicas(record):
+                elif record and self._needs_replicas(record):
                     self._records = self._ledger.replicas(self._job_id, self._replicas)
                     self._records_read_at = time.monotonic()
                     if self._ticks:
-                        self._merge.put_event(Replicas(self._records))
+                        self._merge.put_event(ReplicaRecords(self._records))
                 if failing:
                     self._merge.put_event(Note("the bucket answers again"))
                 failing = False
-            except Exception as error:  # noqa: BLE001  whatever it is, the job goes on
+            except Exception as error:  # noqa: BLE001  the job continues after any error here
                 if not failing:
                     self._merge.put_event(Note(f"the bucket does not answer ({error}); the job continues, trying again"))
                 failing = True
@@ -397,13 +397,13 @@ class Follower:
                     return
             self._poll_now.wait(_LAST_POLL_SECONDS if final_since else _POLL_SECONDS)
 
-    def _wants_replicas(self, record: JobRecord) -> bool:
+    def _needs_replicas(self, record: JobRecord) -> bool:
         """Return True if the replicas' records should be read: at the end, for a screen, or when the job is quiet."""
         quiet = time.monotonic() - max(self._records_read_at, self._active_at) >= waits.END_QUIET_SECONDS
         return record.final or self._ticks or quiet
 
     def _check_queue(self) -> None:
-        """Report a change of the jobs ahead."""
+        """Report a change of the jobs ahead in the queue."""
         ahead = [entry.jobId for entry in self._ledger.queue().ahead_of(self._job_id)]
         if ahead and ahead != self._ahead:
             self._merge.put_event(Note(f"{self._job_id} is QUEUED behind {', '.join(ahead)}"))
@@ -413,13 +413,13 @@ class Follower:
         """Return True once every replica has ended and looked for unsaved files, is unresponsive, or timed out."""
         if seconds > _UNSAVED_SECONDS:
             return True
-        if math.isinf(self._records_read_at):  # they cannot be read
-            return seconds > _OTHERS_SECONDS
+        if math.isinf(self._records_read_at):  # the records cannot be read
+            return seconds > _STOP_SECONDS
         replicas = self._records.values()
         running = [r for r in replicas if r.state is not ReplicaState.EXITED]
         looking = [r for r in replicas if r.state is ReplicaState.EXITED and r.startTime and r.unsaved is None]
-        if running and seconds > _OTHERS_SECONDS:
+        if running and seconds > _STOP_SECONDS:
             running = []
-        # All are evaluated, which starts their timers.
+        # Every replica is observed, as the first observation starts its timer.
         silent = [self._heartbeats.observe(r.name, (r.incarnation, r.heartbeatSeq)) for r in (*running, *looking)]
         return all(each >= Plan.lostAfterSeconds for each in silent)

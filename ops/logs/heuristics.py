@@ -1,8 +1,7 @@
 """Heuristics that read progress from a line of any trainer, for display only.
 
-No decision depends on them. The lines of `jobs.progress` are parsed exactly; besides them `step 348`, `step = 348`,
-`step 348/2000`, `Epoch 3/10`, and `loss` and `accuracy` with a number behind them, as Keras, Estimators and most scripts print
-them.
+No decision depends on them. The lines of `jobs.progress` are parsed exactly. The other formats are those of Keras, Estimators
+and most scripts: `step 348`, `step = 348`, `step 348/2000`, `Epoch 3/10`, and `loss` and `accuracy`, each before a number.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from enum import StrEnum
 
 from jobs.progress import valid_report
 
-LONGEST = 1000
-"""Characters of a line that are looked at."""
+MAX_LENGTH = 1000
+"""The number of characters of a line that are searched."""
 
 _NUMBER = r"([-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf))\b"
 _STEP = re.compile(r"\b(?:global[_ ])?step(?: |\s*[=:]\s*)(\d{1,15})(?:\s*/\s*(\d{1,15}))?\b", re.IGNORECASE)
@@ -29,17 +28,17 @@ _HINTS = ("step", "Step", "STEP", "poch", "oss", "OSS", "cc")
 
 
 class UnitOfProgress(StrEnum):
-    """The counted unit."""
+    """The unit in which a trainer counts its progress."""
 
     STEP = "step"
     EPOCH = "epoch"
 
 
 @dataclass(frozen=True)
-class Reading:
-    """The metrics of one line: a count and its maximum, loss and accuracy, the replica's own steps/s.
+class LineMetrics:
+    """The metrics of one line: a count and its maximum, loss and accuracy, the replica's own steps/s; None if unknown.
 
-    `evaluation` is True for metrics of an evaluation, which are not those of training. None for an unknown value.
+    `evaluation` is True for metrics of an evaluation, False for those of training.
     """
 
     count: int | None = None
@@ -51,23 +50,25 @@ class Reading:
     evaluation: bool = False
 
 
-def read_line(line: str) -> Reading | None:
+def read_line(line: str) -> LineMetrics | None:
     """Return the metrics of a line, or None if it has none."""
     if not any(hint in line for hint in _HINTS):
         return None
     if report := valid_report(line):
         metrics = {"loss": report.loss, "accuracy": report.metrics.get("accuracy")}
         loss, accuracy = (None if value is None else f"{value:.4g}" for value in metrics.values())
-        return Reading(report.step, report.totalSteps, loss=loss, accuracy=accuracy)
-    line = line[:LONGEST]
+        return LineMetrics(report.step, report.totalSteps, loss=loss, accuracy=accuracy)
+    line = line[:MAX_LENGTH]
     count, maximum, unit = _count(line)
-    loss, accuracy, rate = (figure[1] if (figure := kind.search(line)) else None for kind in (_LOSS, _ACCURACY, _LOCAL_RATE))
+    loss, accuracy, rate = (
+        match[1] if (match := pattern.search(line)) else None for pattern in (_LOSS, _ACCURACY, _LOCAL_RATE)
+    )
     if count is None and loss is None and accuracy is None:
         return None
     evaluation = _EVAL.search(line)
     if evaluation and evaluation[1]:
         count = int(evaluation[1])
-    return Reading(count, maximum, unit, loss, accuracy, float(rate) if rate else None, evaluation is not None)
+    return LineMetrics(count, maximum, unit, loss, accuracy, float(rate) if rate else None, evaluation is not None)
 
 
 def _count(line: str) -> tuple[int | None, int | None, UnitOfProgress]:

@@ -1,4 +1,4 @@
-"""Log lines: the command that reads them on a host, its output, and their format. Never waits."""
+"""Log lines: the commands that print them on a host, the parsers of their output, and the format for a terminal."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class LogLine:
 
 
 def read_command(job_id: str, log_filter: LogFilter) -> str:
-    """Return the command that prints the wanted lines of a job's log on a host; it exits with NO_LOG if there is none."""
+    """Return the command that prints the selected lines of a job's log on a host; it exits with NO_LOG if there is no log."""
     return _command(job_id, log_filter, "read")
 
 
 def follow_command(job_id: str, log_filter: LogFilter, position: Position | None = None) -> str:
     """Return the command that prints a job's log from a position, and each new line, until stdin ends.
 
-    The end of stdin shows the host that there is no reader: without a terminal, a closed connection kills no process.
+    The end of stdin ends the command: without a terminal, a closed SSH connection would not.
     """
     return _command(job_id, log_filter, "follow", *([f"{position.incarnation} {position.offset}"] if position else []))
 
@@ -57,15 +57,15 @@ def _command(job_id: str, log_filter: LogFilter, *arguments: str) -> str:
 
 @cache
 def _source() -> str:
-    """Return the program's source of this version, whichever version the host has."""
+    """Return the source of `jobs.chunks` here, which the host runs whichever version it has itself."""
     return inspect.getsource(chunks)
 
 
 def parse_printed(printed: bytes, replica: str, last_time: str = "") -> tuple[Position, LogLine | None]:
-    """Parse a printed line: a position, and the line before it, or None for a position alone.
+    """Parse a line of a command's output: a position, and the log line that ends there, or None for a position alone.
 
     Raises:
-        ValueError: for all else.
+        ValueError: for any other output.
     """
     incarnation, offset, text = printed.split(b" ", 2)
     return Position(int(incarnation), int(offset)), parse_line(
@@ -74,7 +74,7 @@ def parse_printed(printed: bytes, replica: str, last_time: str = "") -> tuple[Po
 
 
 def parse_pieces(pieces: Iterable[bytes], replica: str) -> Iterator[tuple[Position | None, list[tuple[int, LogLine]]]]:
-    """Yield for each piece of such output the position that is reached, and its whole lines, each with its size in bytes."""
+    """Yield for each piece of output the last position, and the lines that are complete, each with its size in bytes."""
     position: Position | None = None
     rest, last_time = b"", ""
     for piece in pieces:
@@ -89,7 +89,7 @@ def parse_pieces(pieces: Iterable[bytes], replica: str) -> Iterator[tuple[Positi
 
 
 def parse_line(text: str, replica: str, last_time: str = "") -> LogLine:
-    """Parse a line of a log; one that is no JSON, as after a power cut, is shown as is at the last time."""
+    """Parse a line of a log; one that is no JSON, as after a power cut, becomes a message with the time `last_time`."""
     try:
         data: dict[str, Any] = json.loads(text)
         return LogLine(str(data["time"]), str(data["severity"]), str(data["replica"]) or replica, str(data["message"]))
@@ -100,7 +100,7 @@ def parse_line(text: str, replica: str, last_time: str = "") -> LogLine:
 def read_source(
     source: chunks.ChunkSource, replica: str, log_filter: LogFilter, position: Position | None = None
 ) -> Iterator[LogLine]:
-    """Yield the selected lines of a log, from a position if there is one, like the command on a host.
+    """Yield the selected lines of a log, from a position if there is one, like the commands on a host.
 
     Raises:
         UsageError: if the pattern takes too long.
@@ -121,7 +121,7 @@ def read_source(
 
 
 def merge(logs: Iterable[Iterable[LogLine]]) -> Iterator[LogLine]:
-    """Yield the lines of several replicas by time; those of one replica stay in their own order."""
+    """Yield the lines of several replicas by time; those of one replica keep their order."""
     return heapq.merge(*logs, key=lambda line: line.time)
 
 
@@ -144,27 +144,27 @@ def _second(moment: str) -> str:
     return datetime.fromisoformat(moment).astimezone().strftime("%H:%M:%S")
 
 
-FIRST = "  ← the job's first error"
-_SEVERITY = {"WARNING": "33", "ERROR": "31", "CRITICAL": "31;1", "DEBUG": "2"}
-_REPLICA = ("36", "32", "35", "34", "33", "96", "92", "95", "94")
+FIRST_ERROR_MARK = "  ← the job's first error"
+_SEVERITY_COLOURS = {"WARNING": "33", "ERROR": "31", "CRITICAL": "31;1", "DEBUG": "2"}
+_REPLICA_COLOURS = ("36", "32", "35", "34", "33", "96", "92", "95", "94")
 
 
-class Format:
-    """A line as it is shown: time, severity and replica in front, in columns."""
+class LineFormatter:
+    """A formatter of lines for a terminal: columns of time, severity and replica, then the message."""
 
     def __init__(self, replicas: Iterable[str], colours: bool) -> None:
         names = list(replicas)
         self._width = max((len(name) for name in names), default=0)
-        self._colours = {name: _REPLICA[i % len(_REPLICA)] for i, name in enumerate(names)} if colours else {}
+        self._colours = {name: _REPLICA_COLOURS[i % len(_REPLICA_COLOURS)] for i, name in enumerate(names)} if colours else {}
 
     def __call__(self, line: LogLine, first_error: bool = False) -> str:
         """Format a line; `first_error` appends that it is the job's first error."""
         severity, replica = f"{line.severity:<7}", f"{line.replica:<{self._width}}"
-        message = line.message if "\n" not in line.message else line.message.replace("\n", "␊")  # a line is one line
-        message += FIRST if first_error else ""
+        message = line.message if "\n" not in line.message else line.message.replace("\n", "␊")  # shown in one line
+        message += FIRST_ERROR_MARK if first_error else ""
         if not self._colours:
             return f"{clock(line.time)} {severity} {replica}  {message}"
-        colour = _SEVERITY.get(line.severity)
+        colour = _SEVERITY_COLOURS.get(line.severity)
         time, replica = _paint(clock(line.time), "2"), _paint(replica, self._colours.get(line.replica))
         return f"{time} {_paint(severity, colour)} {replica}  {_paint(message, colour)}"
 

@@ -1,4 +1,4 @@
-"""Logs of a job, merged by time: live from the hosts, and from the bucket's archive for deleted ones."""
+"""Logs of a job as they are now: from its hosts, or from the bucket's copy if a host lacks the log or does not answer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _READ_SECONDS = 60.0
 
 
 def resolve_selection(cluster: ClusterClient, word: str | None, job_id: str | None) -> tuple[str, str | None]:
-    """Return the replicas and the job that a word and `job_id` mean: the word may be either, alone or before the other."""
+    """Return the replicas and the job of `fab logs REPLICAS JOB` or `fab logs JOB REPLICAS`; both are optional."""
     if word is None or _is_replica(cluster, word):
         return word or EVERY, job_id
     other = job_id if job_id is not None else EVERY
@@ -45,7 +45,7 @@ def _is_replica(cluster: ClusterClient, word: str) -> bool:
 
 
 def select_replicas(record: JobRecord, text: str) -> list[str]:
-    """Return a job's replicas by `all`, a role such as `worker`, a name, or several with commas.
+    """Return a job's replicas by `all`, a role such as `worker`, a name, or a list of these with commas.
 
     Raises:
         UsageError: with the valid names.
@@ -88,7 +88,7 @@ def read_logs(
         if archived.sizes():
             logs[name] = read_source(archived, name, log_filter)
         if error := failures.get(name) or (log and log.error):
-            where = "its lines are the bucket's copy" if name in logs else "the bucket has no log of it"
+            where = "its lines are from the bucket's copy" if name in logs else "the bucket has no log of it"
             terminal.note(f"{error}; {where}")
             failures[name] = error
     if not logs:
@@ -107,14 +107,14 @@ class _HostLog:
     """A host's output of a log, read only as far as it is consumed."""
 
     def __init__(self, stream: Stream, name: str, log_filter: LogFilter) -> None:
-        """Wait for its beginning; `error` is set if the host cannot read whether there is a log."""
+        """Wait for the first output; set `error` if the host cannot check whether the log exists."""
         self._stream, self._name, self._log_filter = stream, name, log_filter
         self._pieces = stream.pieces()
         self._first = next(self._pieces, b"")
         self.exists = bool(self._first)
         self.error: Exception | None = None
         if not self.exists and stream.exit_code != NO_LOG:
-            self.error = self._failed()
+            self.error = self._make_error()
 
     def lines(self, archived: _ArchivedLog) -> Iterator[LogLine]:
         """Yield the lines; if the connection breaks, continue from the bucket."""
@@ -124,14 +124,14 @@ class _HostLog:
                 yield from (line for _, line in lines)
                 position = reached
         except HostError as error:
-            terminal.note(f"{error}; the rest of its lines is the bucket's copy")
+            terminal.note(f"{error}; the rest of its lines is from the bucket's copy")
             yield from read_source(archived, self._name, self._log_filter, position)
             return
         if self._stream.exit_code:
-            raise self._failed()
+            raise self._make_error()
         self._stream.close()
 
-    def _failed(self) -> Exception:
+    def _make_error(self) -> Exception:
         if (code := self._stream.exit_code) == SLOW_PATTERN:
             return slow_pattern_error(self._log_filter)
         return HostError(self._stream.host, "cannot read its log", code, self._stream.stderr)

@@ -1,4 +1,4 @@
-"""The reason why a followed job prints nothing: replicas wait for each other at its start and its end."""
+"""The reasons why a followed job prints nothing: replicas wait for each other at its start and at its end."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from jobs.states import JobState, ReplicaState
 from ops import terminal
 
 END_QUIET_SECONDS = 3.0
-"""Seconds without a line before the end's reason to wait is shown."""
+"""The seconds without a line after which `waiting_at_end` is shown."""
 START_QUIET_SECONDS = 60.0
-"""Seconds without a line before the start's reason to wait is shown."""
-# A job that has run for longer is past its start, whatever it prints.
-_START_ENDS = 600.0
+"""The seconds without a line after which `waiting_at_start` is shown."""
+# A job that has run for longer has started, whatever it prints.
+_START_SECONDS = 600.0
 _SHOWN = 6
 
 
@@ -23,7 +23,7 @@ def waiting_at_end(
     """Describe what is awaited between a job's last line and its end; empty before that.
 
     Args:
-        reading: logs with more to come.
+        reading: the replicas whose logs are not yet complete.
     """
     chief = replicas.get(job.replica_names[0]) if job.replica_names else None
     if not (job.final or job.state is JobState.CANCELLING or (job.state is JobState.RUNNING and chief and chief.done)):
@@ -41,13 +41,13 @@ def waiting_at_end(
 
 def waiting_at_start(job: JobRecord, replicas: Mapping[str, ReplicaRecord], names: Sequence[str]) -> str:
     """Describe which replica waits for what in a job that prints nothing; empty if that is unknown."""
-    if job.state not in (JobState.PREPARING, JobState.RUNNING) or job.runSeconds > _START_ENDS:
+    if job.state not in (JobState.PREPARING, JobState.RUNNING) or job.runSeconds > _START_SECONDS:
         return ""
     records = {name: replicas.get(name) for name in names}
     if all(r and r.state is not ReplicaState.PREPARING and not r.connections for r in records.values()):
         return ""
     lines = [
-        ", ".join([f"{name} is {replica.state}", *replica.connections]) if replica else f"{name} is not heard of"
+        ", ".join([f"{name} is {replica.state}", *replica.connections]) if replica else f"{name} has not reported"
         for name, replica in records.items()
     ]
     return terminal.list_some(lines, most=_SHOWN, separator="; ")

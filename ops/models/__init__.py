@@ -1,1 +1,1 @@
-"""The models of jobs: exported, deployed, asked for predictions, and shown in TensorBoard."""
+"""Export models of jobs, deploy them, request predictions, and show jobs in TensorBoard."""

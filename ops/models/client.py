@@ -1,4 +1,4 @@
-"""SSH access to a cluster's model servers: each is used as long as it answers, then the next."""
+"""Requests to a cluster's model servers over SSH: one server gets them as long as it answers, then the next."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from ops.models.server import LOOPBACK
 NO_SERVER = 0
 """The status of a request that no server answered."""
 HEALTH = "/health"
-# Another server may have what this one lacks: a process, a version that it knows or has loaded, room for one more request.
-# If none has, the last of these statuses is the most specific.
+# After these statuses the next server is tried: this one may not run, lack the version, or have no memory for the request.
+# If all answer so, the status that is last here is the most specific.
 _RETRY_STATUSES = (NO_SERVER, 404, 500, 503)
-_SECONDS = 60.0
+_ANSWER_SECONDS = 60.0
 _OPEN_SECONDS = 60.0
 # From the start of a server's process until it listens.
 _LISTEN_SECONDS = 60.0
-_SETTLE_SECONDS = 10.0
+_FINISH_SECONDS = 10.0
 _POLL_SECONDS = 0.2
 
 Answer = tuple[int, Any]
@@ -40,35 +40,35 @@ Answer = tuple[int, Any]
 
 
 class ServingClient:
-    """Client of the model servers, for many threads; a request may reach several of them."""
+    """A client of the model servers, for many threads; it may send one request to several servers."""
 
     def __init__(self, cluster: ClusterClient) -> None:
-        """Connect to nothing yet."""
+        """Find the servers' hosts; each request connects to them."""
         self.names = server.serving_host_names(cluster.inventory)
         self._cluster = cluster
-        self._first = self.names[0]
+        self._preferred = self.names[0]
         self._names_of_channels = weakref.WeakKeyDictionary[Any, str]()
-        self._started: Future[Outcome[bool]] | None = None
-        self._listens_by: float
+        self._start_outcome: Future[Outcome[bool]] | None = None
+        self._listen_deadline: float
 
     def request(self, method: str, path: str, body: bytes | None = None) -> Answer:
-        """Return the first server's answer, or NO_SERVER if none answers, even after it was installed."""
+        """Return the answer of the first server that can serve it; if none answers, wait for those that `start` installs."""
         answer = self._request_any(method, path, body)
-        if answer[0] == NO_SERVER and self._started:
-            start = self._started.result()
-            if start.failures and not any(start.results.values()):
-                raise next(iter(start.failures.values()))
-            while answer[0] == NO_SERVER and time.monotonic() < self._listens_by:
+        if answer[0] == NO_SERVER and self._start_outcome:
+            outcome = self._start_outcome.result()
+            if outcome.failures and not any(outcome.results.values()):
+                raise next(iter(outcome.failures.values()))
+            while answer[0] == NO_SERVER and time.monotonic() < self._listen_deadline:
                 time.sleep(_POLL_SECONDS)
                 answer = self._request_any(method, path, body)
         return answer
 
     def request_from(self, name: str, method: str, path: str, body: bytes | None = None) -> Answer:
-        """Return a server's answer.
+        """Return the answer of the server on one host.
 
         Raises:
-            HostError: if its host cannot be reached.
-            OpsError: if the process that listens there does not answer.
+            HostError: if the host cannot be reached.
+            OpsError: if a server listens on the host and does not answer.
         """
         no_answer = NO_SERVER, {"error": f"no model server answers on {name}"}
         try:
@@ -90,66 +90,66 @@ class ServingClient:
 
     def open_channel(self, kind: str, there: tuple[str, int], peer: tuple[str, int], timeout: float) -> Any:
         """Open a connection for a `Forward` to the server that answered last, or to the next if it refuses."""
-        failed: Exception | None = None
-        for name in self._order():
+        last_error: Exception | None = None
+        for name in self._names_to_try():
             try:
                 channel = open_channel_on(self._cluster.fleet, name, kind, there, peer, timeout)
             except (HostError, paramiko.SSHException, OSError, EOFError) as error:
-                failed = error
+                last_error = error
             else:
-                self._first = self._names_of_channels[channel] = name
+                self._preferred = self._names_of_channels[channel] = name
                 return channel
-        raise paramiko.SSHException(f"{self._no_server()}: {failed}")
+        raise paramiko.SSHException(f"{self._no_server()}: {last_error}")
 
-    def leave(self, channel: Any) -> None:
-        """Try the server of this channel last: it ended the connection without an answer, as when it dies."""
-        if (name := self._names_of_channels.get(channel)) == self._first and name is not None:
-            self._first = [*self.names, *self.names][self.names.index(name) + 1]
+    def try_last(self, channel: Any) -> None:
+        """Try the server of this channel last: it ended the connection without an answer, as a killed process does."""
+        if (name := self._names_of_channels.get(channel)) == self._preferred and name is not None:
+            self._preferred = [*self.names, *self.names][self.names.index(name) + 1]
 
     def start(self) -> None:
         """Install the server in the background on hosts where nothing listens."""
-        self._started = Future()
-        threading.Thread(target=self._start, args=(self._started,), daemon=True).start()
+        self._start_outcome = Future()
+        threading.Thread(target=self._start, args=(self._start_outcome,), daemon=True).start()
 
     def finish_start(self) -> None:
-        """Wait briefly for the start by `start` once a server answers; report failures, and end the master's."""
-        if self._started is None:
+        """Wait up to 10 s for `start`, once a server answers; print failures, and end the master's if it installed others."""
+        if self._start_outcome is None:
             return
         with contextlib.suppress(TimeoutError):
-            start = self._started.result(_SETTLE_SECONDS)
-            for error in start.failures.values():
+            outcome = self._start_outcome.result(_FINISH_SECONDS)
+            for error in outcome.failures.values():
                 terminal.note(str(error))
-            if any(start.results.values()):
+            if any(outcome.results.values()):
                 server.end_master_server(self._cluster)
 
     def _request_any(self, method: str, path: str, body: bytes | None) -> Answer:
         answers: list[Answer] = []
-        failed: OpsError | None = None
-        for name in self._order():
+        first_error: OpsError | None = None
+        for name in self._names_to_try():
             try:
                 answer = self.request_from(name, method, path, body)
             except OpsError as error:
-                failed = failed or error
+                first_error = first_error or error
                 continue
             if answer[0] not in _RETRY_STATUSES:
-                self._first = name
+                self._preferred = name
                 return answer
             answers.append(answer)
-        if not answers and failed:
-            raise failed
+        if not answers and first_error:
+            raise first_error
         best = max(answers, key=lambda answer: _RETRY_STATUSES.index(answer[0]))
         return best if best[0] != NO_SERVER else (NO_SERVER, {"error": self._no_server()})
 
     def _no_server(self) -> str:
         return f"no model server answers on {', '.join(self.names)}"
 
-    def _order(self) -> list[str]:
-        place = self.names.index(self._first)
+    def _names_to_try(self) -> list[str]:
+        place = self.names.index(self._preferred)
         return [*self.names[place:], *self.names[:place]]
 
     def _start(self, started: Future[Outcome[bool]]) -> None:
         outcome = self._cluster.fleet.each(self.names, self._start_on, server.START_SECONDS)
-        self._listens_by = time.monotonic() + _LISTEN_SECONDS
+        self._listen_deadline = time.monotonic() + _LISTEN_SECONDS
         started.set_result(outcome)
 
     def _start_on(self, name: str) -> bool:
@@ -171,9 +171,9 @@ class _Connection(http.client.HTTPConnection):
 
     def connect(self) -> None:
         """Use the channel as the socket."""
-        self._channel.settimeout(_SECONDS)
+        self._channel.settimeout(_ANSWER_SECONDS)
         self.sock = self._channel
 
     def close(self) -> None:
-        """Leave the channel open: the rest of an answer after which the server closes is read from it."""
+        """Keep the channel open: http.client calls this before the caller reads an answer that ends with the connection."""
         self.sock = None

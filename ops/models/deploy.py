@@ -36,10 +36,10 @@ _TENSORFLOW_BYTES = 400_000_000
 
 @dataclass(frozen=True)
 class _Origin:
-    """The source of a version: its saved_model.pb, and how to copy all of its files, `size` bytes."""
+    """The source of a version: the content of its saved_model.pb, and a function that copies all files, `size` bytes."""
 
     path: str
-    model: bytes
+    model_file: bytes
     size: int
     copy_to: Callable[[Path], object]
     job_id: str = ""
@@ -54,8 +54,8 @@ def deploy(
     origin: str | None,
     as_json: bool = False,
 ) -> int:
-    """Deploy a SavedModel as a version of a model on the cluster's servers; the first one is the default."""
-    name, version = _name("--model", model), _name("--version", version)
+    """Deploy a SavedModel as a version of a model on the cluster's servers; the first version becomes the default."""
+    name, version = _check_name("--model", model), _check_name("--version", version)
     catalog = catalog_of(cluster)
     token = os.urandom(8).hex()
     model_record = find_model(catalog, name)
@@ -63,7 +63,7 @@ def deploy(
     with tempfile.TemporaryDirectory() as scratch:
         files: dict[str, Path] = {}
         if existing and existing.redeployable and origin is None and job_id is None:
-            starting = _start(cluster)
+            starting = _start_servers(cluster)
             change_model(catalog, name, lambda record: record.redeploy(version, token))
         else:
             if model_record:
@@ -72,12 +72,12 @@ def deploy(
             if origin is None and job_id is None:
                 versions = ", ".join(v.name for v in model_record.existing_versions if v.redeployable) if model_record else ""
                 raise UsageError(
-                    f"version {version} of what? --job ID takes a job's model, --origin PATH one that is here"
-                    + (f"; kept, and to be deployed again without these, are {versions}" if versions else "")
+                    f"version {version} has no origin: --job ID takes a job's model, --origin PATH a local one"
+                    + (f"; without both, fab deploy restores {versions}" if versions else "")
                 )
-            source = _origin(cluster, job_id, origin)
+            source = _find_origin(cluster, job_id, origin)
             _check_servable(cluster, catalog, source)
-            starting = _start(cluster)
+            starting = _start_servers(cluster)
             files = _copy_locally(source, Path(scratch, "model"))
             new_version = Version(
                 version,
@@ -104,7 +104,7 @@ def deploy(
     return DONE
 
 
-def _name(flag: str, value: str | None) -> str:
+def _check_name(flag: str, value: str | None) -> str:
     if value is None:
         raise UsageError(f"{flag} is missing: fab deploy --job ID --model mnist --version v1")
     if not NAME.fullmatch(value):
@@ -112,8 +112,8 @@ def _name(flag: str, value: str | None) -> str:
     return value
 
 
-def _origin(cluster: ClusterClient, job_id: str | None, origin: str | None) -> _Origin:
-    """Return the source of a version, a job's output or a local folder."""
+def _find_origin(cluster: ClusterClient, job_id: str | None, origin: str | None) -> _Origin:
+    """Return the source of a version, a job's output or a root folder."""
     if origin is None:
         record = existing_job(cluster.ledger, job_id)
         if trial := best_trial(cluster.ledger, record):
@@ -126,7 +126,7 @@ def _origin(cluster: ClusterClient, job_id: str | None, origin: str | None) -> _
         if folder is None:
             raise UsageError(
                 f"job {record.jobId} ({record.state}) has no SavedModel in {output.job_dir}: fab export {record.jobId} makes "
-                "one of its latest checkpoint where its trainer can, and --origin names another"
+                "one from its latest checkpoint if its trainer can, and --origin names another"
             )
         below = f"{folder}/" if folder else ""
         paths = [path for path in output.files if path.startswith(below)]
@@ -136,30 +136,28 @@ def _origin(cluster: ClusterClient, job_id: str | None, origin: str | None) -> _
         return _Origin(where, content, size, lambda to: output.fetch(paths, to, below), record.jobId, dict(record.manifest))
     if job_id is not None:
         raise UsageError("--job takes the model of a job, and --origin another: leave one of them out")
-    here = Path(origin)
-    if not (here / MODEL_FILE).is_file():
-        raise UsageError(
-            f"--origin {origin} is no folder with a {MODEL_FILE}: fab export fetches one, and --job takes that of a job"
-        )
+    root = Path(origin)
+    if not (root / MODEL_FILE).is_file():
+        raise UsageError(f"--origin {origin} is no folder with a {MODEL_FILE}: fab export fetches one, and --job takes a job's")
 
-    size = sum(path.stat().st_size for path in here.rglob("*") if path.is_file())
-    return _Origin(str(here.resolve()), read_model_file(here), size, lambda to: shutil.copytree(here, to, dirs_exist_ok=True))
+    size = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
+    return _Origin(str(root.resolve()), read_model_file(root), size, lambda to: shutil.copytree(root, to, dirs_exist_ok=True))
 
 
-def _start(cluster: ClusterClient) -> Background[Outcome[str]]:
-    """Start the servers, which import TensorFlow while files are copied; without a model they end."""
+def _start_servers(cluster: ClusterClient) -> Background[Outcome[str]]:
+    """Start the servers in the background: they import TensorFlow while files are copied. Without a model they exit."""
     return Background(lambda: server.start(cluster))
 
 
 def _copy_locally(source: _Origin, folder: Path) -> dict[str, Path]:
-    """Download the files to a local folder, and return each by its path below it."""
+    """Copy the files to a local folder; return each by its path in that folder."""
     folder.mkdir()
     source.copy_to(folder)
     return {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def _upload(cluster: ClusterClient, catalog: Catalog, name: str, version: str, token: str, files: Mapping[str, Path]) -> None:
-    """Put the files into the bucket, and then into the record what they are."""
+    """Upload the files, then put their hashes and size into the record."""
     size = sum(path.stat().st_size for path in files.values())
     digests = {}
     with terminal.ProgressLine(f"{name} {version}: uploading {terminal.size(size)}") as step:
@@ -176,18 +174,18 @@ def _upload(cluster: ClusterClient, catalog: Catalog, name: str, version: str, t
 
 
 def _check_servable(cluster: ClusterClient, catalog: Catalog, source: _Origin) -> None:
-    """Check that a server can serve the model."""
+    """Check that the model has signatures and fits into the memory of every server."""
     try:
-        available = read_signatures(source.model)
+        available = read_signatures(source.model_file)
     except ValueError as error:
         raise UsageError(f"{source.path}/{MODEL_FILE}: {error}") from None
     if not available:
         raise UsageError(f"the model in {source.path} {NO_SIGNATURE}")
-    others = sum(
+    deployed_bytes = sum(
         version.size for model in models_with_versions(catalog)[0] for version in model.existing_versions if version.loadable
     )
     host = min(server.serving_hosts(cluster.inventory), key=server.memory_limit)
-    free_bytes = server.memory_limit(host) - _TENSORFLOW_BYTES - others
+    free_bytes = server.memory_limit(host) - _TENSORFLOW_BYTES - deployed_bytes
     if source.size > free_bytes:
         has, can = terminal.size(source.size), terminal.size(max(free_bytes, 0))
         raise UsageError(
@@ -198,21 +196,21 @@ def _check_servable(cluster: ClusterClient, catalog: Catalog, source: _Origin) -
 
 @contextlib.contextmanager
 def _mark_failed_on_error(catalog: Catalog, name: str, version: str, token: str) -> Iterator[None]:
-    """Record an aborted deployment as failed, whatever ends it; the name stays taken."""
+    """Mark the version FAILED after any exception; its name stays reserved."""
     try:
         yield
     except BaseException as error:
         why = "fab deploy was stopped" if isinstance(error, KeyboardInterrupt) else one_line(error)
 
-        def failed(record: Model) -> Model:
+        def mark_failed(record: Model) -> Model:
             mine = next((v for v in record.existing_versions if v.name == version and v.token == token), None)
             return record.mark_failed(version, token, why) if mine and mine.state is VersionState.CREATING else record
 
         with contextlib.suppress(OpsError, BucketError, Conflict):
-            remainder = next((v for v in change_model(catalog, name, failed).existing_versions if v.name == version), None)
-            if remainder and remainder.state is VersionState.FAILED:
-                again = f"fab deploy --model {name} --version {version} tries it again, and " if remainder.redeployable else ""
+            current = next((v for v in change_model(catalog, name, mark_failed).existing_versions if v.name == version), None)
+            if current and current.state is VersionState.FAILED:
+                again = f"fab deploy --model {name} --version {version} tries it again, and " if current.redeployable else ""
                 terminal.note(
-                    f"version {version} of model {name} is FAILED: {again}fab delete-version {name} {version} clears it away"
+                    f"version {version} of model {name} is FAILED: {again}fab delete-version {name} {version} deletes it"
                 )
         raise

@@ -26,8 +26,8 @@ from ops.errors import DONE, OpsError
 from ops.package import host_stream, runtimes, trainer_config
 from ops.submit.trials import best_trial, note_best_trial
 
-_CHECKPOINT = ".index"  # every checkpoint of TensorFlow has one, and a SavedModel's variables have, too
-# As the user of the jobs, whose directories these are; the package comes by stdin, as the host may have forgotten the job.
+_CHECKPOINT_SUFFIX = ".index"  # of a file of every TensorFlow checkpoint; a SavedModel's variables have one, too
+# Runs as the jobs' user, who owns their directories. The package comes by stdin, as the host may have deleted the job's.
 _RUN = """set -e
 umask 0002
 home=$(mktemp -d)
@@ -48,7 +48,7 @@ def export(cluster: ClusterClient, job_id: str | None, dest: str | None, as_json
     output = find(cluster, record).of_trial(trial)
     folder = newest_model(output)
     if folder is None:
-        exporter = _make(cluster, output, flags(trial.hyperparameters) if trial else [])
+        exporter = _export_checkpoint(cluster, output, flags(trial.hyperparameters) if trial else [])
         output = find(cluster, record).of_trial(trial)
         folder = newest_model(output)
         if folder is None:
@@ -56,37 +56,37 @@ def export(cluster: ClusterClient, job_id: str | None, dest: str | None, as_json
     target = Path(dest) if dest is not None else Path("export", job_id, folder.rpartition("/")[2] or "model")
     check_free(target)
     _fetch(output, folder, target)
-    _show(target, f"{output.job_dir}/{folder}".rstrip("/"), as_json)
+    _print_signatures(target, f"{output.job_dir}/{folder}".rstrip("/"), as_json)
     return DONE
 
 
 def newest_model(output: JobOutput) -> str | None:
-    """Return the folder of an output's newest complete SavedModel, by its name in seconds, else by the numbers in its path."""
+    """Return the folder of an output's newest complete SavedModel, by its name if that is a timestamp, else by numbers."""
     folders = {path.rpartition("/")[0] for path in output.files if path.rpartition("/")[2] == MODEL_FILE}
     complete = [folder for folder in folders if not folder.rpartition("/")[2].startswith("temp-")]
 
-    def age(folder: str) -> tuple[int, list[str | int]]:
+    def sort_key(folder: str) -> tuple[int, list[str | int]]:
         name = folder.rpartition("/")[2]
         parts = re.split(r"(\d+)", folder)
         return (int(name) if name.isdecimal() else 0, [int(part) if part.isdecimal() else part for part in parts])
 
-    return max(complete, key=age, default=None)
+    return max(complete, key=sort_key, default=None)
 
 
 def read_model_file(folder: Path) -> bytes:
-    """Return the saved_model.pb in a local folder; OpsError if it is larger than one can be."""
+    """Return the saved_model.pb in a local folder; OpsError if it exceeds LARGEST_MODEL_FILE."""
     file = folder / MODEL_FILE
     if (size := file.stat().st_size) > LARGEST_MODEL_FILE:
         raise OpsError(f"{file} has {terminal.size(size)}; {terminal.size(LARGEST_MODEL_FILE)} is the most")
     return file.read_bytes()
 
 
-def _make(cluster: ClusterClient, output: JobOutput, extra_args: list[str]) -> str:
-    """Export the latest checkpoint by the job's own package, on the chief's host; return the module."""
+def _export_checkpoint(cluster: ClusterClient, output: JobOutput, extra_args: list[str]) -> str:
+    """Export the latest checkpoint with the job's own package, on the chief's host; return the module that does it."""
     job_id, state = output.job.jobId, output.job.state
     if not output.job.final:
         raise OpsError(f"job {job_id} is {state} and exports at its end: wait for it, or fab cancel {job_id}")
-    if not any(path.endswith(_CHECKPOINT) for path in output.files):
+    if not any(path.endswith(_CHECKPOINT_SUFFIX) for path in output.files):
         raise OpsError(f"job {job_id} ({state}) has neither an exported model nor a checkpoint in {output.job_dir}")
     package = read_whole(cluster.bucket, paths.package(job_id))
     name = output.job.manifest.get("package", {}).get("name")
@@ -94,10 +94,10 @@ def _make(cluster: ClusterClient, output: JobOutput, extra_args: list[str]) -> s
     if package is None or exporter is None:
         raise OpsError(
             f"job {job_id} ({state}) exported no model, and its trainer declares no export in {trainer_config.FILE} to make "
-            f"one of a checkpoint: fab get {job_id} fetches its checkpoints"
+            f"one from a checkpoint: fab get {job_id} fetches its checkpoints"
         )
     chief = cluster.inventory.chief
-    arguments = [*output.job.trainingInput.get("args", []), *extra_args, "--job-dir", output.job_dir]  # of two the last counts
+    arguments = [*output.job.trainingInput.get("args", []), *extra_args, "--job-dir", output.job_dir]  # the last flag counts
     with terminal.ProgressLine(f"exporting the latest checkpoint on {chief.name}"):
         if not output.job_dir.startswith("/"):
             _install_token_broker(cluster, chief)
@@ -108,14 +108,14 @@ def _make(cluster: ClusterClient, output: JobOutput, extra_args: list[str]) -> s
 
 
 def _install_token_broker(cluster: ClusterClient, host: Host) -> None:
-    """Install the credential lender, which comes with jobs, on a host that may lack this version's."""
+    """Install the token broker: hosts get it with a job, and this host may have another version's."""
     code, version = host_stream.code(CHECKOUT)
     stream = host_stream.shared_stream(code) + host_stream.files_stream(host_files(cluster.inventory, host))
     cluster.fleet.must(host.name, host_stream.install_command(version), "could not take the replica's code, it ended", stream)
 
 
 def make_command(inventory: Inventory, argv: list[str], folder: str) -> str:
-    """Return the command that runs a package from stdin on the chief's host, with one writable folder."""
+    """Return the command that runs the package from stdin on the chief's host and may write to one folder."""
     return root_helper.writer_command(inventory.chief, ["sh", "-c", _RUN, "sh", *argv], folder)
 
 
@@ -130,13 +130,13 @@ def _fetch(output: JobOutput, folder: str, target: Path) -> None:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _show(target: Path, source: str, as_json: bool) -> None:
+def _print_signatures(target: Path, source: str, as_json: bool) -> None:
     try:
         available = read_signatures(read_model_file(target))
     except ValueError as error:
         raise OpsError(f"{target / MODEL_FILE}: {error}") from None
     signatures = {
-        name: {"inputs": _formatted(signature.inputs), "outputs": _formatted(signature.outputs)}
+        name: {"inputs": _format_tensors(signature.inputs), "outputs": _format_tensors(signature.outputs)}
         for name, signature in available.items()
     }
     if as_json:
@@ -149,7 +149,7 @@ def _show(target: Path, source: str, as_json: bool) -> None:
         terminal.table((name, "TENSOR", "SHAPE"), rows)
 
 
-def _formatted(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Format tensors, each as `int64 [?]`."""
+def _format_tensors(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Format the type and shape of each tensor, such as `int64 [?]`."""
     shapes = {name: "of any shape" if each.shape is None else shape_text(each.shape) for name, each in tensors.items()}
     return {name: f"{tensors[name].dtype or 'string'} {shape}" for name, shape in shapes.items()}

@@ -1,4 +1,4 @@
-"""Look-up and change of the cluster's models by name, with one-line errors."""
+"""Find and change the cluster's models by name, with one-line errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def catalog_of(cluster: ClusterClient) -> Catalog:
 
 
 def existing_model(catalog: Catalog, name: str | None) -> Model:
-    """Return a model, or the only one if none is named; UsageError lists those there are."""
+    """Return a model by name, or the only one if `name` is None; UsageError lists the existing ones."""
     present, _ = models_with_versions(catalog)
     names = [model.name for model in present]
     if name is None:
@@ -37,18 +37,18 @@ def existing_model(catalog: Catalog, name: str | None) -> Model:
 
 
 def served_model(catalog: Catalog, name: str | None) -> Model:
-    """Return a model like `existing_model`; UsageError if the server has no version of it."""
+    """Return a model like `existing_model`; UsageError if no version of it is READY."""
     record = existing_model(catalog, name)
     if not any(version.state is VersionState.READY for version in record.existing_versions):
         states = ", ".join(f"{version.name} is {version.state}" for version in record.existing_versions)
-        kept = next((version.name for version in record.existing_versions if version.redeployable), None)
-        how = f"--version {kept} brings it back" if kept else "--version NAME --job ID deploys another one"
+        redeployable = next((version.name for version in record.existing_versions if version.redeployable), None)
+        how = f"--version {redeployable} restores it" if redeployable else "--version NAME --job ID deploys another one"
         raise UsageError(f"no version of model {record.name} is served: {states}; fab deploy --model {record.name} {how}")
     return record
 
 
 def existing_version(record: Model, name: str) -> Version:
-    """Return a version of a model; UsageError names the closest and those there are."""
+    """Return a version of a model; UsageError suggests the closest name and lists the existing ones."""
     try:
         return record.version(name)
     except ModelError as error:
@@ -58,7 +58,7 @@ def existing_version(record: Model, name: str) -> Version:
 def models_with_versions(catalog: Catalog) -> tuple[list[Model], list[str]]:
     """Return the models that have a version, and a line about each unreadable record.
 
-    The record of a model without versions only keeps the names that were used.
+    The record of a model without versions only reserves the names of deleted ones.
     """
     try:
         records, bad = catalog.models()
@@ -81,7 +81,7 @@ def change_model(catalog: Catalog, name: str, change: Callable[[Model], Model], 
 
 @contextmanager
 def one_line_errors(name: str) -> Iterator[None]:
-    """Raise the errors of a model's record as those of a command: UsageError if it refuses a change."""
+    """Convert the errors of a model's record: UsageError if it refuses a change, else OpsError."""
     try:
         yield
     except ModelError as error:
@@ -89,4 +89,4 @@ def one_line_errors(name: str) -> Iterator[None]:
     except RecordError as error:
         raise OpsError(f"the record of model {name} cannot be read: {error}") from None
     except Conflict:
-        raise OpsError(f"model {name} is changed by others all the time: try again") from None
+        raise OpsError(f"model {name} was changed by others at each try: try again") from None

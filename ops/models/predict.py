@@ -1,4 +1,4 @@
-"""`fab predict`: send instances to the cluster's model server, as gcloud did to Cloud ML's."""
+"""`fab predict`: send instances to the cluster's model server, like `gcloud ml-engine predict`."""
 
 from __future__ import annotations
 
@@ -22,29 +22,31 @@ from ops.models.lookup import catalog_of, existing_version, served_model
 _READY_SECONDS = 180.0
 _POLL_SECONDS = 0.5
 _STDIN = "-"
-# The server takes 16 MiB in a request.
-_MOST_BYTES = 16_000_000
+# The server accepts at most 16 MiB in a request.
+_MAX_REQUEST_BYTES = 16_000_000
 
 
 def predict(
     cluster: ClusterClient, model: str | None, version: str | None, instances: str | None, signature: str | None, as_json: bool
 ) -> int:
     """Print the model's prediction for each instance of a file, a JSON value on each line."""
-    inputs, own_signature = read_instances(instances)
+    inputs, file_signature = read_instances(instances)
     if signature is None:
-        signature = own_signature
-    elif own_signature not in (None, signature):
-        raise UsageError(f"--signature {signature} differs from signature_name {own_signature!r} in {instances}: give only one")
+        signature = file_signature
+    elif file_signature not in (None, signature):
+        raise UsageError(
+            f"--signature {signature} differs from signature_name {file_signature!r} in {instances}: give only one"
+        )
     record = served_model(catalog_of(cluster), model)
     name = record.name
     if version is not None and existing_version(record, version).state is VersionState.UNDEPLOYED:
-        how = f"fab deploy --model {name} --version {version} brings it back"
+        how = f"fab deploy --model {name} --version {version} restores it"
         raise UsageError(f"version {version} of model {name} is UNDEPLOYED: {how}")
     requests = [*request_bodies(inputs, {} if signature is None else {"signature_name": signature})]
     if len(requests) > 1:
-        version = version or record.default or None  # one answers all of them, also where the default changes meanwhile
-    where = f"/v1/models/{name}" + (f"/versions/{version}" if version else "")
-    rows = [row for answer in _ask(cluster, f"{where}:predict", requests) for row in answer["predictions"]]
+        version = version or record.default or None  # one version answers all, even if the default changes
+    path = f"/v1/models/{name}" + (f"/versions/{version}" if version else "")
+    rows = [row for answer in _send_all(cluster, f"{path}:predict", requests) for row in answer["predictions"]]
     if as_json:
         terminal.print_json({"predictions": rows})
         return DONE
@@ -52,19 +54,21 @@ def predict(
     return DONE
 
 
-def request_bodies(instances: Sequence[Any], more: Mapping[str, Any]) -> Iterator[bytes]:
-    """Yield requests for all of the instances, in order, each within the server's size limit."""
+def request_bodies(instances: Sequence[Any], fields: Mapping[str, Any]) -> Iterator[bytes]:
+    """Yield requests for all instances, in order, each with these fields, and within the size limit or of one instance."""
     rows = [json.dumps(instance).encode() for instance in instances]
-    head, most = json.dumps(more)[1:-1].encode(), _MOST_BYTES - len(json.dumps(more))
+    tail, limit = json.dumps(fields)[1:-1].encode(), _MAX_REQUEST_BYTES - len(json.dumps(fields))
     while rows:
         sizes = accumulate(len(row) + 1 for row in rows)
-        count = max(1, sum(1 for _ in takewhile(lambda size: size <= most, sizes)))
-        yield b'{"instances": [' + b",".join(rows[:count]) + b"]" + (b", " + head if head else b"") + b"}"
+        count = max(1, sum(1 for _ in takewhile(lambda size: size <= limit, sizes)))
+        yield b'{"instances": [' + b",".join(rows[:count]) + b"]" + (b", " + tail if tail else b"") + b"}"
         rows = rows[count:]
 
 
 def read_instances(path: str | None) -> tuple[list[Any], Any]:
-    """Read a JSON value from each line of a file, `-` for stdin, or a request and its signature's name, else None.
+    """Return the instances in a file, `-` for stdin, and its signature_name, or None.
+
+    The file has a JSON value on each line, or is one REST request or list of objects.
 
     Raises:
         UsageError: naming the first invalid line.
@@ -85,7 +89,7 @@ def read_instances(path: str | None) -> tuple[list[Any], Any]:
 
 
 def _parse_document(text: str) -> tuple[list[Any], Any] | None:
-    """Return instances and signature of a file with one JSON list of objects or REST request, or None for another."""
+    """Parse a file that is one JSON list of objects or one REST request: instances and signature; None for any other file."""
     try:
         value = json.loads(text, parse_constant=_reject_constant)
         json.dumps(value, allow_nan=False)
@@ -115,22 +119,22 @@ def _reject_constant(word: str) -> Any:
     raise ValueError(f"{word} is no number of JSON")
 
 
-def _ask(cluster: ClusterClient, path: str, requests: Sequence[bytes]) -> list[dict[str, Any]]:
-    """Send the requests in order, and return the answers. Hosts that are new get their server first."""
+def _send_all(cluster: ClusterClient, path: str, requests: Sequence[bytes]) -> list[dict[str, Any]]:
+    """Send the requests in order, and return the answers; hosts without a server get one meanwhile."""
     servers = ServingClient(cluster)
     with terminal.ProgressLine("asking the model server") as step:
         servers.start()
         advance = terminal.counter(step, len(requests)) if len(requests) > 1 else lambda _: None
         answers = []
         for body in requests:
-            answers.append(_answer(servers, path, body))
+            answers.append(_send(servers, path, body))
             advance(body)
         servers.finish_start()
         return answers
 
 
-def _answer(servers: ServingClient, path: str, body: bytes) -> dict[str, Any]:
-    """Return the answer; retry while servers load the model."""
+def _send(servers: ServingClient, path: str, body: bytes) -> dict[str, Any]:
+    """Send a request, and return the answer; retry while servers start or load the model."""
     deadline = time.monotonic() + _READY_SECONDS
     while True:
         status, content = servers.request("POST", path, body)
@@ -144,14 +148,14 @@ def _answer(servers: ServingClient, path: str, body: bytes) -> dict[str, Any]:
 
 
 def show(predictions: list[Any]) -> None:
-    """Print a table with a column for each output, like gcloud; an instance's key comes first."""
+    """Print a table with a column for each output, like gcloud; the column `key` comes first."""
     if not all(isinstance(row, dict) for row in predictions):
         terminal.table(("PREDICTIONS",), [(_cell(row),) for row in predictions])
         return
     names = sorted({name for row in predictions for name in row}, key=lambda name: (name != "key", name))
-    # A signature may return its probabilities as scores, too, for classify requests: the table shows them once.
-    twice = all("scores" in row and row["scores"] == row.get("probabilities") for row in predictions)
-    columns = [name for name in names if name != "scores" or not twice]
+    # A signature may return its probabilities also as scores, for classify requests: the table shows them once.
+    repeated = all("scores" in row and row["scores"] == row.get("probabilities") for row in predictions)
+    columns = [name for name in names if name != "scores" or not repeated]
     terminal.table(
         [re.sub(r"[^A-Z0-9]", "_", name.upper()) for name in columns],
         [[_cell(row.get(n)) for n in columns] for row in predictions],

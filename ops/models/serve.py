@@ -1,4 +1,4 @@
-"""`fab serve`: a local port that leads to a model server of the cluster that answers."""
+"""`fab serve`: forward a local port to a model server of the cluster that answers."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ops.models.server import LOOPBACK
 
 
 def serve(cluster: ClusterClient, model: str | None, port: str | None) -> int:
-    """Open a port of this machine that leads to the model server, until Ctrl-C."""
+    """Forward a local port to a model server until Ctrl-C."""
     record = served_model(catalog_of(cluster), model)
     ports = local_ports(port, SERVING_PORT)
     servers = ServingClient(cluster)
     try:
-        with Forward(servers, LOOPBACK, ports, servers.leave) as forward:
+        with Forward(servers, LOOPBACK, ports, servers.try_last) as forward:
             forward.port_there = SERVING_PORT
             servers.start()
             status, body = servers.request("GET", f"/v1/models/{record.name}")
@@ -32,13 +32,13 @@ def serve(cluster: ClusterClient, model: str | None, port: str | None) -> int:
             terminal.out(url)
             sys.stdout.flush()
             terminal.note(f"curl -d '{{\"instances\": […]}}' {url}:predict; Ctrl-C ends it")
-            hold(servers)
+            keep_alive(servers)
     except KeyboardInterrupt:
         return DONE
 
 
-def hold(servers: ServingClient) -> NoReturn:
-    """Keep the port on a server that answers; OpsError once no server's host can be reached."""
+def keep_alive(servers: ServingClient) -> NoReturn:
+    """Keep the port connected to a server that answers; OpsError once no server's host can be reached."""
     servers.finish_start()
     while True:
         try:
@@ -46,5 +46,5 @@ def hold(servers: ServingClient) -> NoReturn:
         except HostError as error:
             raise OpsError("the connection to the host broke off: run fab serve again") from error
         except OpsError:
-            pass  # it is busy, and may answer next time
+            pass  # the server is busy, and may answer the next request
         time.sleep(1.0)

@@ -1,4 +1,4 @@
-"""The model server of a cluster, managed from here: its hosts, files, start and end."""
+"""Start and end the cluster's model servers; their hosts, files and memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ops.package.host_stream import files_stream
 LOOPBACK = "127.0.0.1"
 START_SECONDS = 120.0
 """The time limit to connect to a host, send it the code and start the server."""
-_NEW = "/opt/scaletier/.server"
+_NEW_CODE = "/opt/scaletier/.server"
 _CONF = f"{UNITS}/{SERVING_UNIT}.d/host.conf"
 _CODE = ("jobs", "hosts", "hosts/serving")
 # The share of a host's memory that the server may use: less on a host that runs jobs, which need most of it.
@@ -30,17 +30,17 @@ MEMORY_SHARE_BESIDE_JOBS, MEMORY_SHARE = 0.4, 0.9
 
 
 def serving_hosts(inventory: Inventory) -> tuple[Host, ...]:
-    """Return the hosts of the model servers: the serving hosts, or the master if there are none."""
+    """Return the hosts that run the model server: the serving hosts, or the master if there are none."""
     return inventory.of_role(Role.SERVING) or (inventory.chief,)
 
 
 def serving_host_names(inventory: Inventory) -> list[str]:
-    """Return the names of the hosts of the model servers."""
+    """Return the names of `serving_hosts`."""
     return [host.name for host in serving_hosts(inventory)]
 
 
 def memory_limit(host: Host) -> int:
-    """Return the bytes of a host that the server may use."""
+    """Return the bytes of a host's memory that the server may use."""
     return int(host.memory_bytes * (MEMORY_SHARE_BESIDE_JOBS if host.role.runs_jobs else MEMORY_SHARE))
 
 
@@ -58,21 +58,21 @@ def conf(inventory: Inventory, host: Host) -> str:
 
 
 def start(cluster: ClusterClient, names: Iterable[str] | None = None) -> Outcome[str]:
-    """Start the server with the local code on these hosts, by default on all that should have it."""
+    """Install and start the server with the local code on these hosts, by default on all `serving_hosts`."""
     inventory, fleet = cluster.inventory, cluster.fleet
 
-    def on(name: str) -> str:
+    def start_on(name: str) -> str:
         files = _files(CHECKOUT, conf(inventory, inventory.host(name)))
         version = hashlib.sha256("".join(file.path + "\0" + file.content for file in files).encode()).hexdigest()
         return fleet.must(
             name, root_helper.command("serve", version), "could not start its model server, it ended", files_stream(files)
         )
 
-    return fleet.each(serving_host_names(inventory) if names is None else names, on, START_SECONDS)
+    return fleet.each(serving_host_names(inventory) if names is None else names, start_on, START_SECONDS)
 
 
 def end_master_server(cluster: ClusterClient) -> None:
-    """End the master's server once others answer; a failure is left to the next caller."""
+    """End the master's server if the stack has serving hosts; after a failure the next call tries again."""
     chief = cluster.inventory.chief.name
     if chief not in serving_host_names(cluster.inventory):
         with contextlib.suppress(OpsError):
@@ -81,7 +81,7 @@ def end_master_server(cluster: ClusterClient) -> None:
 
 def _files(root: Path, conf: str) -> list[RemoteFile]:
     code = [
-        RemoteFile(f"{_NEW}/{path.relative_to(root).as_posix()}", path.read_text())
+        RemoteFile(f"{_NEW_CODE}/{path.relative_to(root).as_posix()}", path.read_text())
         for name in _CODE
         for path in sorted((root / name).glob("*.py"))
     ]

@@ -1,4 +1,4 @@
-"""The deployed models' state on each server, queried in parallel, and waits for it: the bucket has the desired state."""
+"""Query all servers for the state of deployed models, and wait until it is that of the bucket's records."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from ops.models import server
 from ops.models.client import NO_SERVER, Answer, ServingClient
 
 NO_ANSWER = "NO ANSWER"
-"""The state of every version on a server that does not answer; the others are TensorFlow Serving's."""
+"""The state of every version on a server that does not answer; the other states are TensorFlow Serving's."""
 _LOAD_SECONDS = 180.0
-_AGAIN_SECONDS = 5.0
+_START_AGAIN_SECONDS = 5.0
 # A server that does not answer for this long is down: it may need a minute to start on a busy host.
 _DOWN_SECONDS = 120.0
-_GONE_SECONDS = 10.0
+_UNLOAD_SECONDS = 10.0
 _POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
-class OnServer:
-    """A version on one server, and why it is not AVAILABLE there, where that is known."""
+class VersionStatus:
+    """The state of a version on one server, and why it is not AVAILABLE there, if known."""
 
     server: str
     state: str
     errorMessage: str = ""
 
 
-ServerStates = dict[tuple[str, str], list[OnServer]]
-"""States by model and version, in the order of the servers, without versions that no server should have."""
+ServerStates = dict[tuple[str, str], list[VersionStatus]]
+"""The state on each server by model and version; only versions that servers should have."""
 
 
 def query(cluster: ClusterClient, models: Sequence[Model]) -> ServerStates:
@@ -43,18 +43,20 @@ def query(cluster: ClusterClient, models: Sequence[Model]) -> ServerStates:
     deployed = {model.name: [version for version in model.existing_versions if version.loadable] for model in models}
     servers = ServingClient(cluster)
 
-    def states_on(host: str) -> dict[tuple[str, str], OnServer]:
+    def states_on(host: str) -> dict[tuple[str, str], VersionStatus]:
         answers = {
             name: servers.request_from(host, "GET", f"/v1/models/{name}") for name, versions in deployed.items() if versions
         }
-        return {(name, v.name): _on_server(host, v, answers[name]) for name, versions in deployed.items() for v in versions}
+        return {
+            (name, v.name): _version_status(host, v, answers[name]) for name, versions in deployed.items() for v in versions
+        }
 
     with terminal.ProgressLine("asking the model servers"):
         outcome = cluster.fleet.each(servers.names, states_on, COMMAND_SECONDS)
-    failed = {host: one_line(error) for host, error in outcome.failures.items()}
+    errors = {host: one_line(error) for host, error in outcome.failures.items()}
     return {
         (name, v.name): [
-            OnServer(host, NO_ANSWER, failed[host]) if host in failed else outcome.results[host][name, v.name]
+            VersionStatus(host, NO_ANSWER, errors[host]) if host in errors else outcome.results[host][name, v.name]
             for host in servers.names
         ]
         for name, versions in deployed.items()
@@ -62,19 +64,19 @@ def query(cluster: ClusterClient, models: Sequence[Model]) -> ServerStates:
     }
 
 
-def _on_server(host: str, version: Version, answer: Answer) -> OnServer:
-    """Return the state of a version by a server's answer on it, or on its model."""
+def _version_status(host: str, version: Version, answer: Answer) -> VersionStatus:
+    """Return the state of a version from a server's answer about it or its model."""
     status, body = answer
     if status == NO_SERVER:
-        return OnServer(host, NO_ANSWER, f"{body['error']}: fab predict brings it there")
+        return VersionStatus(host, NO_ANSWER, f"{body['error']}: fab predict starts one")
     for each in body["model_version_status"] if status == 200 else []:
         if each["version"] == version.name and each.get("deployment") == version.token:
-            return OnServer(host, each["state"], each["status"]["error_message"])
-    return OnServer(host, LoadState.LOADING)  # it has not polled yet
+            return VersionStatus(host, each["state"], each["status"]["error_message"])
+    return VersionStatus(host, LoadState.LOADING)  # the server has not polled the bucket yet
 
 
-def format_ready(states: Sequence[OnServer]) -> str:
-    """Format on how many servers a version answers, `1 of 2`; empty if none should have it."""
+def format_ready(states: Sequence[VersionStatus]) -> str:
+    """Format the number of servers on which a version is AVAILABLE, as `1 of 2`; empty if none should have it."""
     return f"{sum(each.state == LoadState.AVAILABLE for each in states)} of {len(states)}" if states else ""
 
 
@@ -93,9 +95,9 @@ def problems(states: ServerStates) -> list[str]:
 
 
 def wait_loaded(cluster: ClusterClient, model: str, version: Version, started: Outcome[str]) -> None:
-    """Wait until all servers that can be started, and at least one, have loaded it, else OpsError.
+    """Wait until at least one server, and all that can be started, have loaded a version; else OpsError.
 
-    A server that is down is reported and waited for only briefly: it loads the deployed versions when it comes back.
+    A server that is down is only reported: it loads the deployed versions when it starts.
     """
     down = dict(started.failures)
     servers = ServingClient(cluster)
@@ -114,7 +116,7 @@ def wait_loaded(cluster: ClusterClient, model: str, version: Version, started: O
 
 
 def _wait_on(cluster: ClusterClient, servers: ServingClient, host: str, model: str, version: Version) -> None:
-    """Wait until one server has loaded it.
+    """Wait until the server on one host has loaded a version.
 
     Raises:
         HostError: if the server is down.
@@ -127,17 +129,17 @@ def _wait_on(cluster: ClusterClient, servers: ServingClient, host: str, model: s
             answer = servers.request_from(host, "GET", f"/v1/models/{model}/versions/{version.name}")
         except HostError:
             raise
-        except OpsError:  # it accepts the request and never answers, which counts as down
+        except OpsError:  # a server that accepts the request and never answers counts as down
             answer = NO_SERVER, {"error": ""}
         now = time.monotonic()
         if answer[0] != NO_SERVER:
             last_answer = started = now
         elif now - last_answer > _DOWN_SECONDS:
             raise HostError(host, f"has no model server that answers ({journal})")
-        elif now - started > _AGAIN_SECONDS:
-            server.start(cluster, [host])  # an idle server ends, which may coincide with a deployment
+        elif now - started > _START_AGAIN_SECONDS:
+            server.start(cluster, [host])  # an idle server exits, perhaps just before a deployment
             started = now
-        current = _on_server(host, version, answer)
+        current = _version_status(host, version, answer)
         if current.state == LoadState.AVAILABLE:
             return
         if current.state == LoadState.END:
@@ -151,12 +153,12 @@ def _wait_on(cluster: ClusterClient, servers: ServingClient, host: str, model: s
 
 
 def wait_unloaded(cluster: ClusterClient, model: str, version: str) -> None:
-    """Wait until all servers that answer have unloaded it, for a limited time."""
-    servers, deadline = ServingClient(cluster), time.monotonic() + _GONE_SECONDS
+    """Wait at most 10 s until all servers that answer have unloaded a version."""
+    servers, deadline = ServingClient(cluster), time.monotonic() + _UNLOAD_SECONDS
 
-    def gone(host: str) -> None:
+    def wait_on(host: str) -> None:
         path = f"/v1/models/{model}/versions/{version}"
         while servers.request_from(host, "GET", path)[0] == 200 and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
 
-    cluster.fleet.each(servers.names, gone, _GONE_SECONDS)
+    cluster.fleet.each(servers.names, wait_on, _UNLOAD_SECONDS)

@@ -1,4 +1,4 @@
-"""`fab tensorboard`: TensorBoard on the chief's host, which reads the bucket, and a local port to it."""
+"""`fab tensorboard`: run TensorBoard on the chief's host, where it reads the bucket, and forward a local port to it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _START_SECONDS = 120.0
 _KEEPALIVE_SECONDS = 10.0
 _KEEPALIVE_TIMEOUT = 60
 _LOOPBACK = "127.0.0.1"
-# Runs on the host. It ends when stdin closes, as fab was killed, or without a keepalive for a minute, as the laptop is off.
+# Runs on the host. Ends when stdin closes (fab was killed), or after a minute without a keepalive (fab's machine is off).
 _SERVE = f"""
 import os, select, signal, sys, threading, time, types
 def watch():
@@ -46,17 +46,17 @@ run_main()
 
 
 def command(host: Host, logdir: str, title: str) -> str:
-    """Return the command line of TensorBoard on a host, which may only read; it takes a free port, and prints it."""
+    """Return the command that runs TensorBoard on a host, where it may only read; it prints the free port that it takes."""
     flags = ["--logdir", logdir, "--window_title", title, "--host", _LOOPBACK, "--port", "0"]
-    loading = ["--reload_interval", str(_RELOAD_SECONDS), "--load_fast=false"]  # the fast loader cannot read every bucket
+    load_flags = ["--reload_interval", str(_RELOAD_SECONDS), "--load_fast=false"]  # the fast loader cannot read every bucket
     scheme, is_url, _ = logdir.partition("://")
     # fsspec would cache the sizes and names that it read first.
-    fresh = [f'FSSPEC_{scheme.upper()}={{"use_listings_cache": false}}'] if is_url else []
-    return root_helper.reader_command(host, ["env", *fresh, PYTHON, "-c", _SERVE, *flags, *loading])
+    uncached = [f'FSSPEC_{scheme.upper()}={{"use_listings_cache": false}}'] if is_url else []
+    return root_helper.reader_command(host, ["env", *uncached, PYTHON, "-c", _SERVE, *flags, *load_flags])
 
 
 def tensorboard(cluster: ClusterClient, job_id: str | None, every_job: bool, port: str | None) -> int:
-    """Show a job, or all of them, until Ctrl-C."""
+    """Show a job, or all jobs, in TensorBoard until Ctrl-C."""
     ports = local_ports(port, _PORT)
     if job_id and every_job:
         raise UsageError("--job shows one job and --all every one: leave one of them out")
@@ -65,20 +65,20 @@ def tensorboard(cluster: ClusterClient, job_id: str | None, every_job: bool, por
     chief = _Chief(cluster.fleet, inventory.chief.name)
     line = command(inventory.chief, logdir, title)
     with contextlib.suppress(KeyboardInterrupt), Forward(chief, _LOOPBACK, ports) as forward:
-        visible = serves = False
+        announced = serves = False
         while True:
             try:
                 with chief.serving(line) as server:
                     with terminal.ProgressLine(f"starting TensorBoard on {chief.name}"):
                         forward.port_there = server.await_port()
                     serves = True
-                    if not visible:
+                    if not announced:
                         terminal.out(f"http://{_LOOPBACK}:{forward.port}/")
                         sys.stdout.flush()
                         terminal.note(f"TensorBoard on {chief.name} shows {logdir}; Ctrl-C ends it")
-                    visible = True
+                    announced = True
                     server.await_end()
-            except _CutOffError as error:
+            except _ConnectionLostError as error:
                 if not serves:
                     raise
                 serves = False
@@ -87,7 +87,7 @@ def tensorboard(cluster: ClusterClient, job_id: str | None, every_job: bool, por
 
 
 def _logdir(cluster: ClusterClient, job_id: str | None) -> tuple[str, str]:
-    """Return the hosts' path of a job's summaries, and its id; OpsError if there are none."""
+    """Return the path of a job's summaries on hosts, and the job's id; OpsError if it has no summaries."""
     record = existing_job(cluster.ledger, job_id)
     output = find(cluster, record)
     if not output.summaries:
@@ -96,12 +96,12 @@ def _logdir(cluster: ClusterClient, job_id: str | None) -> tuple[str, str]:
     return output.job_dir, record.jobId
 
 
-class _CutOffError(HostError):
-    """The connection to TensorBoard broke off."""
+class _ConnectionLostError(HostError):
+    """The connection to TensorBoard was lost."""
 
 
 class _Chief:
-    """The chief's host, connected to again after a connection broke off."""
+    """The chief's host; if its connection is lost, the next call opens another."""
 
     def __init__(self, fleet: Fleet, name: str) -> None:
         self.name, self._fleet = name, fleet
@@ -121,7 +121,7 @@ class _Chief:
                 channel.exec_command(line)
                 yield _Server(self.name, channel)
         except (paramiko.SSHException, EOFError, OSError) as error:
-            raise _CutOffError(self.name, describe_break(error)) from error
+            raise _ConnectionLostError(self.name, describe_break(error)) from error
 
 
 class _Server:
@@ -131,7 +131,7 @@ class _Server:
         self.name, self._channel, self._output = name, channel, ""
 
     def await_port(self) -> int:
-        """Return the host's port on which it serves; HostError if it never does."""
+        """Return the host's port on which TensorBoard listens; HostError if it does not start in time."""
         deadline = time.monotonic() + _START_SECONDS
         while not (announcement := re.search(r" at http://\S+:(\d+)/", self._output)):
             if time.monotonic() > deadline:
@@ -140,12 +140,12 @@ class _Server:
         return int(announcement[1])
 
     def await_end(self) -> NoReturn:
-        """Wait until TensorBoard (HostError) or the connection to it (_CutOffError) ends."""
+        """Wait until TensorBoard (HostError) or the connection to it (_ConnectionLostError) ends."""
         while True:
             self._receive(_KEEPALIVE_SECONDS)
 
     def _receive(self, seconds: float) -> None:
-        """Read its output for at most `seconds`, and send a sign of life."""
+        """Read TensorBoard's output for at most `seconds`, and send a keepalive."""
         self._channel.settimeout(seconds)
         try:
             received = self._channel.recv(1 << 15)
@@ -155,9 +155,9 @@ class _Server:
             if self._channel.recv_exit_status() >= 0:
                 raise HostError(self.name, "has ended TensorBoard", output=self._output)
             if why := connection_loss(self._channel):
-                raise _CutOffError(self.name, why)
+                raise _ConnectionLostError(self.name, why)
             raise HostError(self.name, "has killed TensorBoard, as when memory is short")
         if received:
             self._output = (self._output + received.decode("utf-8", "replace"))[-2000:]
-        with contextlib.suppress(OSError):  # the next call reports that it has ended
+        with contextlib.suppress(OSError):  # the next call reports the end of TensorBoard
             self._channel.sendall(b"\n")

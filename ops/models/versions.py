@@ -70,7 +70,7 @@ def versions(cluster: ClusterClient, model: str | None, as_json: bool) -> int:
 
 
 def set_default(cluster: ClusterClient, model: str | None, version: str | None, as_json: bool = False) -> int:
-    """Make a version the default; it takes over at once, and no request fails."""
+    """Make a version the default: it answers at once, and no request fails."""
     catalog = catalog_of(cluster)
     record, chosen = _find_version(catalog, model, version)
     after = change_model(catalog, record.name, lambda record: record.with_default(chosen.name))
@@ -82,19 +82,19 @@ def undeploy(cluster: ClusterClient, model: str | None, version: str | None, as_
     catalog = catalog_of(cluster)
     record, chosen = _find_version(catalog, model, version)
     after = change_model(catalog, record.name, lambda record: record.undeploy(chosen.name))
-    with terminal.ProgressLine(f"{record.name} {chosen.name}: taking it off the server"), contextlib.suppress(OpsError):
+    with terminal.ProgressLine(f"{record.name} {chosen.name}: unloading it from the servers"), contextlib.suppress(OpsError):
         server_status.wait_unloaded(cluster, record.name, chosen.name)
     return _report_version(after, chosen.name, as_json)
 
 
 def delete_version(cluster: ClusterClient, model: str | None, version: str | None, sure: bool, as_json: bool = False) -> int:
-    """Delete a version and its files; its name stays taken."""
+    """Delete a version and its files; its name cannot be used again."""
     catalog = catalog_of(cluster)
     if model is not None and version is not None and _was_deleted(catalog, model, version):
-        cluster.bucket.remove(folder_of(model, version))  # what an interrupted deletion, or an upload that ended later, left
+        cluster.bucket.remove(folder_of(model, version))  # files that an interrupted deletion or a late upload left
     record, chosen = _find_version(catalog, model, version)
     with one_line_errors(record.name):
-        record.delete(chosen.name)  # before anything is asked
+        record.delete(chosen.name)  # raises before the user is asked
     if not sure:
         terminal.confirm(f"delete version {chosen.name} of model {record.name}, {terminal.size(chosen.size)}")
     # The version goes before its files: an interruption in between leaves no incomplete version.
@@ -130,7 +130,7 @@ def _report_version(record: Model, version: str, as_json: bool) -> int:
 
 
 def version_to_dict(model: Model, version: Version, states: server_status.ServerStates | None = None) -> dict[str, Any]:
-    """Return a version for programs, with its state on the servers if they were queried."""
+    """Return a version as a JSON object, with its state on each server if `states` is given."""
     recorded = ("origin", "jobId", "createTime", "createdBy", "size", "errorMessage", "manifest")
     result = {"model": model.name, "version": version.name, "state": version.state, "isDefault": model.default == version.name}
     result |= {key: getattr(version, key) for key in recorded}

@@ -1,1 +1,1 @@
-"""A trainer package: found, read, built with the dependencies that the hosts lack, and packed."""
+"""Find, build, check and pack trainer packages, with the dependencies that the hosts lack."""

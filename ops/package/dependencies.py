@@ -1,6 +1,6 @@
-"""A trainer's dependencies: built or fetched by uv here, as hosts may have no route to an index, and unpacked.
+"""Build or fetch a trainer's dependencies with uv on this machine, as hosts may have no route to an index.
 
-uv's result is kept in `.cache/dependencies/<hash of the inputs>`, so a second submission needs no network.
+The installed files are cached in `.cache/dependencies/<hash of the inputs>`, so a second submission needs no network.
 """
 
 from __future__ import annotations
@@ -27,40 +27,40 @@ from ops.package import git, hostpython
 from ops.package.install import Sizes, describe_unfit_wheel, install, wheels_only_options
 
 CACHE = ROOT / ".cache" / "dependencies"
-# How much smaller packages are when they are compressed, about.
+# The approximate ratio of a package's installed size to its compressed size.
 _COMPRESSION = 4
 _SITE, _REQUIREMENTS = "site", "requirements.txt"
-# What uv writes beside a package's own files differs from machine to machine.
+# Files that uv adds to a package's metadata; their content differs between machines.
 _UV_FILES = ("INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json")
 
 
 def build_project(root: Path, files: Mapping[str, bytes]) -> Path:
-    """Return a folder with what a project installs, and its dependencies as requirements.txt.
+    """Build a project; return a folder with its installed files and with its dependencies as requirements.txt.
 
     Args:
         root: the project's folder.
-        files: its files by their paths, which begin with that folder's name.
+        files: its files by their paths, which begin with the name of `root`.
     """
     history = git.find(root)
-    parts = [PYTHON.encode(), *_contents(files)]
-    parts += [history.state.encode()] if history else []
+    inputs = [PYTHON.encode(), *_contents(files)]
+    inputs += [history.state.encode()] if history else []
 
     def make(into: Path, step: terminal.ProgressLine) -> None:
-        # In a copy, because a build leaves files behind, and includes those of an earlier one.
+        # In a copy, because a build leaves files behind, and would include those of an earlier build.
         with tempfile.TemporaryDirectory() as folder:
             top = history.top.resolve() if history else root.parent
-            copy, below = Path(folder) / top.name, root.relative_to(top)
-            placed = {below / Path(path).relative_to(root.name): content for path, content in files.items()}
+            copy, subfolder = Path(folder) / top.name, root.relative_to(top)
+            project_files = {subfolder / Path(path).relative_to(root.name): content for path, content in files.items()}
             if history:
-                git.copy(history, copy, placed)
+                git.copy(history, copy, project_files)
             else:
-                git.write(copy, placed)
-            built = copy / below
-            install(into / _SITE, PYTHON, [f"./{built.name}"], built.parent, step, ["--no-deps"])
+                git.write(copy, project_files)
+            project = copy / subfolder
+            install(into / _SITE, PYTHON, [f"./{project.name}"], project.parent, step, ["--no-deps"])
         requires = [line for each in distributions(path=[str(into / _SITE)]) for line in each.requires or []]
         (into / _REQUIREMENTS).write_text("\n".join(requires))
 
-    return _cached(parts, f"building {root.name}", make)
+    return _cached(inputs, f"building {root.name}", make)
 
 
 def fetch(
@@ -70,34 +70,34 @@ def fetch(
     check: Callable[[Sizes], None] = lambda _: None,
     own: Mapping[str, bytes] = MappingProxyType({}),
 ) -> dict[str, bytes]:
-    """Return the files of the packages that a requirements.txt asks for and the hosts lack, as in site-packages.
+    """Return the files of the packages that a requirements.txt requires and the hosts lack, by path in site-packages.
 
     Args:
-        requirements: the file.
-        installed: what the job's own Python has, name to version, if it is not the hosts'.
-        python: the hosts' version.
-        check: is called with the sizes of the packages before each download, and of all of them at the end; an exception of it
-            ends the fetch.
-        own: the files of the folder of `requirements`, for a line that installs that folder.
+        requirements: the requirements.txt.
+        installed: the packages of the job's own Python, name to version; None for the hosts' Python.
+        python: the version of that Python.
+        check: called with the sizes of the packages before each download, and of all at the end; its exception ends the fetch.
+        own: the files of the folder of `requirements`, for a line such as `.` that installs this folder.
     """
     lines = hostpython.flat_lines(requirements)
-    present = hostpython.host_packages() if installed is None else hostpython.add_aliases(installed)
-    replaced = hostpython.find_conflicts(lines, present, python)
-    remaining = {name: version for name, version in present.items() if name not in replaced}
-    lacking = [line for line in lines if not hostpython.is_met(line, remaining, python)]
-    if not any(map(hostpython.asks_for_packages, lacking)):
+    available = hostpython.host_packages() if installed is None else hostpython.add_aliases(installed)
+    replaced = hostpython.find_conflicts(lines, available, python)
+    remaining = {name: version for name, version in available.items() if name not in replaced}
+    unmet = [line for line in lines if not hostpython.is_met(line, remaining, python)]
+    if not any(map(hostpython.requires_packages, unmet)):
         return {}
-    have = [f"{name}=={version}" for name, version in sorted(remaining.items())]
-    parts = [part.encode() for part in (python, *have, *lines)] + list(hostpython.contents_of_files(requirements.parent, lines))
-    parts += _contents(own) if any(map(hostpython.is_own_folder, lines)) else []
+    pins = [f"{name}=={version}" for name, version in sorted(remaining.items())]
+    inputs = [part.encode() for part in (python, *pins, *lines)]
+    inputs += hostpython.contents_of_files(requirements.parent, lines)
+    inputs += _contents(own) if any(map(hostpython.is_own_folder, lines)) else []
 
     def make(into: Path, step: terminal.ProgressLine) -> None:
         site = into / _SITE
         with tempfile.TemporaryDirectory() as folder:
-            # What the hosts have takes part in the resolution as wheels without content, each with a hash if one is needed.
-            hashed = any(" --hash" in line for line in lacking)
-            stubs = [_stub_line(name, stub, hashed) for name, stub in hostpython.stubs(Path(folder), remaining).items()]
-            install(site, python, [*lacking, *stubs], requirements.parent, step, wheels_only_options(python), check)
+            # uv resolves with empty wheels in place of the available packages, each with a hash if a line has one.
+            hashed = any(" --hash" in line for line in unmet)
+            stubs = [_stub_line(name, stub, hashed) for name, stub in hostpython.make_stubs(Path(folder), remaining).items()]
+            install(site, python, [*unmet, *stubs], requirements.parent, step, wheels_only_options(python), check)
         for info in site.glob("*.dist-info"):
             distribution = Distribution.at(info)
             name = canonicalize_name(distribution.name)
@@ -109,11 +109,11 @@ def fetch(
                 raise UsageError(describe_unfit_wheel(f"{distribution.name}-{distribution.version}-{tag}.whl", python))
             if name in replaced:
                 if not tag.endswith("-any"):
-                    raise hostpython.version_error(replaced[name], name, present[name])
-                instead = f"in the place of the {present[name]} that the Python of the job has"
-                terminal.note(f"{name} {distribution.version} goes along, {instead}")
+                    raise hostpython.version_error(replaced[name], name, available[name])
+                instead = f"instead of the {available[name]} of the job's Python"
+                terminal.note(f"{name} {distribution.version} is sent, {instead}")
 
-    cached = _cached(parts, "fetching dependencies", make)
+    cached = _cached(inputs, "fetching dependencies", make)
     sizes = Counter[str]()
     for path, file in _paths(cached).items():
         sizes[path.partition("/")[0]] += file.stat().st_size
@@ -122,7 +122,7 @@ def fetch(
 
 
 def read(folder: Path) -> dict[str, bytes]:
-    """Return the installed files without scripts, which no import needs: path in site-packages to content."""
+    """Return the installed files, path in site-packages to content, without scripts, which no import needs."""
     files = {path: file.read_bytes() for path, file in _paths(folder).items()}
     for path in files:
         if path.endswith(".dist-info/RECORD"):
@@ -135,8 +135,8 @@ def read(folder: Path) -> dict[str, bytes]:
 def _paths(folder: Path) -> dict[str, Path]:
     site = folder / _SITE
     paths = {path.relative_to(site).as_posix(): path for path in sorted(site.rglob("*")) if path.is_file()}
-    of_uv = {path for path, file in paths.items() if file.parent.suffix == ".dist-info" and file.name in _UV_FILES}
-    return {path: file for path, file in paths.items() if path not in of_uv and not path.startswith("bin/")}
+    uv_paths = {path for path, file in paths.items() if file.parent.suffix == ".dist-info" and file.name in _UV_FILES}
+    return {path: file for path, file in paths.items() if path not in uv_paths and not path.startswith("bin/")}
 
 
 def _contents(files: Mapping[str, bytes]) -> list[bytes]:
@@ -149,15 +149,15 @@ def _stub_line(name: str, stub: Path, hashed: bool) -> str:
 
 
 def _tag(distribution: Distribution) -> str:
-    """Return the tag of a distribution's wheel: of several, one of manylinux, else one for any platform."""
+    """Return the tag of a distribution's wheel; of several tags prefer manylinux, then any platform."""
     lines = (distribution.read_text("WHEEL") or "").splitlines()
     tags = [line.removeprefix("Tag: ") for line in lines if line.startswith("Tag: ")]
     return max(tags, key=lambda tag: [each in tag for each in ("-manylinux", "-any")], default="py3-none-any")
 
 
-def _cached(parts: Iterable[bytes], what: str, make: Callable[[Path, terminal.ProgressLine], None]) -> Path:
-    """Return the folder that `make` filled for the same parts before, or does now, atomically."""
-    if not (folder := CACHE / digest_of(parts)).is_dir():
+def _cached(inputs: Iterable[bytes], what: str, make: Callable[[Path, terminal.ProgressLine], None]) -> Path:
+    """Return the cached folder for these inputs; if it is missing, `make` fills it, atomically."""
+    if not (folder := CACHE / digest_of(inputs)).is_dir():
         with terminal.ProgressLine(what) as step, making(folder, OpsError) as target:
             target.mkdir()
             make(target, step)

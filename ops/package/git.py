@@ -1,4 +1,4 @@
-"""The git history of a project, for a build that reads its version from there."""
+"""The git history of a project, for builds that read the project's version from it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from infra.runtime.uv import GIT_REPOSITORY
 
 @dataclass(frozen=True)
 class History:
-    """A project's repository: its top folder, and a text that changes when a commit or a tag does."""
+    """A project's repository: its top folder, and a text that changes with its commit, tags and modified state."""
 
     top: Path
     state: str
@@ -30,24 +30,24 @@ def find(folder: Path) -> History | None:
     return History(Path(top.strip()), f"{head}{tags}{bool(changed)}")
 
 
-def tracked(folder: Path) -> frozenset[str]:
-    """Return the files below a folder that its repository tracks, and their folders, by relative path."""
+def tracked_paths(folder: Path) -> frozenset[str]:
+    """Return the relative paths of the files below a folder that its repository tracks, and of their folders."""
     files = (_git(folder, "ls-files", "-z", "--recurse-submodules") or "").split("\0")
     return frozenset(str(path) for file in files if file for path in (PurePath(file), *PurePath(file).parents))
 
 
 def copy(history: History, into: Path, files: Mapping[Path, bytes]) -> None:
-    """Make a repository of the same commit and tags with only those files, by their paths below its top.
+    """Make a repository with the same commit and tags, but only these files, by their paths below its top.
 
-    What is not copied, such as the rest of the repository, does not count as a change, so that no version becomes a dirty one.
+    Files that are missing in the copy do not count as changes, so that no version is marked as dirty.
     """
     _git(history.top, "clone", "--quiet", "--shared", "--no-checkout", str(history.top), str(into))
     write(into, files)
     for name, value in (("core.fileMode", "false"), ("core.symlinks", "true")):
         _git(into, "config", name, value)
     _git(into, "reset", "--quiet")
-    elsewhere = _git(into, "diff-files", "-z", "--name-only", "--diff-filter=DT") or ""
-    _git(into, "update-index", "-z", "--skip-worktree", "--stdin", stdin=elsewhere)
+    missing = _git(into, "diff-files", "-z", "--name-only", "--diff-filter=DT") or ""
+    _git(into, "update-index", "-z", "--skip-worktree", "--stdin", stdin=missing)
 
 
 def write(into: Path, files: Mapping[Path, bytes]) -> None:

@@ -19,12 +19,12 @@ from jobs.paths import CODE_DIR, PYTHON
 from ops.cluster import root_helper
 from ops.cluster.host_files import RemoteFile
 from ops.cluster.root_helper import PROGRAM
-from ops.package.package import compression, mode
+from ops.package.package import compression_level, mode
 
 READY, OLD, FAILED = "ready", "older than this scaletier", "failed: "
-# Code and a package arrive beside the present ones, in a folder for root alone.
+# New code and packages are unpacked here, beside the installed ones, in a folder for root alone.
 NEW_DIR = f"{CODE_DIR}/.new"
-# The packages that run on a host, identified there by their version.
+# The packages that run on a host; VERSION is the file there that has their version.
 CODE = ("jobs", "hosts", "hosts/agent", "hosts/tuner")
 VERSION = "hosts/VERSION"
 # A host that sets itself up at each boot reports its progress here; others are ready when they answer.
@@ -37,14 +37,14 @@ _MISSING = "import importlib.util as u, sys; print(*[n for n in sys.argv[1:] if 
 
 
 def install_command(version: str, job_id: str = "") -> str:
-    """Unpack the stream from stdin, with that job's package if it has one, and start or wake the unit."""
+    """Return the command that installs the stream from stdin, with a job's package if one is named, and wakes the agent."""
     return root_helper.command("take-in", version, *([job_id] if job_id else []))
 
 
 def check_command(directories: Sequence[str], modules: Iterable[str] = (), python: str = PYTHON) -> str:
     """Return the command that prints a host's state and, if it is ready, free bytes and missing modules.
 
-    It prints the free bytes below each directory, a line each, and then the modules that a Python of the host lacks.
+    It prints the free bytes below each directory, a line each, then the modules that `python` lacks.
     """
     check = f"{_STATE}; df --output=avail -B1 -- {shlex.join(directories)} | tail -n +2"
     names = sorted(modules)
@@ -52,7 +52,7 @@ def check_command(directories: Sequence[str], modules: Iterable[str] = (), pytho
 
 
 def read_state(output: str) -> str:
-    """Parse the host's state of check_command's output: READY, OLD, `preparing: STEP` or `failed: STEP: WHY`."""
+    """Parse the host's state from the output of `check_command`: READY, OLD, `preparing: STEP` or `failed: STEP: WHY`."""
     return output.partition("\n")[0]
 
 
@@ -66,12 +66,12 @@ def read_check(output: str, directories: Sequence[str]) -> tuple[dict[str, int],
 
 
 def shared_stream(
-    code: Mapping[str, bytes], package: Mapping[str, bytes] | None = None, mark: str = "", executables: Collection[str] = ()
+    code: Mapping[str, bytes], package: Mapping[str, bytes] | None = None, sha256: str = "", executables: Collection[str] = ()
 ) -> bytes:
     """Return the part for all hosts, compressed once: the agent's code, and a job's package.
 
-    It is a gzip member without tar's end mark; a host's own part follows it. The hosts take a package that does not come this
-    way, or whose `mark` is another than the plan's packageSha256, from the bucket.
+    It is a gzip member without tar's end mark; a host's own part follows it. Hosts fetch the package from the bucket if it is
+    not in the stream, or if `sha256` is not the plan's packageSha256.
     """
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
@@ -80,13 +80,13 @@ def shared_stream(
         if package is not None:
             for path, content in sorted(package.items()):
                 _add(tar, f"{NEW_DIR}/package/{path}", content, mode(path, executables))
-            _add(tar, f"{NEW_DIR}/package.sha256", mark.encode())
+            _add(tar, f"{NEW_DIR}/package.sha256", sha256.encode())
         end = tar.offset
-    return gzip.compress(packed.getvalue()[:end], compression(end), mtime=0)
+    return gzip.compress(packed.getvalue()[:end], compression_level(end), mtime=0)
 
 
 def files_stream(files: Iterable[RemoteFile]) -> bytes:
-    """Return the part of one host, to be sent after the shared one."""
+    """Return the part for one host, which is sent after the shared one."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for file in files:
@@ -97,31 +97,30 @@ def files_stream(files: Iterable[RemoteFile]) -> bytes:
 def code(root: Path) -> tuple[dict[str, bytes], str]:
     """Return the local code for the hosts, without docstrings and comments, and its version: a hash of all of it.
 
-    What is returned is kept in `.cache/host-code` until the code changes, as its parsing takes longer than other parts of a
-    submission.
+    The result is cached in `.cache/host-code`, as parsing the code takes longer than any other part of a submission.
     """
     files = {
         path.relative_to(root).as_posix(): path.read_bytes() for name in CODE for path in sorted((root / name).glob("*.py"))
     }
     version = hashlib.sha256(b"".join(path.encode() + b"\0" + content for path, content in files.items())).hexdigest()
     key = hashlib.sha256(version.encode() + Path(__file__).read_bytes()).hexdigest()
-    kept = root / ".cache" / "host-code" / f"{key}.json"
+    cache_file = root / ".cache" / "host-code" / f"{key}.json"
     try:
-        sent: dict[str, str] = json.loads(kept.read_bytes())
+        stripped: dict[str, str] = json.loads(cache_file.read_bytes())
     except (OSError, ValueError):
-        sent = {path: _only_code(content) for path, content in files.items()}
-        with contextlib.suppress(OSError):  # in a checkout of somebody else
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            for old in kept.parent.iterdir():
+        stripped = {path: _strip_comments(content) for path, content in files.items()}
+        with contextlib.suppress(OSError):  # this user may not write to the checkout
+            cache_file.parent.mkdir(parents=True, exist_ok=True)
+            for old in cache_file.parent.iterdir():
                 old.unlink()
-            new = kept.with_suffix(f".{os.getpid()}")
-            new.write_text(json.dumps(sent))
-            new.replace(kept)
-    return {**{path: text.encode() for path, text in sent.items()}, VERSION: version.encode()}, version
+            new = cache_file.with_suffix(f".{os.getpid()}")
+            new.write_text(json.dumps(stripped))
+            new.replace(cache_file)
+    return {**{path: text.encode() for path, text in stripped.items()}, VERSION: version.encode()}, version
 
 
-def _only_code(source: bytes) -> str:
-    """Empty docstrings and comments, a third of what is sent; all other lines keep their numbers, which a traceback names."""
+def _strip_comments(source: bytes) -> str:
+    """Empty docstrings and comments, a third of the bytes; keep the line numbers, which tracebacks print."""
     lines = source.decode().split("\n")
     for token in tokenize.tokenize(io.BytesIO(source).readline):
         if token.type == tokenize.COMMENT:

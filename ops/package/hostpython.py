@@ -1,4 +1,4 @@
-"""The hosts' Python: its packages, which are never sent, and the further ones of a requirements.txt."""
+"""The packages of the hosts' Python, and the lines of a requirements.txt that they do not meet."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _COMMENT = re.compile(r"\s#")
 _PATHS = (".", "/")
 _ARCHIVES = (".whl", ".tar.gz", ".zip")
 _EXTRAS = re.compile(r"\[[^\]]*\]$")
-# Another name of a distribution, and the name that the hosts have.
+# Other names of distributions, each with the name that the hosts have.
 _ALIASES = {"tensorflow": TENSORFLOW}
 
 
@@ -48,7 +48,7 @@ _ALIASES = {"tensorflow": TENSORFLOW}
 def host_packages() -> dict[str, str]:
     """Return the hosts' packages for trainers, name to version, from host_packages.txt and constraints.txt.
 
-    They are read from files because none of them need be installed here, and this Python may be another.
+    They are read from files: they may not be installed here, and this Python may have another version.
     """
     pinned = dict(line.split("==") for line in lines_of(CONSTRAINTS))
     versions: dict[str, str] = {canonicalize_name(name): version for name, version in pinned.items()}
@@ -56,19 +56,19 @@ def host_packages() -> dict[str, str]:
 
 
 def add_aliases(packages: Mapping[str, str]) -> dict[str, str]:
-    """Return the packages with their other names."""
+    """Return the packages, also under their other names."""
     return {**packages, **{alias: packages[name] for alias, name in _ALIASES.items() if name in packages}}
 
 
 def is_met(line: str, packages: Mapping[str, str], python: str = PYTHON) -> bool:
-    """Return True if `packages` meet a requirement, or if it need not be met."""
+    """Return True if `packages` meet a requirement, or if its marker does not apply to the hosts."""
     if (requirement := _requirement(line)) is None:
-        return False  # a path or an option, or uv will say what is wrong
+        return False  # a path, an option, or an error that uv reports
     return not _applies(requirement, python) or _meets(requirement, packages.get(canonicalize_name(requirement.name)))
 
 
 def find_conflicts(lines: Iterable[str], packages: Mapping[str, str], python: str = PYTHON) -> dict[str, str]:
-    """Return the lines that ask for another version of a package, by its name; UsageError for one that no job may replace."""
+    """Return the lines that require another version of a package, by its name; UsageError if no job may replace it."""
     lines_by_name = {}
     for line in lines:
         requirement = _requirement(line)
@@ -80,12 +80,12 @@ def find_conflicts(lines: Iterable[str], packages: Mapping[str, str], python: st
     return lines_by_name
 
 
-def version_error(line: str, name: str, have: str) -> UsageError:
-    """Return the error for a requirement that contradicts a package which no job may replace."""
+def version_error(line: str, name: str, version: str) -> UsageError:
+    """Return the error for a line that requires another version of a package that no job may replace."""
     spec = without_options(line)
     return UsageError(
-        f"{spec} is asked for, but the Python of the job has {name} {have}: ask for that, leave the version out, or give the "
-        "job a Python of its own by --runtime"
+        f"{spec} is required, but the job's Python has {name} {version}: require that version, leave it out, or give the job a "
+        "Python of its own by --runtime"
     )
 
 
@@ -114,8 +114,8 @@ def _protected_packages() -> frozenset[str]:
     return frozenset({*names, *_ALIASES, "keras"})
 
 
-def stubs(folder: Path, packages: Mapping[str, str]) -> dict[str, Path]:
-    """Make empty wheels of the hosts' packages, so that uv counts these as available; return their paths by name."""
+def make_stubs(folder: Path, packages: Mapping[str, str]) -> dict[str, Path]:
+    """Make empty wheels of the hosts' packages, so that uv takes these as available; return the wheels' paths by name."""
     wheels = {}
     for name, version in packages.items():
         stem = f"{name.replace('-', '_')}-{version}"
@@ -156,7 +156,7 @@ def _numbered_lines(requirements: Path) -> Iterator[tuple[int, str]]:
 def flat_lines(requirements: Path) -> list[str]:
     """Return the lines of `lines_of` with the files of -r inlined once, and the paths of other options made absolute.
 
-    What is asked for as editable is installed like anything else: hosts have no folder of this machine.
+    Editable requirements become normal ones, as hosts have no folder of this machine.
     """
     return list(_flat_lines(requirements, set()))
 
@@ -174,13 +174,13 @@ def _flat_lines(requirements: Path, inlined: set[Path]) -> Iterator[str]:
             yield from _flat_lines(path, inlined)
 
 
-def asks_for_packages(line: str) -> bool:
-    """Return whether a line, of `flat_lines`, asks for packages: an option does not, except for -r, whose URL uv reads."""
+def requires_packages(line: str) -> bool:
+    """Return whether a line of `flat_lines` requires packages: options do not, except -r with a URL, which uv reads."""
     return not line.startswith("-") or line.startswith(("-r", "--requirement"))
 
 
 def _is_remote(path: str) -> bool:
-    """Return whether an option's path is a URL, or has a variable: uv finds these itself."""
+    """Return whether an option's path is a URL, or contains a variable: uv resolves both."""
     return "://" in path or "${" in path
 
 
@@ -193,23 +193,23 @@ def _without_editable(line: str) -> str:
 
 
 def is_own_folder(line: str) -> bool:
-    """Return True for a line that asks for the folder of its file, such as `.[train]`."""
+    """Return True for a line that requires the folder of its own file, such as `.[train]`."""
     return _EXTRAS.sub("", line) in (".", "./")
 
 
 def absolute(line: str, folder: Path) -> str:
-    """Return a line for use elsewhere, with the path of an option, relative to the file, made absolute."""
+    """Return a line whose option's path, relative to `folder`, is made absolute."""
     option = _PATH_OPTION.fullmatch(line)
     path = folder / option[2].strip("'\"") if option else folder
     return f"{option[1]} {path.absolute()}" if option and path.exists() else line
 
 
-def contents_of_files(folder: Path, lines: Iterable[str], read: set[Path] | None = None) -> Iterator[bytes]:
+def contents_of_files(folder: Path, lines: Iterable[str], visited: set[Path] | None = None) -> Iterator[bytes]:
     """Yield the content of files that lines name, recursively, such as `-r more.txt` or `./mine.whl`.
 
-    The lines of a file among `read` are not followed again, as files may include one another.
+    The lines of `visited` files are not followed again, as files may include one another.
     """
-    read = set() if read is None else read
+    visited = set() if visited is None else visited
     for line in lines:
         option = _INCLUDE_OPTION.match(line)
         if option is None and not line.startswith(_PATHS) and not without_options(line).endswith(_ARCHIVES):
@@ -217,12 +217,12 @@ def contents_of_files(folder: Path, lines: Iterable[str], read: set[Path] | None
         path = folder / _EXTRAS.sub("", option[1] if option else without_options(line))
         inside = sorted(path.rglob("*")) if path.is_dir() and path != folder else [path]
         yield from (candidate.read_bytes() for candidate in inside if candidate.is_file())
-        if option and path.is_file() and (real := path.resolve()) not in read:
-            read.add(real)
-            yield from contents_of_files(path.parent, lines_of(path), read)
+        if option and path.is_file() and (real := path.resolve()) not in visited:
+            visited.add(real)
+            yield from contents_of_files(path.parent, lines_of(path), visited)
 
 
 def _applies(requirement: Requirement, python: str) -> bool:
-    full = f"{python}.2"  # of any patch version
+    full = f"{python}.2"  # any patch version
     versions = {"python_version": python, "python_full_version": full, "implementation_version": full}
     return requirement.marker is None or requirement.marker.evaluate({**_ENVIRONMENT, **versions, "extra": ""})

@@ -11,26 +11,26 @@ from pathlib import Path
 from ops import terminal
 from ops.errors import UsageError
 
-# Exceptions that a program catches around an import that it can do without.
+# Exceptions that a program catches around an optional import.
 _IMPORT_ERRORS = frozenset({"ImportError", "ModuleNotFoundError", "SyntaxError", "Exception", "BaseException"})
 
 
 def check_module(files: Mapping[str, bytes], package: str, module: str, root: str = "") -> dict[str, str]:
     """Return the modules outside the package and the standard library that `module` imports, each with a `file:line`.
 
-    They are top-level names. Files of the package that it imports are followed.
+    The names are top-level ones. Imports in the package's files that it imports are included.
 
     Raises:
         UsageError: for a module that is not in the package or cannot run, a file that it imports and that does not compile, or
-            an import of what is missing in the package or above it.
+            an import of a module that is missing in the package, or above the package.
     """
     start = _path_of(module, files) if module.partition(".")[0] == package else None
     if start is None:
         have = sorted(name for path in files if (name := _name_of(path)) and not name.endswith("__init__"))
         raise UsageError(f"module {module!r} is not in the package {package}; there are {', '.join(have) or 'none'}")
     if start.endswith("/__init__.py") and (start := _path_of(f"{module}.__main__", files)) is None:
-        raise UsageError(f"module {module!r} is a package without a __main__.py, which is what would run: name a module of it")
-    outside: dict[str, str] = {}
+        raise UsageError(f"module {module!r} is a package without a __main__.py, the file that would run: name a module in it")
+    external: dict[str, str] = {}
 
     def follow(path: str) -> Iterator[str]:
         tree = _parse(path, files[path], root)
@@ -40,7 +40,7 @@ def check_module(files: Mapping[str, bytes], package: str, module: str, root: st
         for name, parts, line in _imports(tree, _package_of(path), path == start):
             where = f"{path}:{line}"
             if name.partition(".")[0] != package:
-                _add_external(outside, name, where)
+                _add_external(external, name, where)
             elif _path_of(name, files) is None and not _contains(files, name):
                 how = "put it there, or take it out of the ignore files"
                 raise UsageError(f"{where} imports {name}, which is not in the package {package}: {how}")
@@ -56,19 +56,19 @@ def check_module(files: Mapping[str, bytes], package: str, module: str, root: st
             errors.append(str(error))
     if errors:
         terminal.note(f"{terminal.list_some(errors, most=1)}; sent as it is, as {module} does not import it at its start")
-    return outside
+    return external
 
 
 def check_script(files: Mapping[str, bytes], script: str, root: str = "", alone: bool = False) -> dict[str, str]:
-    """Return the same for a file that Python runs by its path: it can import its neighbours by name.
+    """Return what `check_module` does, for a script: Python runs it by its path, and it can import files beside it by name.
 
-    A file that is sent `alone` has no neighbours: one that it imports and that is beside it in `root` is a UsageError. A folder
-    without `__init__.py` does not count: Python prefers an installed package of that name.
+    If the script is sent `alone`, an import of a file beside it in `root` is a UsageError. A folder without `__init__.py` is
+    permitted: Python prefers an installed package of that name.
     """
     folder, _, start = script.rpartition("/")
     shown = "" if alone else f"{folder}/"
     own = {path.removeprefix(f"{folder}/"): content for path, content in files.items() if path.startswith(f"{folder}/")}
-    outside: dict[str, str] = {}
+    external: dict[str, str] = {}
 
     def follow(path: str) -> Iterator[str]:
         tree = _parse(f"{shown}{path}", own[path], root)
@@ -79,19 +79,19 @@ def check_script(files: Mapping[str, bytes], script: str, root: str = "", alone:
             neighbours = _paths_of_import(name, parts, own)
             yield from neighbours
             if not neighbours and not _contains(own, name.partition(".")[0]):
-                _add_external(outside, name, f"{shown}{path}:{line}")
+                _add_external(external, name, f"{shown}{path}:{line}")
 
     _traverse(start, follow)
-    for name, where in outside.items() if alone else ():
+    for name, where in external.items() if alone else ():
         beside = any(Path(root, f"{name}{end}").is_file() for end in (".py", "/__init__.py"))
         if beside and not _contains(files, name):
             how = f"--package {root} --script {start} sends the folder"
             raise UsageError(f"{where} imports {name}, which is beside it here, and a script is sent alone: {how}")
-    return outside
+    return external
 
 
 def _traverse(start: str, follow: Callable[[str], Iterable[str]]) -> set[str]:
-    """Visit a file and all that it leads to, each once; return them."""
+    """Visit a file and, recursively, those that `follow` returns, each once; return their paths."""
     waiting, visited = [start], set[str]()
     while waiting:
         if (path := waiting.pop()) not in visited:
@@ -116,11 +116,11 @@ def imports_package(content: bytes, package: str) -> bool:
 def describe_missing(
     missing: Sequence[str], imports: Mapping[str, str], package: str, files: Mapping[str, bytes], folder: str = ""
 ) -> str:
-    """Describe the modules that the hosts lack; `imports` has the `file:line` of each, and the program runs in `folder`."""
+    """Describe the modules that the hosts lack; `imports` has the `file:line` of each, `folder` is the working directory."""
     name, others = missing[0], [f"{name} ({imports[name]})" for name in missing[1:]]
-    where, more = imports[name], f"; nor have they {', '.join(others)}" if others else ""
+    where, more = imports[name], f"; they also lack {', '.join(others)}" if others else ""
     beside, _, script = where.rpartition(":")[0].rpartition("/")
-    if f"{beside}/{name}.py" in files:  # Python 2 looked beside the file that imports
+    if f"{beside}/{name}.py" in files:  # Python 2 searched the folder of the importing file
         instead = f"write from {beside.replace('/', '.')} import {name}, or run {script} as it is by --script"
         return f"{where} imports {name}, which is only in the package: {instead}"
     if path := next((path for path in files if path.endswith((f"/{name}.py", f"/{name}/__init__.py"))), ""):
@@ -132,10 +132,10 @@ def describe_missing(
     )
 
 
-def _add_external(outside: dict[str, str], name: str, where: str) -> None:
+def _add_external(external: dict[str, str], name: str, where: str) -> None:
     top = name.partition(".")[0]
     if top not in sys.stdlib_module_names and top != "__main__":
-        outside.setdefault(top, where)
+        external.setdefault(top, where)
 
 
 def _parse(path: str, content: bytes, root: str) -> ast.Module:
@@ -157,7 +157,7 @@ def _path_of(module: str, files: Mapping[str, bytes]) -> str | None:
 def _contains(files: Iterable[str], module: str) -> bool:
     """Return True if files have a folder of that name, or a compiled module, such as `fast.cpython-311-x86_64-linux-gnu.so`.
 
-    Also if they have its parent module, which may create it at run time, as six does with six.moves.
+    Return True also if they have its parent module, which may create it at run time, as six does with six.moves.
     """
     base = module.replace(".", "/")
     return any(
@@ -189,7 +189,7 @@ def _paths_of_import(name: str, parts: Sequence[str], files: Mapping[str, bytes]
 
 
 def _imports(tree: ast.Module, package: str, main: bool) -> Iterator[tuple[str, list[str], int]]:
-    """Yield the absolute name, the imported names and the line of each import that surely runs; `main`: as `__main__`.
+    """Yield the absolute name, the imported names and the line of each import that surely runs; `main` if in `__main__`.
 
     An imported name may be a module or any object, as in `from trainer import model`.
     """
@@ -220,7 +220,7 @@ def _import_above(tree: ast.Module, content: bytes, package: str) -> str:
 
 
 def _top_level(body: list[ast.stmt], main: bool) -> Iterator[ast.stmt]:
-    """Yield the statements that surely run: in no function, no branch of the host's choice, and no import that may fail."""
+    """Yield the statements that surely run: none in a function, in a branch that hosts choose, or around an optional import."""
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or _suppresses_import_error(node):
             continue
@@ -236,7 +236,7 @@ def _top_level(body: list[ast.stmt], main: bool) -> Iterator[ast.stmt]:
 
 
 def _branch(node: ast.If, main: bool) -> list[ast.stmt]:
-    """Return the branch that surely runs: none if only the host knows, by its flags or its version of Python."""
+    """Return the branch that surely runs: empty if it depends on the host, such as its version of Python."""
     test = node.test
     if "TYPE_CHECKING" in (names := _names(test)):
         return node.body if isinstance(test, ast.UnaryOp) else node.orelse

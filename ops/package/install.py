@@ -1,4 +1,4 @@
-"""uv, run here for the hosts: its progress, and its failure in one line."""
+"""Run uv on this machine for the hosts; show its progress, and explain a failure in one line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DOWNLOAD = re.compile(r"\s*Download(ing|ed) (\S+)(?: \(([\d.]+)(B|KiB|MiB|GiB)\
 _UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _BUILDING = re.compile(r"\s+Building (\S+)")
 _TRACEBACK = "Traceback (most recent call last):"
-# An exception's line, a compiler's, git's; the name of a file may stand in front.
+# The line of an error of Python, a compiler or git; a file's name may precede it.
 _ERROR_LINE = re.compile(r"(?:\S+: )?(?:[\w.]*(?:Error|Exception)|(?:fatal )?error|fatal|ERROR)\b ?[^:\w]*:", re.ASCII)
 _GENERIC = re.compile(
     r"CalledProcessError|exit (?:code|status)|^(?:error: )?[Cc]ommand .* (?:failed|returned)|Failed building wheel"
@@ -39,17 +39,17 @@ def install(
     options: Sequence[str] = (),
     check: Callable[[Sizes], None] = lambda _: None,
 ) -> None:
-    """Install what lines of a requirements.txt ask for into a folder, for hosts with this version of Python.
+    """Install the lines of a requirements.txt into a folder, for hosts with this version of Python.
 
     Args:
-        start: the folder from which the lines' paths start.
-        step: shows what is fetched.
-        check: is called when a large download begins, with the sizes of all that have begun; what it raises ends uv.
+        start: the folder to which the lines' paths are relative.
+        step: shows the progress.
+        check: called when a large download begins, with the sizes of all that have begun; its exception ends uv.
     """
     progress = _Progress(check)
     if step:
-        step.count = progress.line
-    # A folder, such as the project itself in what `uv export` writes, can have no hash: then only given hashes are checked.
+        step.count = progress.describe
+    # A folder has no hash, such as the project itself in the output of `uv export`: so uv checks only the hashes that exist.
     local = any(line.startswith((".", "/")) for line in lines)
     hashed = ["--require-hashes"] if any(" --hash" in line for line in lines) and not local else []
     result = uv.install(target, python, lines, [*hashed, *options], start, progress.read)
@@ -60,7 +60,7 @@ def install(
 
 
 def wheels_only_options(python: str) -> list[str]:
-    """Return the options that forbid builds, unless one of this machine may fit hosts with this Python."""
+    """Return uv's options that forbid builds, unless the hosts' Python may run what this machine builds."""
     here = (platform.python_version_tuple()[:2], sys.platform, platform.machine())
     return [] if here == (tuple(python.split(".")), "linux", "x86_64") else ["--only-binary=:all:"]
 
@@ -75,7 +75,7 @@ class _Progress:
         self._phase = ""
 
     def read(self, line: str) -> None:
-        """Take in a line."""
+        """Parse a line of uv's output."""
         if (match := _DOWNLOAD.match(line)) and match[1] == "ed":
             self._fetched += 1
         elif match and match[3]:
@@ -92,15 +92,15 @@ class _Progress:
         total = sum(self._sizes.values())
         return terminal.size(total) if total else ""
 
-    def line(self) -> str:
-        """Return the status to show: `2 of 5 large packages fetched, 55.0 MB in all`."""
+    def describe(self) -> str:
+        """Describe the progress: `2 of 5 large packages fetched, 55.0 MB in all`."""
         if self._phase or not self._sizes:
             return self._phase
         return f"{self._fetched} of {len(self._sizes)} large packages fetched, {self.total} in all"
 
 
 def explain(output: str, python: str) -> str:
-    """Explain by uv's output why it failed for hosts with this version of Python, and the remedy."""
+    """Explain from uv's output why it failed for hosts with this version of Python, with a remedy."""
     flat = " ".join(output.split())
     if match := _WRONG_WHEEL.search(flat):
         return describe_unfit_wheel(match[1], python)
@@ -127,7 +127,7 @@ def explain(output: str, python: str) -> str:
 def reason(output: str) -> str:
     """Return the line of a failed build's output that states why: the last exception, else the last error.
 
-    A line that only says that a command failed comes second, and the last line, which may be advice, third.
+    Without such a line, return one that only reports a failed command, else the last line, which may be advice.
     """
     lines = [line.rstrip() for line in output.splitlines() if line.strip()]
     errors: list[str] = []
@@ -141,9 +141,9 @@ def reason(output: str) -> str:
             depth = None
         elif _ERROR_LINE.match(line.strip()):
             errors.append(line.strip())
-    telling = [line for line in errors if not _GENERIC.search(line)]
+    specific = [line for line in errors if not _GENERIC.search(line)]
     last = [line.strip() for line in lines[-1:]]
-    return (telling or errors or last or ["it printed nothing"])[-1]
+    return (specific or errors or last or ["it printed nothing"])[-1]
 
 
 def describe_unfit_wheel(wheel: str, python: str) -> str:

@@ -1,4 +1,4 @@
-"""The trainer package: found or built, checked without an import, and packed reproducibly."""
+"""Find or build a trainer package, check it without importing it, and pack it reproducibly."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ MEGABYTE = 1_000_000
 LIMIT = 250 * MEGABYTE
 _PROJECT = ("setup.py", "pyproject.toml")
 _METADATA = (*_PROJECT, "setup.cfg")
-# The hosts' packages; importing the modules that inspect dependencies takes time.
+# As `hostpython.REQUIREMENTS`: the modules that inspect dependencies take long to import.
 _HOST_REQUIREMENTS = CHECKOUT / "trainer" / "requirements.txt"
 _CACHES = (".cache", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".ipynb_checkpoints")
 _SKIPPED_DIRS = frozenset({*_CACHES, ".hg", ".svn", ".venv"})
 _SKIPPED_FILES = (".pyc", ".pyo", ".swp")
-# The library for trainers goes with a package that imports it, as it is here.
+# The training library, which is added to a package that imports it.
 _LIBRARY = CHECKOUT / trainer_config.LIBRARY
 _EXECUTABLE = 0o100
 # Leftovers of earlier builds in a project, which a new one would include.
@@ -38,17 +38,17 @@ _BUILT = re.compile(r"[^/]+/(build|dist)/|.*\.egg-info/")
 
 @dataclass(frozen=True)
 class PackageSource:
-    """A trainer package as it was found.
+    """The files of a trainer package before they are checked and packed.
 
     Attributes:
-        name: its own, or that of a project with several packages.
+        name: the package's name, or the project's if it has several packages.
         files: content by path, with the library beside the package if that imports it.
         requirements: a file of its dependencies in the format of pip.
         folder: the local parent directory of `files`.
-        executables: the files that are programs.
-        ignored: what ignore files leave out.
-        alone: True for a single file; on hosts it lies in a folder of its own name.
-        own_paths: True if the job sets PYTHONPATH.
+        executables: the paths of executable files.
+        ignored: the paths that ignore files exclude.
+        alone: True for a single file; on hosts it is in a folder of its own name.
+        sets_pythonpath: True if the job sets PYTHONPATH.
     """
 
     name: str
@@ -58,11 +58,11 @@ class PackageSource:
     executables: frozenset[str] = frozenset()
     ignored: tuple[str, ...] = ()
     alone: bool = False
-    own_paths: bool = False
+    sets_pythonpath: bool = False
 
     @property
     def names(self) -> list[str]:
-        """The packages and modules at the top of it."""
+        """The top-level packages and modules, without the library."""
         tops = {path.partition("/")[0].removesuffix(".py") for path in self.files if path.endswith(".py")}
         return sorted(tops - {trainer_config.LIBRARY} or tops)
 
@@ -74,10 +74,10 @@ class Package:
     Attributes:
         files: content by path, such as `trainer/task.py`.
         imports: the modules that the hosts must have, each with the `file:line` that imports it.
-        dependency_files: the files of the dependencies that the hosts lack; they lie beside the package.
-        executables: the files that are programs.
-        installed: what the job's own Python has, name to version; empty if it has none of its own.
-        ignored: what ignore files leave out.
+        dependency_files: the files of the dependencies that the hosts lack, to be placed beside the package.
+        executables: the paths of executable files.
+        installed: the packages of the job's own Python, name to version; empty for the hosts' Python.
+        ignored: the paths that ignore files exclude.
     """
 
     name: str
@@ -106,17 +106,15 @@ def build(
     installed: Mapping[str, str] | None = None,
     python: str = PYTHON,
 ) -> Package:
-    """Pack the package in `folder`, which is to run `module`, and check what would fail on the hosts.
+    """Check the package in `folder` for faults that would end `module` on the hosts, and pack it.
 
-    `installed` is the content of the job's own Python, None for the hosts' Python, of version `python`. If `module` is empty,
-    `folder` may hold any program; a Python `script` is checked like a module.
+    `installed` has the packages of the job's own Python, None for the hosts' Python; `python` is its version. Without a
+    `module`, `folder` may hold any program; a Python `script` is checked like a module.
     """
     source = folder if isinstance(folder, PackageSource) else find(folder)
     name = module.partition(".")[0]
     if module and len(source.names) > 1 and name not in source.names:
-        raise UsageError(
-            f"project {source.name} has the packages {', '.join(source.names)}: say which module to run by --module"
-        )
+        raise UsageError(f"project {source.name} has the packages {', '.join(source.names)}: name the one to run by --module")
     name = name if module and len(source.names) > 1 else source.name
     dependency_files = _dependencies(source, installed, python)
     imports = _imports(source, dependency_files, name, module, script)
@@ -135,26 +133,26 @@ def unpack(
     module: str,
     script: str | None = None,
     installed: Mapping[str, str] | None = None,
-    own_paths: bool = False,
+    sets_pythonpath: bool = False,
 ) -> Package:
-    """Read the package of an archive that `build` made; `own` are the paths that are no dependency's."""
+    """Read the package of an archive that `build` made; `own` are the package's paths; all others belong to dependencies."""
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         content = {entry.name: opened.read() for entry in tar if (opened := tar.extractfile(entry))}
         executables = frozenset(entry.name for entry in tar.getmembers() if entry.mode & _EXECUTABLE)
     files = {path: content[path] for path in content if path in own}
     dependency_files = {path: content[path] for path in content if path not in own}
-    imports = _imports(PackageSource(name, files, own_paths=own_paths), dependency_files, name, module, script)
+    imports = _imports(PackageSource(name, files, sets_pythonpath=sets_pythonpath), dependency_files, name, module, script)
     return Package(name, files, imports, archive, dependency_files, executables, installed or {})
 
 
 def absolute(path: str | Path) -> Path:
     """Return the path without `..`, its links unresolved: a folder has the name of the link by which it is given."""
-    return Path(os.path.abspath(path))  # noqa: PTH100  which `resolve` would not leave
+    return Path(os.path.abspath(path))  # noqa: PTH100  `resolve` would follow links
 
 
 def find(folder: str | Path) -> PackageSource:
     """Find the package in a directory, or the one that its setup.py or pyproject.toml builds."""
-    root = _directory(folder, "the directory of a Python package")
+    root = _check_directory(folder, "the directory of a Python package")
     if (root / "__init__.py").is_file():
         if not root.name.isidentifier():
             raise UsageError(f"package {folder} has no name that Python can import: rename it to letters, digits and _")
@@ -162,18 +160,18 @@ def find(folder: str | Path) -> PackageSource:
     if any((root / name).is_file() for name in _PROJECT):
         return _from_project(root)
     raise UsageError(
-        f"package {folder} has no __init__.py, setup.py or pyproject.toml: make an empty __init__.py there, name what runs by "
+        f"package {folder} has no __init__.py, setup.py or pyproject.toml: make an empty __init__.py there, name a program by "
         "--script or --command, or give --package another directory"
     )
 
 
 def find_folder(path: str | Path) -> PackageSource:
-    """Return any directory, as it is, for a script or a command."""
-    root = _directory(path, "a directory")
+    """Return the files of any directory, for a script or a command."""
+    root = _check_directory(path, "a directory")
     return _from_folder(root, f"{root.name}/")
 
 
-def _directory(path: str | Path, wanted: str) -> Path:
+def _check_directory(path: str | Path, wanted: str) -> Path:
     root = absolute(path)
     if not root.is_dir():
         what = "is not a directory" if root.exists() else "does not exist"
@@ -182,7 +180,7 @@ def _directory(path: str | Path, wanted: str) -> Path:
 
 
 def find_file(path: Path) -> PackageSource:
-    """Return a file alone, in a folder of its name."""
+    """Return a package of one file, in a folder of the file's name."""
     name = f"{path.stem}/{path.name}"
     executables = frozenset([name] if path.stat().st_mode & _EXECUTABLE else ())
     try:
@@ -221,8 +219,8 @@ def _from_project(root: Path) -> PackageSource:
     return replace(source, name=source.names[0]) if len(source.names) == 1 else source
 
 
-def entry_point(path: str | Path, script: str) -> tuple[str, str, str] | None:
-    """Find a console script that a project declares, which is there once the project is installed.
+def find_entry_point(path: str | Path, script: str) -> tuple[str, str, str] | None:
+    """Find a console script that a project declares; it exists only where the project is installed.
 
     Returns: the file that declares it, its module and its function; None if no file does.
     """
@@ -235,15 +233,15 @@ def entry_point(path: str | Path, script: str) -> tuple[str, str, str] | None:
 
 
 def _note_requirements(root: Path) -> None:
-    """Note that a requirements.txt is ignored, unless the project's build refers to it."""
+    """Print that a requirements.txt is ignored, unless the project's build refers to it."""
     builds = [root / name for name in _METADATA if (root / name).is_file()]
     if (root / "requirements.txt").is_file() and not any(b"requirements.txt" in file.read_bytes() for file in builds):
-        how = f"what {builds[0].name} names as dependencies goes along"
-        terminal.note(f"{root.name}: requirements.txt is passed over, as {how}; --runtime {root}/requirements.txt goes by it")
+        how = f"the dependencies are those of {builds[0].name}"
+        terminal.note(f"{root.name}: requirements.txt is ignored, as {how}; --runtime {root}/requirements.txt uses it")
 
 
 def _note_dependencies(root: Path) -> None:
-    """Note that a pyproject.toml's dependencies are ignored, unless a requirements.txt is there, too."""
+    """Print that a pyproject.toml's dependencies are ignored, unless a requirements.txt exists, too."""
     import tomllib
 
     file = root / "pyproject.toml"
@@ -252,15 +250,15 @@ def _note_dependencies(root: Path) -> None:
     try:
         project = tomllib.loads(file.read_text("utf-8")).get("project")
     except (OSError, ValueError, RecursionError) as error:
-        terminal.note(f"{root.name}: pyproject.toml is passed over, as it cannot be read: {error}")
+        terminal.note(f"{root.name}: pyproject.toml is ignored, as it cannot be read: {error}")
         return
     if isinstance(project, dict) and project.get("dependencies"):
         how = "the folder is sent as it is: name them in requirements.txt"
-        terminal.note(f"{root.name}: the dependencies in pyproject.toml are passed over, as {how}")
+        terminal.note(f"{root.name}: the dependencies in pyproject.toml are ignored, as {how}")
 
 
 def add_library(files: dict[str, bytes], beside: str = "") -> dict[str, bytes]:
-    """Return the files, with the training library beside them if one imports it and they have none.
+    """Return the files, with the training library if one of them imports it and they lack it.
 
     `beside` is another path prefix, ending in `/`, to search for the trainer's own copy of the library.
     """
@@ -301,17 +299,17 @@ def _size_error(name: str, total: int, sizes: Mapping[str, int]) -> UsageError:
 def _imports(
     source: PackageSource, dependency_files: Mapping[str, bytes], name: str, module: str, script: str | None
 ) -> dict[str, str]:
-    """Return the modules that the hosts must have, without the package's own; unknown for other programs."""
+    """Return the modules that the hosts must have besides these files; empty for a program other than Python."""
     files, imports = source.files, dict[str, str]()
     if module:
         imports = check_module(files, name, module, source.folder)
     elif script:
         imports = check_script(files, script, source.folder, source.alone)
-    # Beside the package, on PYTHONPATH.
+    # On hosts, these are in one folder, which is on PYTHONPATH.
     tops = {path.partition("/")[0].partition(".")[0] for path in (*dependency_files, *files)}
-    if source.own_paths or any(b"sys.path" in content for path, content in files.items() if path.endswith(".py")):
+    if source.sets_pythonpath or any(b"sys.path" in content for path, content in files.items() if path.endswith(".py")):
         tops |= {part.partition(".")[0] for path in files for part in path.split("/")}
-    return {name_of_module: where for name_of_module, where in imports.items() if name_of_module not in tops}
+    return {top: where for top, where in imports.items() if top not in tops}
 
 
 def _walk(root: Path) -> Tree:
@@ -337,19 +335,19 @@ def _read(tree: Tree, name: str) -> dict[str, bytes]:
 
 
 def mode(path: str, executables: Collection[str]) -> int:
-    """Return the permissions of a package's file, of a program or a text, whatever its owner's umask was."""
+    """Return a packed file's permissions, which do not depend on the umask of its owner."""
     return 0o755 if path in executables else 0o644
 
 
-def compression(size: int) -> int:
-    """Return gzip's level for a size in bytes: large files get a fast level, for a tenth more bytes."""
+def compression_level(size: int) -> int:
+    """Return gzip's level for a size in bytes: a fast one for large archives, which become a tenth larger."""
     return 6 if size < 20 * MEGABYTE else 1
 
 
 def pack(files: Mapping[str, bytes], executables: Collection[str] = ()) -> bytes:
     """Pack a package.tar.gz; the same files give the same bytes."""
     packed = io.BytesIO()
-    level = compression(sum(map(len, files.values())))
+    level = compression_level(sum(map(len, files.values())))
     with (
         gzip.GzipFile(fileobj=packed, mode="wb", mtime=0, compresslevel=level, filename="") as zipped,
         tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as tar,

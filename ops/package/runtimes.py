@@ -1,7 +1,7 @@
 """A job's own Python runtime, on local hosts: for a program that needs another TensorFlow than the hosts', or none.
 
-It is built here once, in a folder that every local host mounts read-only, so that no host has to fetch or unpack it. The folder
-is named by the request's name and a hash of the request: later jobs with the same request reuse it.
+This machine builds it once, in a folder that every local host mounts read-only, so that no host has to fetch or unpack it. The
+folder's name is the request's name and a hash of the request: later jobs with the same request reuse it.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from ops.package.install import install, wheels_only_options
 _REQUESTED = "requested.txt"
 _SITE = f"lib/python{PYTHON}/site-packages"
 _TENSORFLOW_2 = re.compile(r"2\.\d{1,2}(\.\d{1,2})?")
-# Valid values of the runtime in a job's manifest.json.
+# Valid values for the runtime in a job's manifest.json.
 _PINNED = re.compile(r"[A-Za-z0-9._-]+==[A-Za-z0-9.!+_-]+")
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-# The name of the requirements file becomes part of the folder's.
+# Characters of a requirements file's name that the runtime's folder name cannot have.
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9.]+")
 
 TORCH_INDEX = "--extra-index-url https://download.pytorch.org/whl/cpu"
@@ -42,19 +42,19 @@ TORCH_INDEX = "--extra-index-url https://download.pytorch.org/whl/cpu"
 _CPU_BUILDS = {"tensorflow": "tensorflow-cpu", "xgboost": "xgboost-cpu"}
 _TORCH = ("torch", "torchvision", "torchaudio")
 _CUDA = "and-cuda"
-# uv takes the packages of PyTorch's own project, and no others, from the index of these builds.
+# uv takes only the packages of the PyTorch project from the index of CPU builds.
 _CPU_TORCH = "--torch-backend=cpu"
 _INDEX_OPTIONS = ("--extra-index-url", "--index-url", "-i ")
 
 
 @dataclass(frozen=True)
 class RuntimeRequest:
-    """A runtime to build with uv, or to use again.
+    """A runtime to build with uv, or to reuse.
 
     Attributes:
         name: shown to people.
-        lines: as in a requirements.txt.
-        folder_name: the name of its folder.
+        lines: the lines of a requirements.txt.
+        folder_name: the name of the runtime's folder.
         file: the user's requirements.txt, from which the lines come.
         original: the lines of that file, if `lines` names CPU builds instead; else empty.
         cpu_torch: install PyTorch's CPU build, as no host has a GPU.
@@ -70,10 +70,12 @@ class RuntimeRequest:
 
 def from_version(text: str, where: str, inventory: Inventory) -> RuntimeRequest | None:
     """Return the request for a version of TensorFlow, 2.19.1 or 2.19 for its newest patch; None if the hosts have it."""
-    ours = inventory.tensorflow or hostpython.host_packages()[hostpython.TENSORFLOW]
+    host_version = inventory.tensorflow or hostpython.host_packages()[hostpython.TENSORFLOW]
     if not _TENSORFLOW_2.fullmatch(text):
-        raise UsageError(f"{where} {text!r} is no version of TensorFlow 2: write 2.20 or 2.20.0, or leave it out for {ours}")
-    if f"{ours}.".startswith(f"{text}."):
+        raise UsageError(
+            f"{where} {text!r} is no version of TensorFlow 2: write 2.20 or 2.20.0, or leave it out for {host_version}"
+        )
+    if f"{host_version}.".startswith(f"{text}."):
         return None
     others = (Requirement(line).name for line in hostpython.lines_of(hostpython.REQUIREMENTS))
     requirement = f"{hostpython.TENSORFLOW}=={text}{'.*' if text.count('.') == 1 else ''}"
@@ -81,27 +83,27 @@ def from_version(text: str, where: str, inventory: Inventory) -> RuntimeRequest 
 
 
 def from_file(path: str, where: str, gpus: bool = False) -> RuntimeRequest:
-    """Return the request for the runtime of a requirements.txt alone; without `gpus`, with CPU builds if there are any."""
+    """Return the request for a runtime with only a requirements.txt; without `gpus`, with the existing CPU builds."""
     file = Path(path)
     if not file.is_file():
         raise UsageError(f"{where} {path} is no file: give the path of a requirements.txt")
     if not (lines := hostpython.lines_of(file)):
-        raise UsageError(f"{where} {path} asks for nothing: write a requirement on each line, such as scikit-learn==1.7.2")
-    if here := next((line for line in lines if line.startswith(hostpython.EDITABLE) or line in (".", "./")), None):
-        raise UsageError(f"{where} {path} asks for {here}, which stays a folder of this machine: name a wheel of it")
+        raise UsageError(f"{where} {path} has no requirement: write a requirement on each line, such as scikit-learn==1.7.2")
+    if editable := next((line for line in lines if line.startswith(hostpython.EDITABLE) or line in (".", "./")), None):
+        raise UsageError(f"{where} {path} requires {editable}, which stays in a folder of this machine: name a wheel of it")
     builds, cpu_torch = lines if gpus else cpu_builds(lines), not gpus and names_torch(lines)
     request = _make_request(file.stem, builds, file.absolute(), cpu_torch)
     return replace(request, original=() if builds == lines else tuple(lines))
 
 
 def from_manifest(inventory: Inventory, request: Mapping[str, Any]) -> RuntimeRequest:
-    """Return the runtime in a job's manifest.json: the existing one if its folder still has these versions, else a new one.
+    """Return the request for a manifest's runtime: the existing folder if it still has these versions, else a new one.
 
-    The manifest's `key` is the name of that folder.
+    The manifest's `key` is the folder's name.
 
     Raises:
-        OpsError: if `fab train` would not have written it. A compromised host could have, and uv may execute code of what it
-            installs.
+        OpsError: if `fab train` would not have written it. A compromised host could have, and uv may run code of the packages
+            that it installs.
     """
     name, folder_name, requirements = request.get("name"), request.get("key"), request.get("requirements")
     lines = (
@@ -120,7 +122,7 @@ def from_manifest(inventory: Inventory, request: Mapping[str, Any]) -> RuntimeRe
     folder = require_runtimes(inventory, f"runtime {name}").here / str(folder_name)
     return (
         RuntimeRequest(str(name), tuple(lines), str(folder_name))
-        if format_requirements(installed(folder)) == lines
+        if format_requirements(installed_packages(folder)) == lines
         else _make_request(str(name), lines, cpu_torch=any(line.endswith("+cpu") for line in lines))
     )
 
@@ -143,8 +145,7 @@ def _host_python(folders: Runtimes, folder_name: str) -> str:
 
 
 def python_of(inventory: Inventory, manifest: Mapping[str, Any]) -> str | None:
-    """Return the path on the hosts of a job's own Python, by its manifest; None if there is none."""
-    # `key` is the name of the runtime's folder.
+    """Return the path on the hosts of a job's own Python, by the runtime in its manifest; None if there is none."""
     folder_name = manifest.get("runtime", {}).get("key")
     is_known = inventory.runtimes is not None and isinstance(folder_name, str) and _FOLDER_NAME.fullmatch(folder_name)
     return f"{inventory.runtimes}/{folder_name}/bin/python" if is_known else None
@@ -174,30 +175,30 @@ def build(inventory: Inventory, runtime: RuntimeRequest) -> dict[str, str]:
                 lines, cpu_torch = runtime.original or runtime.lines, runtime.cpu_torch and not without_torch
                 request = replace(runtime, lines=lines, cpu_torch=cpu_torch)
                 _install(folder_in_progress, request, _host_python(folders, runtime.folder_name), step)
-    return installed(folder)
+    return installed_packages(folder)
 
 
 def read_existing(inventory: Inventory, runtime: RuntimeRequest) -> dict[str, str]:
     """Return a runtime's packages if it was built before, else an empty mapping."""
-    return installed(require_runtimes(inventory, f"runtime {runtime.name}").here / runtime.folder_name)
+    return installed_packages(require_runtimes(inventory, f"runtime {runtime.name}").here / runtime.folder_name)
 
 
-def installed(folder: Path) -> dict[str, str]:
+def installed_packages(folder: Path) -> dict[str, str]:
     """Return the packages in a runtime's folder, name to version; empty if there is none."""
     distributions = metadata.distributions(path=[str(folder / _SITE)])
     return {canonicalize_name(each.name): each.version for each in distributions}
 
 
 def format_requirements(versions: Mapping[str, str]) -> list[str]:
-    """Return packages, name to version, as lines of a requirements.txt."""
+    """Format packages, name to version, as lines of a requirements.txt."""
     return [f"{name}=={version}" for name, version in sorted(versions.items())]
 
 
-def requested(folder: Path) -> list[str]:
-    """Return the requested packages of a runtime, without their dependencies, as requirements."""
-    if (lines := folder / _REQUESTED).exists():
-        return lines.read_text().splitlines()
-    # In a runtime that pip built, a file REQUESTED marks them.
+def requested_packages(folder: Path) -> list[str]:
+    """Return the requirements of a runtime, without dependencies."""
+    if (file := folder / _REQUESTED).exists():
+        return file.read_text().splitlines()
+    # In a runtime that pip built, a file REQUESTED marks each.
     distributions = metadata.distributions(path=[str(folder / _SITE)])
     return sorted(
         f"{canonicalize_name(each.name)}=={each.version}" for each in distributions if each.read_text("REQUESTED") is not None
@@ -210,7 +211,7 @@ def _install(folder: Path, runtime: RuntimeRequest, host_python: str, step: term
     start = runtime.file.parent if runtime.file else folder
     options = [*wheels_only_options(PYTHON), *([_CPU_TORCH] if runtime.cpu_torch else [])]
     install(site, PYTHON, runtime.lines, start, step, options)
-    for script in (site / "bin").glob("*"):  # its first line names this machine's Python
+    for script in (site / "bin").glob("*"):  # a script's first line names this machine's Python
         script.write_bytes(script.read_bytes().replace(sys.executable.encode(), host_python.encode()))
         script.rename(folder / "bin" / script.name)
     shutil.rmtree(site / "bin", ignore_errors=True)
@@ -219,18 +220,18 @@ def _install(folder: Path, runtime: RuntimeRequest, host_python: str, step: term
 
 
 def cpu_builds(lines: Sequence[str]) -> list[str]:
-    """Return the lines of a requirements.txt with CPU builds; a line with a hash names a file, and stays."""
+    """Return the lines of a requirements.txt with CPU builds; keep a line with a hash, which is valid for one file only."""
     return [_cpu_build(line) for line in lines]
 
 
 def names_torch(lines: Collection[str]) -> bool:
     """Return True if the lines name PyTorch without an index or a hash: its CPU build, from another index, may replace it."""
-    elsewhere = any(line.startswith(_INDEX_OPTIONS) for line in lines)
-    return not elsewhere and any(_name(line) in _TORCH and " --hash" not in line for line in lines)
+    has_index = any(line.startswith(_INDEX_OPTIONS) for line in lines)
+    return not has_index and any(_name(line) in _TORCH and " --hash" not in line for line in lines)
 
 
 def cpu_remedy(packages: Iterable[str]) -> str:
-    """Return the CPU builds to request instead of these packages, as a clause of an error; empty if none has one."""
+    """Return the CPU builds to request instead of these packages, as a clause of an error; empty if there are none."""
     names = {canonicalize_name(package) for package in packages}
     if names & {*_TORCH}:
         return f"a line {TORCH_INDEX} above torch fetches its CPU build; "

@@ -1,7 +1,7 @@
 """A trainer package's declaration: `scaletier.yaml` beside its `__init__.py`; see docs/trainers.md.
 
-For a trainer that uses the library, the library's scaletier.yaml has the defaults, and the trainer's own file comes before
-them. Without either every value is the default here.
+For a trainer that uses the library, the library's scaletier.yaml has the defaults, and the trainer's own file overrides them.
+A value that neither file has is the default here.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ class Strategy(EndPolicy):
     """The meaning of a value of `--strategy` for the cluster.
 
     Attributes:
-        requiredRoles: the roles of which it needs a host.
+        requiredRoles: the roles of which it needs at least one host.
         usedRoles: the roles that it uses besides the master; None for all.
         allOrNone: the roles of which it uses all hosts or none.
-        exchange: how replicas share what they learn: each with the parameter servers (`servers`), or all at once
+        exchange: how replicas share what they learn: each with the parameter servers (`servers`), or all together
             (`all-reduce`); None if unknown.
     """
 
@@ -80,8 +80,8 @@ class Strategy(EndPolicy):
 class Data(Section):
     """A data set that a trainer expects in SCALETIER_DATA, unless one of `flags` names other data.
 
-    It is `data/<name>` in the bucket. `fab train` uploads `files` there, a glob of files of the checkout; `command` makes these
-    files. Nothing else of this machine can be named: a package may be another person's.
+    It is `data/<name>` in the bucket. `fab train` uploads `files` there, a glob of files in the checkout; `command` makes them.
+    No other file of this machine is permitted, as the package may be another person's.
     """
 
     name: Annotated[str, AfterValidator(_data_name)] = Field(
@@ -98,22 +98,22 @@ class Data(Section):
         return {path.name: path for path in paths if path.is_file()}
 
     def missing_error(self) -> UsageError:
-        """Return the error if it is neither here nor in the bucket."""
+        """Return the error for a data set that is neither in the checkout nor in the bucket."""
         how = f"run {self.command}" if self.command else f"run fab data put PATH {self.name}"
         other = f", or name other data with {' or '.join(self.flags)}" if self.flags else ""
         return UsageError(f"there is no {self.name} to train on: {how}{other}")
 
 
 class PlanFlags(Section):
-    """The trainer's flags that `fab plan` reads, None if there is none; the defaults describe plain TensorFlow.
+    """The trainer's flags that `fab plan` reads, None for a missing one; the defaults describe plain TensorFlow.
 
     Attributes:
-        steps: the flag of the number of steps, of all replicas.
+        steps: the flag for the number of steps of all replicas.
         defaultSteps: the steps without that flag.
-        syncPeriod: the flag of the steps between two exchanges.
+        syncPeriod: the flag for the steps between two exchanges.
         defaultSyncPeriod: the period if neither the flag nor the log has it.
         parameterBits: the size of one parameter on its way to the parameter servers.
-        evaluate: the flag of the steps between evaluations, of all replicas.
+        evaluate: the flag for the steps of all replicas between two evaluations.
     """
 
     old_names: ClassVar[Mapping[str, str]] = {
@@ -134,9 +134,9 @@ class PlanFlags(Section):
 class TrainerConfig(EndPolicy):
     """A trainer's declaration: `strategies` by name, `strategy` its default one, `export` a module.
 
-    `tensorflow` and `keras` are the minor versions that it supports, any if empty. The keys for the end of a job hold for
-    every strategy, which may declare its own. A job's end is reported to `notify`, a URL or a command, unless the job sets
-    another. If `passJobDir` is False, the trainer reads JOB_DIR, and gets no flag for it even if its code has one.
+    `tensorflow` and `keras` are the minor versions that it supports, any if empty. The keys of `EndPolicy` hold for
+    every strategy that does not override them. A job's end is reported to `notify`, a URL or a command, unless the job sets
+    another. If `passJobDir` is False, the trainer reads JOB_DIR itself, and gets no flag with it even if its code has one.
     """
 
     data: Data | None = None
@@ -149,8 +149,8 @@ class TrainerConfig(EndPolicy):
     keras: Annotated[tuple[str, ...], PlainValidator(_minor_versions)] = ()
     notify: Notify = ""
 
-    def chosen(self, name: str | None) -> Strategy:
-        """Return a strategy, by default the default one, with the end keys that hold for all of them."""
+    def strategy_for(self, name: str | None) -> Strategy:
+        """Return a strategy, the default one if `name` is None, with the keys of `EndPolicy` that hold for all."""
         strategy = self.strategies.get(name or self.strategy or "", Strategy())
         return strategy.model_copy(update=merge_policy_keys(self.policy_keys, strategy.policy_keys))
 
@@ -166,8 +166,8 @@ def read(files: Mapping[str, bytes], package: str, report_old_keys: bool = False
     path, keys = f"{package}/{FILE}", dict[str, Any]()
     for place in (f"{LIBRARY}/{FILE}", path):
         if place in files:
-            one = validate(TrainerConfig, read_yaml(files[place], place), place, report_old_keys)
-            keys |= {key: getattr(one, key) for key in one.model_fields_set}
+            declaration = validate(TrainerConfig, read_yaml(files[place], place), place, report_old_keys)
+            keys |= {key: getattr(declaration, key) for key in declaration.model_fields_set}
     declared = validate(TrainerConfig, keys, path)
     if declared.strategy is not None and declared.strategy not in declared.strategies:
         valid = ", ".join(declared.strategies) or "none"
@@ -178,7 +178,7 @@ def read(files: Mapping[str, bytes], package: str, report_old_keys: bool = False
 
 
 def merge_policy_keys(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge keys for the end of a job; a code of `overrides` is removed from the other list of `base`."""
+    """Merge keys of `EndPolicy`; an exit code in one list of `overrides` is removed from the other list of `base`."""
     codes = {"restartCodes": "permanentCodes", "permanentCodes": "restartCodes"}
     remaining = {key: [code for code in base[key] if code not in overrides.get(codes[key], ())] for key in codes if key in base}
     return {**base, **remaining, **overrides}
@@ -190,7 +190,7 @@ def check_frameworks(
     """Check the TensorFlow and Keras of a Python by lines such as `tensorflow-cpu==2.20.0`.
 
     `on_hosts` is True for the hosts' own Python, False for the job's. `complete` is True if these are all its
-    packages, so that none of TensorFlow is an error.
+    packages, so that a missing TensorFlow is an error.
     """
     lines = list(lines)
     owner = "the hosts' Python" if on_hosts else "the job's own Python"
@@ -215,7 +215,7 @@ def check_frameworks(
 def read_from_archive(archive: bytes, package: str) -> TrainerConfig:
     """Parse the declaration in a package.tar.gz."""
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        # For all other files the name is enough.
+        # Of other files only the names matter.
         names = (f"{package}/{FILE}", f"{LIBRARY}/{FILE}")
         members = {entry.name: tar.extractfile(entry) if entry.name in names else None for entry in tar}
         return read({name: opened.read() if opened else b"" for name, opened in members.items()}, package)

@@ -1,4 +1,4 @@
-"""The files of a folder as a package and `fab data put` send them: with links, without ignored ones."""
+"""The files of a folder that a package and `fab data put` send: links are followed, ignored files skipped."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
 
 IGNORE_FILE, GIT_IGNORE_FILE = ".scaletierignore", ".gitignore"
-# They hold the keys of stacks, and are never sent: every trainer can read the bucket and packages.
+# Folders with the keys of stacks, which are never sent: every trainer can read the bucket and packages.
 KEY_FOLDERS = frozenset({".scaletier", ".pulumi-state", ".pulumi"})
 _VIRTUAL_ENVIRONMENT = "pyvenv.cfg"
-# A repository's history, which is never sent: a folder, or in a worktree or a submodule a file that names one.
+# A repository's history, which is never sent: a folder, or in a worktree or submodule a file that names this folder.
 _HISTORY = ".git"
-# Pathspec's group for the end of a folder, and its expression of `*/`.
+# Pathspec's group for the end of a folder, and its regular expression for `*/`.
 _FOLDER_MARK = "ps_d"
 _ANY_FOLDER = f"(?P<{_FOLDER_MARK}>/)"
 _NOTES = {
-    "keys": "keys of stacks are left out",
+    "keys": "keys of stacks are skipped",
     "outside": "links that leave the folder are followed",
-    "cycles": "links to a folder that they are in are left out",
-    "dangling": "links that lead nowhere are left out",
-    "empty": "empty folders are left out",
-    "special": "pipes, sockets and devices are left out",
+    "cycles": "links to a folder that contains them are skipped",
+    "broken": "broken links are skipped",
+    "empty": "empty folders are skipped",
+    "special": "pipes, sockets and devices are skipped",
 }
 _SHOWN = 5
-# Folders that link to one another make more paths than intended.
+# Folders with links to one another may have any number of paths.
 _MOST_LINKED_FOLDERS = 10_000
 
 
@@ -43,9 +43,9 @@ class Tree:
     """The files of a folder, by their paths below it.
 
     Attributes:
-        files: where each is read.
-        ignored: by the name of an ignore file, the files and folders that it leaves out; a folder ends in `/`.
-        notes: one line each about links that a reader would not expect, and about keys.
+        files: the local file of each path.
+        ignored: by the name of an ignore file, the paths that it excludes; a folder ends in `/`.
+        notes: lines about skipped paths and unusual links, one for each kind.
     """
 
     files: Mapping[str, Path]
@@ -54,7 +54,7 @@ class Tree:
 
     @property
     def ignored_paths(self) -> tuple[str, ...]:
-        """The paths that ignore files leave out."""
+        """The paths that ignore files exclude."""
         return tuple(sorted(path for paths in self.ignored.values() for path in paths))
 
     def sizes(self) -> dict[str, int]:
@@ -66,17 +66,17 @@ def walk(
     root: Path,
     ignore_files: Sequence[str] = (),
     skipped: Collection[str] = (),
-    endings: tuple[str, ...] = (),
+    suffixes: tuple[str, ...] = (),
     outer_rules: bool = True,
 ) -> Tree:
-    """Find every file below a folder, through symbolic links too.
+    """Find every file below a folder, also through symbolic links.
 
     Args:
-        root: the folder, or a file, whose path below itself is empty.
-        ignore_files: names of files of gitignore's syntax, of which an earlier one wins.
-        skipped: names of folders that are left out; if there are any, so are virtual environments.
-        endings: of the names of files that are left out.
-        outer_rules: the files .gitignore above the folder, up to the repository's, count too.
+        root: the folder, or a file, which then has the empty path.
+        ignore_files: names of files in gitignore's syntax; an earlier one overrides a later one.
+        skipped: names of folders to skip; if not empty, virtual environments are skipped, too.
+        suffixes: those of the names of files to skip.
+        outer_rules: apply the .gitignore files above the folder, up to the repository's, too.
     """
     if keys := KEY_FOLDERS.intersection(Path(os.path.realpath(root)).parts):
         raise UsageError(f"{root} is in {', '.join(keys)}, which holds keys of stacks and is never sent: give another path")
@@ -85,7 +85,7 @@ def walk(
     if root.exists() and not root.is_dir():
         kind = "pipe" if root.is_fifo() else "socket" if root.is_socket() else "device"
         raise UsageError(f"{root} is a {kind}: give the path of a file or a folder")
-    walker = _Walker(root, [_Rules(root, name, outer_rules) for name in ignore_files], skipped, endings)
+    walker = _Walker(root, [_IgnoreRules(root, name, outer_rules) for name in ignore_files], skipped, suffixes)
     try:
         files = dict(sorted(walker.walk(root, "", (os.path.realpath(root),))))
     except OSError as error:
@@ -93,59 +93,59 @@ def walk(
     # A folder of data often ignores all but its .gitignore, to be in a repository while it is empty.
     if walker.ignored and all(path.startswith(".git") for path in files):
         reasons = " and ".join(f"{name} ({', '.join(paths[:_SHOWN])})" for name, paths in walker.ignored.items())
-        raise UsageError(f"{root} has no file left, as its ignore files leave out all of them: take lines out of {reasons}")
+        raise UsageError(f"{root} has no file left, as its ignore files exclude all: remove lines from {reasons}")
     return Tree(files, walker.ignored, tuple(walker.notes()))
 
 
 def show_notes(tree: Tree, what: str) -> None:
-    """Print a note for each unexpected file that is sent or left out."""
+    """Print the notes of a tree, and the paths that .gitignore excludes."""
     for line in tree.notes:
         terminal.note(f"{what}: {line}")
     if paths := tree.ignored.get(GIT_IGNORE_FILE):
-        how = f"a line such as !{paths[0]} in {IGNORE_FILE} brings it along"
-        terminal.note(f"{what}: {GIT_IGNORE_FILE} leaves out {terminal.list_some(sorted(paths))}; {how}")
+        how = f"a line such as !{paths[0]} in {IGNORE_FILE} includes it"
+        terminal.note(f"{what}: {GIT_IGNORE_FILE} excludes {terminal.list_some(sorted(paths))}; {how}")
 
 
 class _Walker:
-    def __init__(self, root: Path, rules: Sequence[_Rules], skipped: Collection[str], endings: tuple[str, ...]) -> None:
-        self._root, self._real = root, Path(os.path.realpath(root))
-        self._skipped, self._endings = skipped, endings
+    def __init__(self, root: Path, rules: Sequence[_IgnoreRules], skipped: Collection[str], suffixes: tuple[str, ...]) -> None:
+        self._root, self._real_root = root, Path(os.path.realpath(root))
+        self._skipped, self._suffixes = skipped, suffixes
         self._rules = rules
         self.ignored: dict[str, list[str]] = {}
         self._noted: dict[str, list[str]] = {kind: [] for kind in _NOTES}
-        # Folders that .gitignore leaves out, except for the tracked files in them.
+        # Folders that .gitignore excludes, except for the tracked files in them.
         self._tracked_folders: list[str] = []
         self._linked_folders = 0
 
     def notes(self) -> Iterator[str]:
-        """Yield one line for each kind of link, and one for keys."""
+        """Yield the lines of `Tree.notes`."""
         for kind, paths in self._noted.items():
             if paths:
                 yield f"{_NOTES[kind]}: {terminal.list_some(paths)}"
 
-    def walk(self, folder: Path, below: str, chain: tuple[str, ...]) -> Iterator[tuple[str, Path]]:
-        """Yield the files of a folder; `chain` has the real paths of the folders that it is in, and its own."""
+    def walk(self, folder: Path, prefix: str, chain: tuple[str, ...]) -> Iterator[tuple[str, Path]]:
+        """Yield the files of a folder, by path with `prefix`; `chain` has the real paths of the folder and of its parents."""
         entries = sorted(folder.iterdir())
-        if below and not entries:
-            self._noted["empty"].append(below)
+        if prefix and not entries:
+            self._noted["empty"].append(prefix)
         for rules in self._rules:
-            rules.read(folder, below)
+            rules.read(folder, prefix)
         for entry in entries:
-            path = f"{below}{entry.name}"
+            path = f"{prefix}{entry.name}"
             is_folder = entry.is_dir()
             if is_folder and entry.name in KEY_FOLDERS:
                 self._noted["keys"].append(f"{path}/")
                 continue
-            # `access`, as a folder that may not be read is perhaps ignored
+            # `access` raises no error for an unreadable folder, which may be ignored
             if is_folder and self._skipped and os.access(entry / _VIRTUAL_ENVIRONMENT, os.F_OK):
                 continue
-            if entry.name in self._skipped if is_folder else entry.name.endswith(self._endings) and bool(self._endings):
+            if entry.name in self._skipped if is_folder else entry.name.endswith(self._suffixes) and bool(self._suffixes):
                 continue
             if entry.name in (IGNORE_FILE, _HISTORY):
                 continue
-            if ignore_file := self._ignores(f"{path}/" if is_folder else path):
+            if ignore_file := self._find_ignore_file(f"{path}/" if is_folder else path):
                 self.ignored.setdefault(ignore_file, []).append(f"{path}/" if is_folder else path)
-            elif not self._follows(entry, path, chain):
+            elif not self._includes(entry, path, chain):
                 continue
             elif is_folder:
                 yield from self.walk(entry, f"{path}/", (*chain, os.path.realpath(entry)))
@@ -154,36 +154,36 @@ class _Walker:
             else:
                 self._noted["special"].append(path)
 
-    def _ignores(self, path: str) -> str:
-        """Return the name of the ignore file that leaves a path out; empty if none does."""
+    def _find_ignore_file(self, path: str) -> str:
+        """Return the name of the ignore file that excludes a path; empty if none does."""
         verdicts = ((rules.name, rules.ignores(path)) for rules in self._rules)
         inherited = any(map(path.startswith, self._tracked_folders))
         name, ignored = next(
             ((name, verdict) for name, verdict in verdicts if verdict is not None), (GIT_IGNORE_FILE, inherited)
         )
-        if ignored and name == GIT_IGNORE_FILE and path.rstrip("/") in self._tracked:
+        if ignored and name == GIT_IGNORE_FILE and path.rstrip("/") in self._tracked_paths:
             self._tracked_folders += [path] if path.endswith("/") else []
             return ""
         return name if ignored else ""
 
     @cached_property
-    def _tracked(self) -> frozenset[str]:
-        """Git's tracked files: they are included whatever .gitignore has, as in git itself."""
-        return git.tracked(self._root)
+    def _tracked_paths(self) -> frozenset[str]:
+        """Git's tracked files, which are included even if a .gitignore excludes them, as in git itself."""
+        return git.tracked_paths(self._root)
 
-    def _follows(self, entry: Path, path: str, chain: tuple[str, ...]) -> bool:
-        """Return whether an entry is included; note a link that leads elsewhere."""
+    def _includes(self, entry: Path, path: str, chain: tuple[str, ...]) -> bool:
+        """Return True unless an entry is a link to skip; take note of an unusual link."""
         if not entry.is_symlink():
             return True
         real = Path(os.path.realpath(entry))
         kind = ""
         if not entry.exists():  # a link to itself, too
-            kind = "dangling"
-        elif entry.is_dir() and (str(real) in chain or self._real.is_relative_to(real)):
+            kind = "broken"
+        elif entry.is_dir() and (str(real) in chain or self._real_root.is_relative_to(real)):
             kind = "cycles"
         elif KEY_FOLDERS.intersection(real.parts):
             kind = "keys"
-        elif not real.is_relative_to(self._real):
+        elif not real.is_relative_to(self._real_root):
             kind = "outside"
         if kind:
             self._noted[kind].append(f"{path} -> {entry.readlink()}")
@@ -197,75 +197,73 @@ class _Walker:
         return True
 
 
-class _Rules:
-    """The ignore files of one name; as in git the deepest folder's file and the last matching line count."""
+class _IgnoreRules:
+    """The ignore files of one name; as in git, the deepest file with a matching line decides, by its last one."""
 
     def __init__(self, root: Path, name: str, outer: bool) -> None:
         self.name = name
-        # From the outermost folder inwards: what a path below the root has in front there, or has it not, and the file's lines.
+        # From the outermost folder inwards: the prefix to add to a path below the root, the one to remove, the file's lines.
         self._specs: list[tuple[str, str, GitIgnoreSpec]] = []
         if outer and name == GIT_IGNORE_FILE:
             self._read_above(Path(os.path.realpath(root)))
 
     def _read_above(self, root: Path) -> None:
-        """Read the files of the folders above, up to the repository's; none if they leave out the root or one of these."""
+        """Read the files of the folders above, up to the repository's; none if they exclude the root or one of these."""
         top = next((folder for folder in (root, *root.parents) if (folder / _HISTORY).exists()), root)
         above = [each for each in root.parents if each.is_relative_to(top)]
         for folder in reversed(above):
             self._read(folder, f"{root.relative_to(folder).as_posix()}/", "")
         for folder in (root, *above[:-1]):
-            inside = f"{root.relative_to(folder).as_posix()}/" if folder != root else ""
-            paths = (
-                (spec, before.removesuffix(inside)) for before, _, spec in reversed(self._specs) if before.endswith(inside)
-            )
+            suffix = f"{root.relative_to(folder).as_posix()}/" if folder != root else ""
+            paths = ((spec, added.removesuffix(suffix)) for added, _, spec in reversed(self._specs) if added.endswith(suffix))
             verdicts = (_verdict(spec, path) for spec, path in paths if path)
             if next((verdict for verdict in verdicts if verdict is not None), False):
                 self._specs.clear()
 
-    def read(self, folder: Path, below: str) -> None:
-        """Read the file of the folder at that path below the root, if it has one."""
-        self._read(folder, "", below)
+    def read(self, folder: Path, prefix: str) -> None:
+        """Read the file of a folder, if it has one; `prefix` is its path below the root."""
+        self._read(folder, "", prefix)
 
     def ignores(self, path: str) -> bool | None:
-        """Return whether a path below the root is left out; None if no line matches it."""
-        for before, inside, spec in reversed(self._specs):
-            if path.startswith(inside) and (ignored := _verdict(spec, before + path[len(inside) :])) is not None:
+        """Return whether the files exclude a path below the root; None if no line matches it."""
+        for added, removed, spec in reversed(self._specs):
+            if path.startswith(removed) and (ignored := _verdict(spec, added + path[len(removed) :])) is not None:
                 return ignored
         return None
 
     def _read_lines(self, file: Path) -> list[str]:
-        """Return a file's lines; git takes any bytes for a path."""
+        """Return a file's lines; those of a .gitignore may have any bytes, as git's paths may."""
         return file.read_text("utf-8-sig", "surrogateescape" if self.name == GIT_IGNORE_FILE else "strict").splitlines()
 
-    def _read(self, folder: Path, before: str, inside: str) -> None:
+    def _read(self, folder: Path, added: str, removed: str) -> None:
         file = folder / self.name
         if not file.is_file():
             return
-        from pathspec import GitIgnoreSpec  # which a folder without such a file does without
+        from pathspec import GitIgnoreSpec  # takes long to import
 
         try:
-            self._specs.append((before, inside, GitIgnoreSpec.from_lines(self._read_lines(file))))
+            self._specs.append((added, removed, GitIgnoreSpec.from_lines(self._read_lines(file))))
         except (OSError, ValueError) as error:
             raise UsageError(f"{file} cannot be read: {error}") from None
 
 
 def _verdict(spec: GitIgnoreSpec, path: str) -> bool | None:
-    """Return whether an ignore file leaves out a path, which ends in `/` for a folder; None if no line matches it.
+    """Return whether an ignore file excludes a path, which ends in `/` for a folder; None if no line matches it.
 
-    As in git the last line counts that matches the path itself. pathspec's lines also match what is in a folder.
+    As in git, the last line that matches the path itself decides; pathspec's lines also match the paths in a folder.
     """
     if spec.check_file(path).include is None:  # quickly, for most paths
         return None
     for pattern in reversed(spec.patterns):
-        found = pattern.match_file(path)
-        if found is None or pattern.regex is None:
+        result = pattern.match_file(path)
+        if result is None or pattern.regex is None:
             continue
         if pattern.regex.pattern == _ANY_FOLDER:
             itself = path.endswith("/")
-        elif found.match.groupdict().get(_FOLDER_MARK):
-            itself = found.match.end(_FOLDER_MARK) == len(path)
+        elif result.match.groupdict().get(_FOLDER_MARK):
+            itself = result.match.end(_FOLDER_MARK) == len(path)
         else:
-            itself = not (pattern.regex.pattern.endswith("/") and found.match.end() == len(path))  # `src/**` is not src itself
+            itself = not (pattern.regex.pattern.endswith("/") and result.match.end() == len(path))  # `src/**` is not src itself
         if itself:
             return pattern.include
     return None

@@ -18,8 +18,8 @@ from jobs.times import seconds_between
 from ops import terminal
 from ops.client import Client
 from ops.cluster.cluster import ClusterClient
-from ops.logs.follow import Event, Note, Replicas, Waiting
-from ops.logs.heuristics import Reading, UnitOfProgress, read_line
+from ops.logs.follow import Event, Note, ReplicaRecords, WaitReason
+from ops.logs.heuristics import LineMetrics, UnitOfProgress, read_line
 from ops.logs.lines import LogLine, clock
 from ops.screen.render import SEVERITIES, Picture, Screen, format_cell, layout_columns, print_picture, sanitize, state_text
 from ops.screen.series import CountRate, Series, progress, sparkline
@@ -89,7 +89,7 @@ class JobScreen:
         self._trials = TrialScreen(hyperparameters) if isinstance(hyperparameters, dict) else None
         self._series = {"loss": Series(), "accuracy": Series()}
         self._last: dict[str, str] = {}
-        self._evaluation: tuple[Reading, dict[str, str]] | None = None
+        self._evaluation: tuple[LineMetrics, dict[str, str]] | None = None
         self._newest: deque[tuple[int, LogLine]] = deque(maxlen=LINES_KEPT)
         self._warnings: deque[tuple[int, LogLine]] = deque(maxlen=LINES_KEPT)
         self._count = 0
@@ -100,11 +100,11 @@ class JobScreen:
             self._add_line(event, now)
         elif isinstance(event, JobRecord):
             self._set_record(event)
-        elif isinstance(event, Replicas):
+        elif isinstance(event, ReplicaRecords):
             for name, record in event.records.items():
                 if name in self._replicas:
                     self._replicas[name].record = record
-        elif isinstance(event, Note | Waiting) and event.text:
+        elif isinstance(event, Note | WaitReason) and event.text:
             self._keep(LogLine(_to_rfc3339(now, "milliseconds"), "NOTE", "", sanitize(event.text)))
 
     def picture(self, now: float, lines: int) -> Picture:
@@ -155,7 +155,7 @@ class JobScreen:
             self._warnings.append((self._count, line))
         self._count += 1
 
-    def _apply(self, reading: Reading, replica: _Replica | None, moment: float, now: float) -> None:
+    def _apply(self, reading: LineMetrics, replica: _Replica | None, moment: float, now: float) -> None:
         metrics = {key: value for key, value in (("loss", reading.loss), ("accuracy", reading.accuracy)) if value is not None}
         if reading.evaluation:
             self._evaluation = (reading, metrics)
@@ -169,7 +169,7 @@ class JobScreen:
         if reading.count is not None and not (counts_steps and reading.unit is UnitOfProgress.EPOCH):
             self._advance(reading, reading.count, replica, moment, now)
 
-    def _advance(self, reading: Reading, count: int, replica: _Replica | None, moment: float, now: float) -> None:
+    def _advance(self, reading: LineMetrics, count: int, replica: _Replica | None, moment: float, now: float) -> None:
         went_back = replica is not None and replica.step_rate.count is not None and count < replica.step_rate.count
         if went_back or reading.unit is not self._unit:
             # All replicas resume from a checkpoint, or the trainer now reports steps instead of epochs.

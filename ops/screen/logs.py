@@ -17,8 +17,8 @@ from ops.cluster.cluster import ClusterClient
 from ops.cluster.ledger import existing_job, replica_names
 from ops.errors import DETACHED, DONE, FAILED, OpsError, UsageError
 from ops.logs import read
-from ops.logs.follow import Note, Waiting
-from ops.logs.lines import Format, LogLine
+from ops.logs.follow import Note, WaitReason
+from ops.logs.lines import LineFormatter, LogLine
 
 # The agent's own lines of severity ERROR, which are no error of a trainer.
 _OF_THE_AGENT = ("job FAILED", "trainer ended by ", "trainer exited with ")
@@ -86,7 +86,7 @@ def follow_plain(
     try:
         for events in Client(cluster).follow(record, replicas, log_filter).batches():
             for event in events:
-                if isinstance(event, Waiting):
+                if isinstance(event, WaitReason):
                     status.show(event.text)
                     continue
                 status.clear()
@@ -116,7 +116,7 @@ def _writer(
     first = FirstErrorDetector(earliest((name, replica.firstError) for name, replica in records.items()), live)
     if as_json:
         return lambda line: terminal.write(sys.stdout, line.to_json(first(line)))
-    form = Format(replicas, terminal.supports_colour(sys.stdout))
+    form = LineFormatter(replicas, terminal.supports_colour(sys.stdout))
     return lambda line: terminal.write(sys.stdout, form(line, first(line)))
 
 

@@ -512,7 +512,7 @@ def build_job(
         counts = _trial_counts(flags, tuned, inventory, where)
     else:
         counts = resources.requested_counts(
-            flags.scale_tier, flags.replicas, training_input, declared.chosen(strategy).usedRoles, inventory, where
+            flags.scale_tier, flags.replicas, training_input, declared.strategy_for(strategy).usedRoles, inventory, where
         )
     for name in {flags.strategy or strategy, strategy}:
         resources.check_strategy(name, declared, inventory, {Role.MASTER: 1} if tuned else counts)
@@ -547,7 +547,7 @@ def build_job(
         use_chief=training_input.get("useChiefInTfConfig", True),
         policy=policy(
             scheduling,
-            declared.chosen(strategy),
+            declared.strategy_for(strategy),
             study,
             f"{where}: trainingInput.scheduling",
             f"{declaring}/{trainer_config.FILE}",

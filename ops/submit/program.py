@@ -129,7 +129,7 @@ def _command(folder: str | None, text: str) -> JobProgram:
         how = "--command \"sh -c '…'\" has it expanded, or put it in quotes if the program expands it"
         terminal.note(f"--command runs no shell, so the program gets {literal[0]} as it is: {how}")
     source = package.find_folder(folder) if folder is not None else None
-    if folder is not None and (declared := package.entry_point(folder, words[0])):
+    if folder is not None and (declared := package.find_entry_point(folder, words[0])):
         file, module, function = declared
         how = f"--module {module} builds and runs it, if {module} calls {function}() as __main__"
         raise UsageError(f"--command {words[0]} is a script of {file}, which only an installed project has: {how}")

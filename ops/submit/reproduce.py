@@ -151,9 +151,9 @@ def read_package(
         what = f"its package.tar.gz has sha256 {digest[:16]}…, its manifest says {expected[:16]}…"
         raise OpsError(f"the package of {job_id} is damaged, {what}: start the job with fab train")
     script = script_of(content.get("folder", ""), content.get("command", ()), content["package"]["files"])
-    own_paths = "PYTHONPATH" in content.get("environment", {})
+    sets_pythonpath = "PYTHONPATH" in content.get("environment", {})
     try:
-        return unpack(archive, name, content["package"]["files"], content["module"], script, installed, own_paths)
+        return unpack(archive, name, content["package"]["files"], content["module"], script, installed, sets_pythonpath)
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise OpsError(f"the package of {job_id} cannot be unpacked ({error}): start the job with fab train") from None
 
@@ -196,7 +196,7 @@ def build_job(
         labels=content["labels"],
         job_dir_flag=None if study else flag,
         use_chief=config.get("useChiefInTfConfig", True),
-        policy=policy(scheduling, declared.chosen(chosen_strategy(args)), study),
+        policy=policy(scheduling, declared.strategy_for(chosen_strategy(args)), study),
         priority=scheduling.get("priority", 0),
         declared=declared,
         environment=environment,

@@ -12,7 +12,7 @@ from ops.cluster.cluster import ClusterClient
 from ops.cluster.inventory import require_runtimes
 from ops.errors import DONE, UsageError, suggest
 from ops.package import hostpython
-from ops.package.runtimes import installed, requested
+from ops.package.runtimes import installed_packages, requested_packages
 from ops.submit.end import unreadable_error
 
 _ACTIONS = ("ls", "rm")
@@ -39,7 +39,7 @@ def runtimes(cluster: ClusterClient, action: str | None, name: str | None, sure:
 
 def _list(folders: Mapping[str, Path], as_json: bool) -> list[dict[str, Any]]:
     entries: list[dict[str, Any]] = [
-        {"name": name, "requirements": requested(path), "versions": installed(path), "bytes": _bytes(path)}
+        {"name": name, "requirements": requested_packages(path), "versions": installed_packages(path), "bytes": _bytes(path)}
         for name, path in folders.items()
     ]
     if not as_json and not entries:

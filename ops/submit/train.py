@@ -95,7 +95,7 @@ def prepare_program(inventory: Inventory, flags: JobFlags, job_program: program.
     """Prepare a program that was found. With `dry` a runtime is used as it is, or as empty."""
     source = job_program.source
     job = build_job(flags, inventory, source.name, source.files, job_program.command, job_program.folder)
-    source = replace(source, own_paths="PYTHONPATH" in job.environment)
+    source = replace(source, sets_pythonpath="PYTHONPATH" in job.environment)
     installed = None
     if job.runtime:
         from ops.package import runtimes  # with packaging, which costs a job that brings none a sixtieth of a second

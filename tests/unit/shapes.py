@@ -25,7 +25,7 @@ Section = Mapping[str, str]
 # The headings of docs/json.md by function that prints JSON. Of several headings, the value's keys decide; "" is the default.
 PRINTED: Mapping[str, str | Mapping[str, str]] = {
     "ops.cluster.inventory.connect": "fab connect",
-    "ops.models.export._show": "fab export",
+    "ops.models.export._print_signatures": "fab export",
     "ops.models.predict.predict": "fab predict",
     "ops.models.versions._report_version": "fab deploy, fab set-default, fab undeploy",
     "ops.models.versions.delete_version": "fab delete-version",

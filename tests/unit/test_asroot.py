@@ -71,7 +71,7 @@ def test_the_helper_accepts_what_fab_sends(inventory: Inventory, tmp_path: Path)
     assert all(host.REPLICA.fullmatch(name) for name in host_stream.code(SCRIPT.parents[8])[0])
     assert (host.NEW, host.NEW_SERVER, host.PYTHON, host.STATE) == (
         host_stream.NEW_DIR,
-        server._NEW,
+        server._NEW_CODE,
         paths.PYTHON,
         paths.STATE_DIR,
     )

@@ -207,7 +207,7 @@ def test_a_task_calls_one_function_with_its_flags(fab: Fab, line: str, function:
 @pytest.mark.parametrize("flags", ["--input a", "--output a", "--job a", "--replicas 2", "--no-follow"])
 def test_a_flag_of_batches_needs_batch(fab: Fab, flags: str) -> None:
     result = fab("predict", *flags.split())
-    message = f"error: {flags.split()[0]} goes with --batch only: fab predict --batch --input PATTERN --output PATH\n"
+    message = f"error: {flags.split()[0]} is valid only with --batch: fab predict --batch --input PATTERN --output PATH\n"
     assert (result.returncode, result.stderr) == (2, message)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from hosts.agent.lines import Messages
 from jobs.firsterror import LONGEST, ErrorFinder, FirstError, earliest, is_continuation
-from ops.logs.lines import FIRST, Format, LogLine
+from ops.logs.lines import FIRST_ERROR_MARK, LineFormatter, LogLine
 from ops.screen.logs import FirstErrorDetector
 
 TRACE = ["Traceback (most recent call last):", '  File "x.py", line 1, in f', "    f()", "ValueError: bad shape"]
@@ -130,6 +130,6 @@ def test_the_first_error_s_line_is_marked_once() -> None:
 
 def test_the_mark_in_text_and_json() -> None:
     line = LogLine("2026-01-31T12:00:01.500Z", "ERROR", "ps-0", "bad")
-    assert Format(["ps-0"], colours=False)(line, first_error=True).endswith(f"bad{FIRST}")
+    assert LineFormatter(["ps-0"], colours=False)(line, first_error=True).endswith(f"bad{FIRST_ERROR_MARK}")
     assert line.to_json(first_error=True).endswith(', "message": "bad", "firstError": true}')
     assert "firstError" not in line.to_json()

@@ -76,18 +76,18 @@ def test_the_submitted_job(cluster: ClusterClient) -> None:
         ({"version": "v11"}, "model digits has no version 'v11'; there are v1, v2, v3; did you mean v1?"),
         (
             {"version": "v2"},
-            "version v2 of model digits is CREATING, and predictions are made by one that is READY; those are v1",
+            "version v2 of model digits is CREATING, and only a READY one predicts; READY are v1",
         ),
         ({"version": "v3"}, "version v3 of model digits is FAILED"),
         (
             {"signature": "serving"},
-            "--signature 'serving' is none of the model; did you mean serving_default?; there are serving_",
+            "--signature 'serving' is not in the model; did you mean serving_default?; it has serving_",
         ),
         ({"pattern": "request.json"}, "--input 'request.json' is not in the bucket, where hosts find it: fab data put PATH"),
         ({"pattern": "gs://other/*"}, "--input 'gs://other/*' is not in the bucket"),
         ({"pattern": "BUCKET/../x"}, "is not in the bucket"),
         ({"pattern": "BUCKET/data/none*"}, "BUCKET/data/none* matches no file of the bucket: fab data ls lists them"),
-        ({"pattern": "BUCKET/data/in"}, "is a folder: say which of its files, such as BUCKET/data/in/*"),
+        ({"pattern": "BUCKET/data/in"}, "is a folder: give files in it, such as BUCKET/data/in/*"),
         ({"output": "/tmp/x"}, "--output '/tmp/x' is not in the bucket: take a path below BUCKET/, such as BUCKET/predictions"),
         ({"output": "BUCKET/data/x"}, "--output 'BUCKET/data/x' is where the bucket keeps other things"),
         ({"output": "BUCKET/full/"}, "--output BUCKET/full is not empty"),
@@ -103,7 +103,7 @@ def test_invalid_calls_are_refused(cluster: ClusterClient, changes: dict[str, An
 
 def test_a_model_without_a_default_needs_a_version(cluster: ClusterClient) -> None:
     catalog_of(cluster).change("digits", lambda record: replace(record, default=""))
-    with pytest.raises(UsageError, match="model digits has no default: say --version; READY are v1"):
+    with pytest.raises(UsageError, match="model digits has no default: give --version; READY are v1"):
         prepare(cluster, make_options(cluster))
 
 
@@ -133,7 +133,7 @@ def test_the_hosts_that_predict(
     cluster: ClusterClient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert replicas_of(cluster) == ["master-0"]
-    assert capsys.readouterr().err == "1 replica of 3, as 4 B of input are not worth more: --replicas 3 takes all\n"
+    assert capsys.readouterr().err == "1 replica of 3, as 4 B of input need no more: --replicas 3 takes all\n"
     assert replicas_of(cluster, "2") == ["master-0", "worker-0"]
     assert replicas_of(cluster, "1") == ["master-0"]
     assert capsys.readouterr().err == ""
@@ -148,7 +148,8 @@ def test_the_hosts_that_predict(
     assert capsys.readouterr().err == "", "the master is the only host"
     for invalid in ("0", "2", "worker=2"):
         with pytest.raises(
-            UsageError, match=re.escape(f"--replicas {invalid!r} is no number of the hosts that predict: stack")
+            UsageError,
+            match=re.escape(f"--replicas {invalid!r} is invalid. Valid: 1 to 1, the master and workers of stack"),
         ):
             replicas_of(cluster, invalid)
 
@@ -191,7 +192,7 @@ def test_a_batch_waits_for_hosts(cluster: ClusterClient, monkeypatch: pytest.Mon
 def test_conflicting_flags_are_refused() -> None:
     check_flags(True, None, {"--input": "in", "--no-follow": True})
     check_flags(False, "request.json", {"--input": None, "--no-follow": False})
-    with pytest.raises(UsageError, match="--json-instances is asked of the model server, and --batch is a job"):
+    with pytest.raises(UsageError, match="--json-instances is for the model server, and --batch runs a job"):
         check_flags(True, "request.json", {})
-    with pytest.raises(UsageError, match="--output goes with --batch only"):
+    with pytest.raises(UsageError, match="--output is valid only with --batch"):
         check_flags(False, None, {"--input": None, "--output": "out"})

@@ -83,7 +83,7 @@ def test_put_obeys_the_folder_s_own_ignore_files(
     assert data(cluster, "put", str(mine), None, sure=True, as_json=False) == 0
     out, err = capsys.readouterr()
     assert out == f"3 files, 2 ignored: {bucket}/data/pictures\n"
-    assert f"{mine}: .gitignore leaves out b.tmp; a line such as !b.tmp in .scaletierignore brings it along" in err
+    assert f"{mine}: .gitignore excludes b.tmp; a line such as !b.tmp in .scaletierignore includes it" in err
     assert sorted(path.name for path in (bucket / "data/pictures").iterdir()) == [".gitignore", "a.npz", "kept"]
 
 

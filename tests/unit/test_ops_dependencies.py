@@ -234,7 +234,7 @@ def test_a_package_that_installs_its_own_folder_is_built_again_if_it_changed(
 
 
 def test_a_stub_is_a_wheel_without_content(tmp_path: Path) -> None:
-    wheels = hostpython.stubs(tmp_path, {"some-far": "1.0"})
+    wheels = hostpython.make_stubs(tmp_path, {"some-far": "1.0"})
     assert wheels == {"some-far": tmp_path / "some_far-1.0-py3-none-any.whl"}
     with zipfile.ZipFile(wheels["some-far"]) as wheel:
         assert {name: wheel.read(name).decode() for name in wheel.namelist()} == {
@@ -364,7 +364,7 @@ def test_a_wheel_that_does_not_fit_is_explained(tags: str, message: str) -> None
 
 def test_another_version_of_a_host_package_is_refused(tmp_path: Path) -> None:
     error = build_error(make_trainer(tmp_path, "tensorflow==1.15.0\n"))
-    assert error.startswith("tensorflow==1.15.0 is asked for, but the Python of the job has tensorflow 2.")
+    assert error.startswith("tensorflow==1.15.0 is required, but the job's Python has tensorflow 2.")
     error = build_error(make_trainer(tmp_path, f"{make_wheel(tmp_path / 'index', needs='numpy<1.0')}\n"))
     assert "far==1.0 depends on numpy<1.0" in error
 
@@ -456,7 +456,7 @@ def test_a_project_of_several_packages_needs_a_module(tmp_path: Path, index: Pat
     root = make_project(tmp_path, ("mine", "yours"), "Requires-Dist: far\n")
     source = package.find(root)
     error = build_error(root, f"{source.name}.task")
-    assert error == "project some-project has the packages mine, yours: say which module to run by --module"
+    assert error == "project some-project has the packages mine, yours: name the one to run by --module"
     assert package.build(source, "yours.task").name == "yours"
 
 

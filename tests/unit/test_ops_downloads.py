@@ -94,19 +94,19 @@ def test_a_download_shows_its_size(
 def test_the_progress_line() -> None:
     updates: list[dict[str, int]] = []
     progress = _Progress(lambda sizes: updates.append(dict(sizes)))
-    assert (progress.line(), progress.total) == ("", "")
+    assert (progress.describe(), progress.total) == ("", "")
     progress.read("   Building six==1.0")
-    assert progress.line() == "building six==1.0"
+    assert progress.describe() == "building six==1.0"
     progress = _Progress(lambda sizes: updates.append(dict(sizes)))
     for line in ("Downloading torch (858.1MiB)", "Downloading nvidia-cudnn-cu12 (1.5GiB)", " Downloaded torch"):
         progress.read(line)
-    assert progress.line() == "1 of 2 large packages fetched, 2.5 GB in all"
+    assert progress.describe() == "1 of 2 large packages fetched, 2.5 GB in all"
     assert updates == [{"torch": 899_783_066}, {"torch": 899_783_066, "nvidia-cudnn-cu12": 1_610_612_736}]
     progress.read("Downloading six")
     progress.read("   Downloaded nvidia-cudnn-cu12")
-    assert progress.line() == "2 of 2 large packages fetched, 2.5 GB in all"
+    assert progress.describe() == "2 of 2 large packages fetched, 2.5 GB in all"
     progress.read("Prepared 3 packages in 1s")
-    assert (progress.line(), progress.total) == ("installing", "2.5 GB")
+    assert (progress.describe(), progress.total) == ("installing", "2.5 GB")
 
 
 @pytest.mark.parametrize(

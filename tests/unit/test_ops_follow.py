@@ -26,7 +26,7 @@ from jobs.records import JobRecord, Plan, ReplicaRecord, UnsavedFiles
 from jobs.states import JobState, ReplicaState
 from ops.errors import HostError, OpsError
 from ops.logs import follow
-from ops.logs.follow import TICK, Follower, Merge, Note, Replicas, Waiting
+from ops.logs.follow import TICK, Follower, Merge, Note, ReplicaRecords, WaitReason
 from ops.logs.lines import LogLine, follow_command
 
 
@@ -208,7 +208,7 @@ def test_a_full_buffer_wakes_its_writer_when_a_line_is_taken(monkeypatch: pytest
     def wait() -> None:
         waits.append(lines._sizes[0])
         wakes.clear()
-        lines._due(0.0)
+        lines._take_lines(0.0)
 
     monkeypatch.setattr(lines._condition, "wait", wait)
     monkeypatch.setattr(lines._condition, "notify_all", lambda: wakes.append("x"))
@@ -337,7 +337,7 @@ def test_a_screen_gets_the_replicas_with_each_poll(world: World) -> None:
     follower._poll_now.steps = [lambda: world.write(RUNNING) or follower._poll_now.set(), follower._ending.set]
     follower._watch()
     assert not follower._poll_now.is_set(), "each poll needs another reason"
-    assert follower._merge.take(0) == [Replicas({"master-0": EXITED}), JOB, Replicas({"master-0": RUNNING})]
+    assert follower._merge.take(0) == [ReplicaRecords({"master-0": EXITED}), JOB, ReplicaRecords({"master-0": RUNNING})]
 
 
 def test_a_bucket_that_fails_is_reported_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -479,7 +479,7 @@ def test_replicas_are_read_for_a_screen_at_the_end_and_after_a_pause(
 ) -> None:
     follower = world.follower(ticks=ticks)
     follower._records_read_at, follower._active_at = read_at, active_at
-    assert follower._wants_replicas(replace(JOB, state=JobState.FAILED if final else JobState.RUNNING)) is wanted
+    assert follower._needs_replicas(replace(JOB, state=JobState.FAILED if final else JobState.RUNNING)) is wanted
 
 
 def test_a_quiet_job_gets_its_reason_once(world: World) -> None:
@@ -491,9 +491,9 @@ def test_a_quiet_job_gets_its_reason_once(world: World) -> None:
         world.clock.now = at
         for name, value in changes.items():
             setattr(follower, name, value)
-        seen.append(follower._waits())
+        seen.append(follower._wait_reasons())
 
-    start = "nothing was printed for 60 s: master-0 is PREPARING; worker-0 is not heard of"
+    start = "nothing was printed for 60 s: master-0 is PREPARING; worker-0 has not reported"
     ended = {"_job": replace(JOB, state=JobState.FAILED), "_records": {"master-0": EXITED, "worker-0": EXITED}}
     look(159.9)
     look(160.0)
@@ -513,9 +513,9 @@ def test_a_quiet_job_gets_its_reason_once(world: World) -> None:
         [],
         [],
         [],
-        [Waiting("collecting the logs of master-0, worker-0")],
+        [WaitReason("collecting the logs of master-0, worker-0")],
         [],
-        [Waiting("")],
+        [WaitReason("")],
         [],
     ]
 
@@ -559,7 +559,7 @@ def test_last_lines_are_requested_a_few_times(world: World, known: bool, tries: 
     world.streams = [FakeStream("master-0", printed, off) if known else off, *[off] * 5]
     follower._ending.steps = [follower._ending.set]
     follower._tail("master-0")
-    again = "fab logs master-0 --job job01 looks again"
+    again = "fab logs master-0 --job job01 tries again"
     assert follower._merge.take(0) == [
         Note("master-0 is off; trying again"),
         Note(f"master-0: not all of its lines were shown; {again}"),

@@ -95,16 +95,14 @@ def test_another_version_of_a_host_package_is_pushed_if_pure_python(
     six = make_wheel(index, "six")
     assert pushed_packages(make_trainer(tmp_path, pinned_requirement("six", "1.0", sha256_of(six)))) == {"six"}
     host_version = hostpython.host_packages()["six"]
-    assert f"six 1.0 goes along, in the place of the {host_version} that the Python of the job has" in capsys.readouterr().err
+    assert f"six 1.0 is sent, instead of the {host_version} of the job's Python" in capsys.readouterr().err
     assert pushed_packages(make_trainer(tmp_path, "six<1.1\n")) == {"six"}
     compiled = make_wheel(index, "wrapt", tags="cp311-cp311-manylinux2014_x86_64")
     for lines in (pinned_requirement("wrapt", "1.0", sha256_of(compiled)), "wrapt==1.0\n"):
-        assert build_error(make_trainer(tmp_path, lines)).startswith(
-            "wrapt==1.0 is asked for, but the Python of the job has wrapt "
-        )
+        assert build_error(make_trainer(tmp_path, lines)).startswith("wrapt==1.0 is required, but the job's Python has wrapt ")
     for name in ("numpy", "keras", "tensorflow"):
         error = build_error(make_trainer(tmp_path, pinned_requirement(name, "1.0", _WRONG)))
-        assert error.startswith(f"{name}==1.0 is asked for, but the Python of the job has {name} ")
+        assert error.startswith(f"{name}==1.0 is required, but the job's Python has {name} ")
         assert "--runtime" in error
 
 

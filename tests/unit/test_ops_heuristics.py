@@ -6,51 +6,54 @@ import time
 
 import pytest
 
-from ops.logs.heuristics import LONGEST, Reading, UnitOfProgress, read_line
+from ops.logs.heuristics import MAX_LENGTH, LineMetrics, UnitOfProgress, read_line
 from scaletier import loop
 
 
 @pytest.mark.parametrize(
     ("line", "reading"),
     [
-        ("Train [worker/0], step 348: loss: 0.729, accuracy: 0.834 (1.0 sec)", Reading(348, loss="0.729", accuracy="0.834")),
-        ("INFO:tensorflow:loss = 0.28, step = 101 (0.5 sec)", Reading(101, loss="0.28")),
-        ("global_step: 7 of many", Reading(7)),
-        ("step 30/2000 - acc: 0.5", Reading(30, 2000, accuracy="0.5")),
-        ("Epoch 3/10", Reading(3, 10, UnitOfProgress.EPOCH)),
-        ("469/469 - 2s - loss: 1.5e-03 - sparse_categorical_accuracy: 0.91", Reading(loss="1.5e-03", accuracy="0.91")),
+        (
+            "Train [worker/0], step 348: loss: 0.729, accuracy: 0.834 (1.0 sec)",
+            LineMetrics(348, loss="0.729", accuracy="0.834"),
+        ),
+        ("INFO:tensorflow:loss = 0.28, step = 101 (0.5 sec)", LineMetrics(101, loss="0.28")),
+        ("global_step: 7 of many", LineMetrics(7)),
+        ("step 30/2000 - acc: 0.5", LineMetrics(30, 2000, accuracy="0.5")),
+        ("Epoch 3/10", LineMetrics(3, 10, UnitOfProgress.EPOCH)),
+        ("469/469 - 2s - loss: 1.5e-03 - sparse_categorical_accuracy: 0.91", LineMetrics(loss="1.5e-03", accuracy="0.91")),
         ("val_loss: 0.5", None),
-        ("loss: nan", Reading(loss="nan")),
-        ("loss: -0.25", Reading(loss="-0.25")),
+        ("loss: nan", LineMetrics(loss="nan")),
+        ("loss: -0.25", LineMetrics(loss="-0.25")),
         ("global_step/sec: 200", None),
         ("steps 5", None),
-        ("step 7 of Step STEP Epoch loss LOSS acc", Reading(7)),
+        ("step 7 of Step STEP Epoch loss LOSS acc", LineMetrics(7)),
         ("glossy: 1", None),
-        ('{"scaletier.progress": {"step": 3, "totalSteps": 9, "loss": 0.25}}', Reading(3, 9, loss="0.25")),
-        ('{"scaletier.progress": {"step": 3, "metrics": {"accuracy": 0.51234567}}}', Reading(3, accuracy="0.5123")),
+        ('{"scaletier.progress": {"step": 3, "totalSteps": 9, "loss": 0.25}}', LineMetrics(3, 9, loss="0.25")),
+        ('{"scaletier.progress": {"step": 3, "metrics": {"accuracy": 0.51234567}}}', LineMetrics(3, accuracy="0.5123")),
         ('{"scaletier.progress": {"step": -1}}', None),
         ("next step: none", None),
         ("", None),
     ],
 )
-def test_a_line_is_read_as_progress(line: str, reading: Reading | None) -> None:
+def test_a_line_is_read_as_progress(line: str, reading: LineMetrics | None) -> None:
     assert read_line(line) == reading
     assert reading is None or reading.evaluation is False
 
 
 def test_lines_of_the_shipped_trainer_are_read() -> None:
     train = loop.train_line("worker/1", 9, 0.5, {"accuracy": 0.75}, 1.25, 10, 5)
-    assert read_line(train) == Reading(9, None, UnitOfProgress.STEP, "0.500", "0.750", 5.0)
-    assert read_line(loop.eval_line(990, 0.4, {"accuracy": 0.89})) == Reading(
+    assert read_line(train) == LineMetrics(9, None, UnitOfProgress.STEP, "0.500", "0.750", 5.0)
+    assert read_line(loop.eval_line(990, 0.4, {"accuracy": 0.89})) == LineMetrics(
         990, loss="0.400", accuracy="0.890", evaluation=True
     )
-    assert read_line(loop.final_line(5006, 0.228, {"accuracy": 0.935})) == Reading(
+    assert read_line(loop.final_line(5006, 0.228, {"accuracy": 0.935})) == LineMetrics(
         5006, loss="0.228", accuracy="0.935", evaluation=True
     )
 
 
 def test_a_very_long_line_is_read_quickly() -> None:
-    assert read_line("x" * LONGEST + " step 5") is None
+    assert read_line("x" * MAX_LENGTH + " step 5") is None
     start = time.process_time()
     for line in ("step " * 20_000, "loss: " * 20_000, "loss:" + " " * 60_000, "step" + " " * 60_000, "loss: " + "1" * 60_000):
         read_line(line)

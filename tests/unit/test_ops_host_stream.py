@@ -97,7 +97,7 @@ def test_the_parts_of_the_check_are_told_apart() -> None:
 def test_content_is_compressed_by_its_size_without_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     calls, sizes = list[tuple[int, int]](), list[int]()
     monkeypatch.setattr(host_stream.gzip, "compress", lambda data, level, mtime: calls.append((level, mtime)) or data)
-    monkeypatch.setattr(host_stream, "compression", lambda size: sizes.append(size) or 7)
+    monkeypatch.setattr(host_stream, "compression_level", lambda size: sizes.append(size) or 7)
     shared, own = host_stream.shared_stream({"a": b"x"}), host_stream.files_stream([RemoteFile("/etc/a", "x")])
     assert (len(shared), len(own), calls, sizes) == (1024, tarfile.RECORDSIZE, [(7, 0), (1, 0)], [1024])
 
@@ -136,7 +136,7 @@ def test_code_is_parsed_once_for_each_version(tmp_path: Path, monkeypatch: pytes
     first = host_stream.code(tmp_path)
     (kept,) = (tmp_path / ".cache/host-code").iterdir()
     with monkeypatch.context() as patched:
-        patched.setattr(host_stream, "_only_code", lambda _: pytest.fail("it was parsed again"))
+        patched.setattr(host_stream, "_strip_comments", lambda _: pytest.fail("it was parsed again"))
         assert host_stream.code(tmp_path) == first
     kept.write_text("{")  # a full disk's
     assert host_stream.code(tmp_path) == first

@@ -30,7 +30,7 @@ from jobs.states import JobState, ReplicaState
 from ops.errors import HostError, UsageError
 from ops.logs import lines
 from ops.logs.filters import parse_filter
-from ops.logs.follow import TICK, Follower, Note, Replicas
+from ops.logs.follow import TICK, Follower, Note, ReplicaRecords
 from ops.logs.lines import LogLine
 
 
@@ -200,7 +200,7 @@ def test_a_merge_is_in_order_and_complete(times: list[list[int]]) -> None:
 
 
 def test_a_line_is_shown_in_columns() -> None:
-    form = lines.Format(["ps-0", "worker-10"], colours=False)
+    form = lines.LineFormatter(["ps-0", "worker-10"], colours=False)
     assert re.fullmatch(
         r"\d\d:\d\d:01\.500 WARNING ps-0       hello", form(LogLine("2026-01-31T12:00:01.500Z", "WARNING", "ps-0", "hello"))
     )
@@ -208,13 +208,13 @@ def test_a_line_is_shown_in_columns() -> None:
     assert form(LogLine("", "INFO", "ps-0", "two\nlines")) == "             INFO    ps-0       two␊lines"
     assert form(LogLine("2026-01-31T12:00:01Z", "INFO", "ps-0", "")).split()[0].endswith(":01.000")
     error = LogLine("2026-01-31T12:00:01.500Z", "ERROR", "ps-0", "hello")
-    plain, coloured = (lines.Format(["ps-0"], colours=colours)(error) for colours in (False, True))
+    plain, coloured = (lines.LineFormatter(["ps-0"], colours=colours)(error) for colours in (False, True))
     assert re.sub(r"\033\[[\d;]*m", "", coloured) == plain
 
 
 def test_a_line_is_shown_in_the_colours_of_its_severity_and_replica() -> None:
     names = [f"worker-{n}" for n in range(10)]
-    form = lines.Format(names, colours=True)
+    form = lines.LineFormatter(names, colours=True)
     time = " " * 12
     assert form(LogLine("", "ERROR", "worker-0", "bad")) == (
         f"\033[2m{time}\033[0m \033[31mERROR  \033[0m \033[36mworker-0\033[0m  \033[31mbad\033[0m"
@@ -222,7 +222,7 @@ def test_a_line_is_shown_in_the_colours_of_its_severity_and_replica() -> None:
     assert form(LogLine("", "INFO", "ps-0", "good")) == f"\033[2m{time}\033[0m INFO    ps-0      good"
     codes = [form(LogLine("", "INFO", name, ""))[31:33] for name in names]
     assert codes == ["36", "32", "35", "34", "33", "96", "92", "95", "94", "36"]
-    assert lines.Format([], colours=False)(LogLine("", "INFO", "", "x")) == f"{time} INFO      x"
+    assert lines.LineFormatter([], colours=False)(LogLine("", "INFO", "", "x")) == f"{time} INFO      x"
 
 
 class FailingBucket(FolderBucket):
@@ -280,7 +280,7 @@ def test_a_queued_job_is_followed_from_the_queue_to_its_end(
             put_job(ledger, JobRecord("job02", JobState.SUCCEEDED, hosts=host))
     assert messages.count("master-0 does not answer; trying again") == 1
     messages.remove("master-0 does not answer; trying again")
-    messages.remove("master-0: not all of its lines were shown; fab logs master-0 --job job02 looks again")
+    messages.remove("master-0: not all of its lines were shown; fab logs master-0 --job job02 tries again")
     assert sorted(messages[:2]) == ["QUEUED", "job02 is QUEUED behind job00, job01"]
     assert messages[2:] == [
         "job02 is QUEUED behind job01",
@@ -302,7 +302,7 @@ def test_a_follower_reports_replicas_and_ticks(inventory: Inventory, tmp_path: P
     ticks = updates = 0
     for event in Follower(fleet, ledger, running, ["master-0"], LogFilter(), ticks=True).events():
         ticks += event == TICK
-        if isinstance(event, Replicas):
+        if isinstance(event, ReplicaRecords):
             updates += 1
             assert event.records["master-0"].restarts == 2
             if updates == 2:
@@ -311,7 +311,7 @@ def test_a_follower_reports_replicas_and_ticks(inventory: Inventory, tmp_path: P
     assert ticks
     ended = replace(running, state=JobState.FAILED)
     plain = list(Follower(fleet, ledger, ended, ["master-0"], LogFilter()).events())
-    assert [event for event in plain if event == TICK or isinstance(event, Replicas)] == []
+    assert [event for event in plain if event == TICK or isinstance(event, ReplicaRecords)] == []
 
 
 RUNNING, EXITED = (ReplicaRecord("master-0", state) for state in (ReplicaState.RUNNING, ReplicaState.EXITED))
@@ -321,8 +321,8 @@ CHECKING = replace(EXITED, startTime="2026-01-31T12:00:00.000Z")
 @pytest.mark.parametrize(
     ("limit", "replica", "waits"),
     [
-        ("_OTHERS_SECONDS", RUNNING, True),
-        ("_OTHERS_SECONDS", EXITED, False),
+        ("_STOP_SECONDS", RUNNING, True),
+        ("_STOP_SECONDS", EXITED, False),
         ("_UNSAVED_SECONDS", CHECKING, True),
         ("_UNSAVED_SECONDS", replace(CHECKING, unsaved=UnsavedFiles()), False),
     ],

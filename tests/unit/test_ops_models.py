@@ -104,7 +104,7 @@ def make_cluster(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.Monke
     model = {"saved_model.pb": MODEL_PB, "variables/variables.index": b"12345"}
     write_files(bucket / "jobs/job01/output/export/Servo/1700000000", model)
     monkeypatch.setattr(server_status, "_POLL_SECONDS", 0.0)
-    monkeypatch.setattr(server_status, "_GONE_SECONDS", 0.1)
+    monkeypatch.setattr(server_status, "_UNLOAD_SECONDS", 0.1)
     monkeypatch.setattr(predicting, "_POLL_SECONDS", 0.0)
 
     def make(*answers: tuple[int, Any], target: Inventory = inventory) -> tuple[ClusterClient, FakeServer]:
@@ -301,7 +301,7 @@ def test_a_version_that_no_server_can_load_is_failed(make_cluster: MakeCluster, 
         deploy(cluster)
     failed = stored_version(cluster)
     assert (failed.state, failed.errorMessage) == ("FAILED", "version v1 of model mnist cannot be loaded: ValueError: odd")
-    remedy = "fab deploy --model mnist --version v1 tries it again, and fab delete-version mnist v1 clears it away"
+    remedy = "fab deploy --model mnist --version v1 tries it again, and fab delete-version mnist v1 deletes it"
     assert f"version v1 of model mnist is FAILED: {remedy}" in capsys.readouterr().err
     cluster, _ = make_cluster()
     assert deploy(cluster, job_id=None) == 0
@@ -362,12 +362,12 @@ def test_the_json_output_of_each_command(make_cluster: MakeCluster, capsys: pyte
 
 def test_an_unknown_version_cannot_be_deployed_again(make_cluster: MakeCluster) -> None:
     cluster, _ = make_cluster()
-    with pytest.raises(UsageError, match="version v1 of what"):
+    with pytest.raises(UsageError, match="version v1 has no origin"):
         deploy(cluster, job_id=None)
     deploy(cluster)
     deploy(cluster, "v2")
     versions.undeploy(cluster, "mnist", "v2")
-    with pytest.raises(UsageError, match=r"version v22 of what.*kept, and to be deployed again without these, are v2"):
+    with pytest.raises(UsageError, match=r"version v22 has no origin: .*; without both, fab deploy restores v2"):
         deploy(cluster, "v22", job_id=None)
 
 
@@ -544,7 +544,7 @@ def test_the_state_on_each_server_is_listed(
         ["v2", "READY", "-", "0", "of"],
     ]
     assert err.splitlines() == [
-        "no model server answers on serving-1: fab predict brings it there",
+        "no model server answers on serving-1: fab predict starts one",
         "serving-0 is loading version v2 of model mnist",
     ]
     versions.models(cluster, False)
@@ -655,13 +655,13 @@ def test_predict_refuses_an_undeployed_version_without_a_request(make_cluster: M
     assert versions.undeploy(cluster, "mnist", "v2", False) == 0
     cluster, fake = make_cluster()
     with pytest.raises(
-        UsageError, match="version v2 of model mnist is UNDEPLOYED: fab deploy --model mnist --version v2 brings"
+        UsageError, match="version v2 of model mnist is UNDEPLOYED: fab deploy --model mnist --version v2 restores"
     ):
         predicting.predict(cluster, "mnist", "v2", instances, None, False)
     versions.undeploy(cluster, "mnist", "v1", False)
     cluster, fake = make_cluster()
     unserved = "no version of model mnist is served: v1 is UNDEPLOYED, v2 is UNDEPLOYED; "
-    with pytest.raises(UsageError, match=f"^{unserved}fab deploy --model mnist --version v1 brings it back$"):
+    with pytest.raises(UsageError, match=f"^{unserved}fab deploy --model mnist --version v1 restores it$"):
         predicting.predict(cluster, "mnist", None, instances, None, False)
     lost = Model("mnist", versions=[Version("v1", VersionState.FAILED)])
     with pytest.raises(
@@ -672,14 +672,14 @@ def test_predict_refuses_an_undeployed_version_without_a_request(make_cluster: M
 
 
 def test_a_request_is_as_large_as_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predicting, "_MOST_BYTES", 10)
+    monkeypatch.setattr(predicting, "_MAX_REQUEST_BYTES", 10)
     assert [*predicting.request_bodies([11, 22, 333, 4, "much too long", 5], {})] == [
         b'{"instances": [11,22]}',  # 2 of 8 bytes are those of no more keys
         b'{"instances": [333,4]}',
         b'{"instances": ["much too long"]}',
         b'{"instances": [5]}',
     ]
-    monkeypatch.setattr(predicting, "_MOST_BYTES", 22)
+    monkeypatch.setattr(predicting, "_MAX_REQUEST_BYTES", 22)
     assert [*predicting.request_bodies([11, 22, 3], {"signature": "x"})] == [
         b'{"instances": [11], "signature": "x"}',
         b'{"instances": [22], "signature": "x"}',
@@ -693,7 +693,7 @@ def test_split_requests_use_one_version(
     cluster, _ = make_cluster()
     deploy(cluster)
     cluster, fake = make_cluster((200, {"predictions": [1]}), (200, {"predictions": [2]}))
-    monkeypatch.setattr(predicting, "_MOST_BYTES", 1)
+    monkeypatch.setattr(predicting, "_MAX_REQUEST_BYTES", 1)
     counts: list[object] = []
     monkeypatch.setattr(predicting.terminal, "counter", lambda _, total: counts.append(total) or counts.append)  # type: ignore[func-returns-value]
     capsys.readouterr()

@@ -279,7 +279,7 @@ def test_a_scripts_library_is_beside_its_folder(tmp_path: Path) -> None:
 def test_a_projects_packages_exclude_the_library(tmp_path: Path) -> None:
     source = package.PackageSource("two", package.add_library({"a/__init__.py": b"import scaletier", "b/__init__.py": b""}))
     assert source.names == ["a", "b"]
-    with pytest.raises(UsageError, match="say which module to run"):
+    with pytest.raises(UsageError, match="name the one to run"):
         package.build(source, "c.task")
     built = package.build(package.PackageSource("two", {**source.files, "a/task.py": b"from scaletier import Job"}), "a.task")
     assert (built.name, built.imports) == ("a", {})
@@ -315,7 +315,7 @@ def test_a_missing_import_is_explained() -> None:
         "have: put it into the package, or into its requirements.txt, which --package brings along"
     )
     message = (
-        "nor the hosts have; nor have they scipy (trainer/model.py:2): put them into the package, or into its requirements.txt"
+        "nor the hosts have; they also lack scipy (trainer/model.py:2): put them into the package, or into its requirements.txt"
     )
     assert message in describe_missing(["pandas", "scipy"], imports, "trainer", files)
 
@@ -324,7 +324,7 @@ def test_a_package_runs_by_its_main(tmp_path: Path) -> None:
     root = make_package(tmp_path, {"task.py": ""})
     assert (
         build_error(root, "mine")
-        == "module 'mine' is a package without a __main__.py, which is what would run: name a module of it"
+        == "module 'mine' is a package without a __main__.py, the file that would run: name a module in it"
     )
     (root / "__main__.py").write_text("import far\n")
     assert package.build(root, "mine").imports == {"far": "mine/__main__.py:1"}
@@ -344,15 +344,15 @@ def test_the_limits_of_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_large_packages_are_compressed_quickly() -> None:
-    assert [package.compression(size) for size in (0, 19_999_999, 20_000_000)] == [6, 6, 1]
+    assert [package.compression_level(size) for size in (0, 19_999_999, 20_000_000)] == [6, 6, 1]
 
 
 @pytest.mark.parametrize(
     ("text", "note"),
     [
         ("[project]\ndependencies = ['far']\n",
-         "the dependencies in pyproject.toml are passed over, as the folder is sent as it is: name them in requirements.txt"),
-        ("[project\n", "pyproject.toml is passed over, as it cannot be read: Expected ']'"),
+         "the dependencies in pyproject.toml are ignored, as the folder is sent as it is: name them in requirements.txt"),
+        ("[project\n", "pyproject.toml is ignored, as it cannot be read: Expected ']'"),
         ("[project]\ndependencies = []\n[tool.ruff]\n", ""),
         ("project = 1\n", ""),
     ],
@@ -441,7 +441,7 @@ def test_a_module_imports_nothing_above_its_package() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "own_paths", "needed"),
+    ("text", "sets_pythonpath", "needed"),
     [
         ("import net, far", False, {"net", "far"}),
         ("import net, far", True, {"far"}),
@@ -449,9 +449,11 @@ def test_a_module_imports_nothing_above_its_package() -> None:
         ("from mine.src import net", False, set()),  # the folder of the package is on PYTHONPATH
     ],
 )
-def test_a_script_may_have_further_folders_to_import_from(tmp_path: Path, text: str, own_paths: bool, needed: set[str]) -> None:
+def test_a_script_may_have_further_folders_to_import_from(
+    tmp_path: Path, text: str, sets_pythonpath: bool, needed: set[str]
+) -> None:
     root = make_package(tmp_path, {"run.py": text, "src/net.py": "", "src/layers/dense.py": ""})
-    built = package.build(replace(package.find_folder(root), own_paths=own_paths), "", "mine/run.py")
+    built = package.build(replace(package.find_folder(root), sets_pythonpath=sets_pythonpath), "", "mine/run.py")
     assert built.imports.keys() == needed
-    again = package.unpack(built.archive, "mine", built.files, "", "mine/run.py", own_paths=own_paths)
+    again = package.unpack(built.archive, "mine", built.files, "", "mine/run.py", sets_pythonpath=sets_pythonpath)
     assert again.imports == built.imports

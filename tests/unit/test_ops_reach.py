@@ -246,9 +246,9 @@ def test_a_server_that_does_not_answer_is_tried_last(cluster: ClusterClient) -> 
     first = open_channel()
     assert first is transports["serving-0"]
     for _ in range(2):  # of two of its requests in progress
-        servers.leave(first)
+        servers.try_last(first)
         assert open_channel() is transports["serving-1"]
-    servers.leave(transports["serving-1"])
+    servers.try_last(transports["serving-1"])
     assert open_channel() is first
 
 
@@ -329,7 +329,7 @@ def test_a_refused_channel_is_no_server(cluster: ClusterClient, ssh: tuple[Ssh, 
 def test_a_silent_server_times_out(
     cluster: ClusterClient, ssh: tuple[Ssh, paramiko.Transport], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "_SECONDS", 0.1)
+    monkeypatch.setattr(client, "_ANSWER_SECONDS", 0.1)
     with pytest.raises(OpsError, match="the model server on serving-0 does not answer: it sent nothing"):
         ServingClient(cluster).request_from("serving-0", "GET", HEALTH)
 
@@ -342,10 +342,10 @@ def test_serve_holds_while_a_host_is_reachable(cluster: ClusterClient, monkeypat
     finished_starts: list[int] = []
     monkeypatch.setattr(servers, "finish_start", lambda: finished_starts.append(len(servers.requests)))
     with pytest.raises(OpsError, match="the connection to the host broke off: run fab serve again"):
-        serve.hold(servers)
+        serve.keep_alive(servers)
     assert finished_starts == [0]
     assert servers.requests[:2] == [("serving-0", HEALTH), ("serving-1", HEALTH)]
-    assert servers._order() == ["serving-1", "serving-0"], "the next request begins with a server that answers"
+    assert servers._names_to_try() == ["serving-1", "serving-0"], "the next request begins with a server that answers"
 
 
 def test_serve_prints_the_address_of_a_local_port(
@@ -356,7 +356,7 @@ def test_serve_prints_the_address_of_a_local_port(
 
     @contextlib.contextmanager
     def forward(opener: ServingClient, loopback: str, ports: range, unanswered: Any) -> Iterator[SimpleNamespace]:
-        assert (opener, loopback, ports, unanswered) == (servers, "127.0.0.1", range(1234, 1235), servers.leave)
+        assert (opener, loopback, ports, unanswered) == (servers, "127.0.0.1", range(1234, 1235), servers.try_last)
         forwards.append(SimpleNamespace(port=1234, port_there=0))
         yield forwards[-1]
 

@@ -26,7 +26,7 @@ from ops.cluster.cluster import ClusterClient
 from ops.cluster.fanout import Outcome, fan_out
 from ops.errors import DETACHED, DONE, FAILED, HostError, OpsError, UsageError
 from ops.logs.follow import Note
-from ops.logs.lines import FIRST, LogLine, read_command
+from ops.logs.lines import FIRST_ERROR_MARK, LogLine, read_command
 from ops.logs.read import read_logs, resolve_selection, select_replicas
 from ops.screen import job as screen
 from ops.screen.logs import show_logs
@@ -135,7 +135,7 @@ def test_logs_of_deleted_hosts_come_from_the_bucket(
     lines = [json.loads(line) for line in output.out.splitlines()]
     assert [line["message"] for line in lines] == messages
     assert [line["message"] for line in lines if line.get("firstError")] == [text for text in messages if text == "worker-0 50"]
-    assert "its lines are the bucket's copy" in output.err
+    assert "its lines are from the bucket's copy" in output.err
 
 
 def test_follow_and_until_conflict(ended: ClusterClient) -> None:
@@ -189,7 +189,7 @@ def test_logs_are_read_from_hosts(ended: ClusterClient, capsys: pytest.CaptureFi
     cluster = ClusterClient(ended.inventory, fleet, ended.bucket, ended.ledger)
     assert read_messages(cluster) == {"ps-0": list("01234"), "worker-0": [str(n) for n in range(300)]}
     assert (whole.closed, set(fleet.commands.values())) == (True, {read_command("job01", LogFilter())})
-    assert capsys.readouterr().err == "worker-0 broke off; the rest of its lines is the bucket's copy\n"
+    assert capsys.readouterr().err == "worker-0 broke off; the rest of its lines is from the bucket's copy\n"
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_a_host_without_the_log_has_the_copy_of_the_bucket(
     fleet: Any = FakeFleet(FakeStream("ps-0", printed_line("ps-0", 0)), stream)
     cluster = ClusterClient(ended.inventory, fleet, ended.bucket, ended.ledger)
     assert read_messages(cluster, LogFilter(2)) == {"ps-0": ["0"], "worker-0": ["298", "299"]}
-    assert capsys.readouterr().err == (f"{error}; its lines are the bucket's copy\n" if error else "")
+    assert capsys.readouterr().err == (f"{error}; its lines are from the bucket's copy\n" if error else "")
     for chunk in (tmp_path / paths.log("job01", "worker-0")).iterdir():
         chunk.unlink()
     fleet.streams["ps-0"] = FakeStream("ps-0", printed_line("ps-0", 0))
@@ -281,8 +281,10 @@ def test_printed_logs_mark_the_recorded_first_error(
     assert show_logs(ended, None, None, LogFilter(None, severity="ERROR"), follow=True, as_json=False) == FAILED
     out = capsys.readouterr().out.splitlines()
     names = [(name, n) for n in (50, 150, 250) for name in ("ps-0", "worker-0")]
-    assert [row.partition(" ")[2].removesuffix(FIRST) for row in out] == [f"ERROR   {name:<8}  {name} {n}" for name, n in names]
-    assert [row.removesuffix(FIRST).rpartition("  ")[2] for row in out if row.endswith(FIRST)] == marked
+    assert [row.partition(" ")[2].removesuffix(FIRST_ERROR_MARK) for row in out] == [
+        f"ERROR   {name:<8}  {name} {n}" for name, n in names
+    ]
+    assert [row.removesuffix(FIRST_ERROR_MARK).rpartition("  ")[2] for row in out if row.endswith(FIRST_ERROR_MARK)] == marked
 
 
 def test_logs_are_printed_even_if_no_record_of_a_replica_can_be_read(
@@ -363,7 +365,7 @@ def test_a_followed_job_sets_the_exit_code(
     assert captured.err.splitlines() == err
     assert [row.partition(" ")[2] for row in captured.out.splitlines()] == [
         "INFO    worker-0  worker-0 49",
-        f"ERROR   worker-0  worker-0 50{FIRST}",
+        f"ERROR   worker-0  worker-0 50{FIRST_ERROR_MARK}",
         "ERROR   worker-0  worker-0 150",
     ]
     assert followers == [(ended.fleet, ended.ledger, FOLLOWED, ["ps-0", "worker-0"], LogFilter(7), False)]

@@ -223,7 +223,7 @@ def test_a_job_is_followed_to_its_end(fleet: Fleet, monkeypatch: pytest.MonkeyPa
     assert [event for event in events if isinstance(event, lines.LogLine)] == log_lines[1:]
     assert [note.text for note in notes] == [
         "evaluator-0 (10.0.0.96) does not answer; trying again",
-        "evaluator-0: not all of its lines were shown; fab logs evaluator-0 --job job01 looks again",
+        "evaluator-0: not all of its lines were shown; fab logs evaluator-0 --job job01 tries again",
     ]
     assert [event for event in events if isinstance(event, str)] == ["PREPARING", "SUCCEEDED", "SUCCEEDED"]
 
@@ -509,9 +509,9 @@ def test_logs_of_a_broken_host_continue_from_the_bucket(
     fleet._open["ps-0"].transport.close()
     assert [*first, *ps_lines] == log_lines
     notes = capsys.readouterr().err
-    assert "evaluator-0 (10.0.0.96) does not answer; its lines are the bucket's copy" in notes
+    assert "evaluator-0 (10.0.0.96) does not answer; its lines are from the bucket's copy" in notes
     # paramiko reports an abrupt end in one of two ways.
-    assert re.search(r"^ps-0 broke off(: EOFError)?; the rest of its lines is the bucket's copy$", notes, re.MULTILINE)
+    assert re.search(r"^ps-0 broke off(: EOFError)?; the rest of its lines is from the bucket's copy$", notes, re.MULTILINE)
     last = read_logs(client, record, ["ps-0"], LogFilter(3, pattern="x+"))["ps-0"]
     assert list(last) == log_lines[-3:]
     with pytest.raises(UsageError, match=r"--grep '\(x\+\)\+y' takes longer than 1 s on one line"):

@@ -141,9 +141,9 @@ def test_the_packages_of_a_runtime_are_read(local_inventory: Inventory, tmp_path
     assert runtimes.read_existing(local_inventory, runtime) == {"some-far": "1.0", "near": "1.0"}
     assert runtimes.format_requirements({"b": "2", "a": "1"}) == ["a==1", "b==2"]
     (info / "REQUESTED").write_text("")
-    assert runtimes.requested(folder) == ["near==1.0"], "as pip marks it"
+    assert runtimes.requested_packages(folder) == ["near==1.0"], "as pip marks it"
     (folder / "requested.txt").write_text("near>0\nmore\n")
-    assert runtimes.requested(folder) == ["near>0", "more"]
+    assert runtimes.requested_packages(folder) == ["near>0", "more"]
     assert runtimes.python(local_inventory, runtime) == f"{HOSTS_SEE}/mine-1/bin/python"
 
 
@@ -177,7 +177,7 @@ def test_a_version_without_a_cpu_build_is_built_from_scratch(
     assert calls == [("3.11", ("tensorflow-cpu==1.0", "numpy"), tmp_path), ("3.11", ("tensorflow==1.0", "numpy"), tmp_path)]
     folder = tmp_path / "runtimes" / request.folder_name
     assert sorted(path.name for path in (folder / runtimes._SITE).iterdir()) == ["call1.py"]
-    assert runtimes.requested(folder) == ["tensorflow==1.0", "numpy"]
+    assert runtimes.requested_packages(folder) == ["tensorflow==1.0", "numpy"]
     note = "no host has a GPU, so CPU builds are installed: tensorflow-cpu==1.0"
     assert capsys.readouterr().err.splitlines()[0] == note
 
@@ -303,7 +303,7 @@ def test_conflicting_or_empty_requirements_are_refused(local_inventory: Inventor
     keys = f"{path}: trainingInput.runtime and {path}: trainingInput.runtimeVersion"
     with pytest.raises(UsageError, match=f"^{keys} both say which Python: leave one of them out$"):
         build_job(JobFlags("j", config=path), local_inventory)
-    with pytest.raises(UsageError, match="asks for nothing"):
+    with pytest.raises(UsageError, match="has no requirement"):
         build_job(JobFlags("j", runtime=str(tmp_path / "requirements.txt")), local_inventory)
 
 
@@ -385,7 +385,7 @@ def test_a_folder_named_like_a_distribution_is_ignored(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("line", ["-e .", "--editable ./lib", ".", "./"])
 def test_an_editable_requirement_is_refused(tmp_path: Path, line: str) -> None:
-    with pytest.raises(UsageError, match="stays a folder of this machine: name a wheel of it"):
+    with pytest.raises(UsageError, match="which stays in a folder of this machine: name a wheel of it"):
         runtimes.from_file(write_requirements(tmp_path, f"{line}\n"), "--runtime")
 
 

@@ -24,7 +24,7 @@ from jobs.chunks import LogFilter
 from jobs.records import JobRecord, ReplicaRecord, Usage
 from jobs.states import JobState, ReplicaState
 from ops import client, terminal
-from ops.logs.follow import TICK, Event, Note, Replicas, Waiting
+from ops.logs.follow import TICK, Event, Note, ReplicaRecords, WaitReason
 from ops.logs.lines import LogLine
 from ops.screen import job as module
 from ops.screen.job import LINES_KEPT, LINES_LEFT, JobScreen
@@ -66,7 +66,7 @@ def test_the_picture_of_a_running_job(screen: JobScreen) -> None:
         ReplicaRecord("worker-0", ReplicaState.RUNNING, restarts=2),
         ReplicaRecord("stranger"),
     ]
-    screen.add(Replicas({replica.name: replica for replica in replicas}), NOON + 11)
+    screen.add(ReplicaRecords({replica.name: replica for replica in replicas}), NOON + 11)
     picture_rows = rows(screen.picture(NOON + 12, 15))
     assert picture_rows[:10] == [
         "job01  RUNNING  12.0 s",
@@ -180,7 +180,7 @@ def test_the_last_line_of_a_replica_has_an_age(screen: JobScreen) -> None:
 
 
 def test_a_waiting_job_shows_what_it_waits_for(screen: JobScreen) -> None:
-    for event in (TICK, Waiting("waiting for worker-0 to end"), Waiting(""), Note("a\x1b[31m b")):
+    for event in (TICK, WaitReason("waiting for worker-0 to end"), WaitReason(""), Note("a\x1b[31m b")):
         screen.add(event, NOON)
     notes = screen.picture(NOON - 9, 40)[6:]
     assert [row.plain[13:] for row in notes] == ["waiting for worker-0 to end", "a b"]
@@ -275,7 +275,7 @@ def test_a_restart_from_a_checkpoint_lowers_the_step(screen: JobScreen) -> None:
 
 
 def test_lost_and_failed_replicas_are_shown(screen: JobScreen) -> None:
-    screen.add(Replicas({"worker-0": ReplicaRecord("worker-0", ReplicaState.RUNNING)}), NOON)
+    screen.add(ReplicaRecords({"worker-0": ReplicaRecord("worker-0", ReplicaState.RUNNING)}), NOON)
     screen.add(replace(RUNNING, lostReplicas=["worker-0"]), NOON)
     assert rows(screen.picture(NOON, 20))[-1].startswith("worker-0  LOST")
     exited: list[dict[str, Any]] = [
@@ -325,7 +325,7 @@ def test_the_steps_of_a_job_may_change(screen: JobScreen) -> None:
 def test_a_small_terminal_shows_the_head_then_lines_then_the_table(lines: int, table: int, log: int) -> None:
     names = ["master-0", *(f"worker-{n}" for n in range(30))]
     screen = JobScreen(replace(RUNNING, lostReplicas=["worker-29"]), names)
-    screen.add(Replicas({name: ReplicaRecord(name, ReplicaState.RUNNING) for name in names[11:]}), NOON)
+    screen.add(ReplicaRecords({name: ReplicaRecord(name, ReplicaState.RUNNING) for name in names[11:]}), NOON)
     for second in range(3):
         screen.add(line(second, f"step {second}: loss: 1.0", names[second]), NOON + second)
     picture_rows = rows(screen.picture(NOON + 3, lines))
@@ -480,7 +480,7 @@ def test_the_screen_is_drawn_at_most_four_times_a_second(monkeypatch: pytest.Mon
         for _ in range(10_000):
             clock += 0.001
             yield line(0, "step 1")
-        yield from (TICK, Note("noted"), Replicas({}), RUNNING, final)
+        yield from (TICK, Note("noted"), ReplicaRecords({}), RUNNING, final)
 
     fake_terminal = Terminal()
     assert module._show(events(), screen, fake_terminal) is final  # type: ignore[arg-type]

@@ -58,14 +58,14 @@ def test_all_keys_of_a_declaration() -> None:
         plan=PlanFlags(steps="--steps", syncPeriod="--every", defaultSyncPeriod=3, parameterBits=16, evaluate="--look-every"),
         export="mine.sub.saved",
     )
-    assert (read(ALL).chosen(None), read(ALL).chosen("1")) == (apart, Strategy()), "the default, if none is given"
+    assert (read(ALL).strategy_for(None), read(ALL).strategy_for("1")) == (apart, Strategy()), "the default, if none is given"
 
 
 def test_the_defaults_of_a_declaration() -> None:
     defaults = TrainerConfig()
     assert trainer_config.read({"mine/__init__.py": b"", f"other/{FILE}": ALL.encode()}, "mine") == defaults
     assert read("") == read("plan:  # none\n") == defaults
-    assert defaults.chosen("any") == defaults.chosen(None) == Strategy()
+    assert defaults.strategy_for("any") == defaults.strategy_for(None) == Strategy()
     assert Strategy().model_dump(exclude_none=True) == {"requiredRoles": (), "allOrNone": ()}
     assert defaults.plan.model_dump(exclude_none=True) == {"defaultSyncPeriod": 1, "parameterBits": 32}
     assert defaults.data_for([]) is None
@@ -302,9 +302,9 @@ def test_a_package_with_the_library_has_its_declaration(tmp_path: Path) -> None:
     built = build_with_library(tmp_path)
     assert read_declaration(built) == LIBRARY_CONFIG
     asynchronous = {"optionalRoles": ["worker", "evaluator"], "successPolicy": "chief", "gracePeriod": 0}
-    assert read_declaration(built).chosen("async").policy_keys == asynchronous
+    assert read_declaration(built).strategy_for("async").policy_keys == asynchronous
     synchronous = {"restartPolicy": "all", "optionalRoles": ["ps", "evaluator"], "gracePeriod": 0}
-    assert read_declaration(built).chosen("sync").policy_keys == synchronous
+    assert read_declaration(built).strategy_for("sync").policy_keys == synchronous
     assert trainer_config.read_from_archive(built.archive, "mine") == LIBRARY_CONFIG
     assert read_declaration(package.unpack(built.archive, "mine", list(built.files), "mine.task")) == LIBRARY_CONFIG
 

@@ -53,12 +53,12 @@ def linked(tmp_path: Path) -> Path:
 def test_links_are_followed_except_cycles(linked: Path, tmp_path: Path) -> None:
     walked = tree.walk(linked)
     assert [*walked.files] == ["__init__.py", "again/a.py", "far/deep/b.py", "lib/a.py", "one.py", "task.py"]
-    outside, cycles, dangling = walked.notes
+    outside, cycles, broken = walked.notes
     assert outside == f"links that leave the folder are followed: far -> ../elsewhere, one.py -> {tmp_path / 'one.py'}"
     assert cycles.startswith(
-        "links to a folder that they are in are left out: again/here -> ., again/up -> .., far/back -> ../mine"
+        "links to a folder that contains them are skipped: again/here -> ., again/up -> .., far/back -> ../mine"
     )
-    assert dangling == "links that lead nowhere are left out: gone -> ../nowhere, itself -> itself"
+    assert broken == "broken links are skipped: gone -> ../nowhere, itself -> itself"
 
 
 def test_packages_and_data_include_link_targets(linked: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,7 +68,7 @@ def test_packages_and_data_include_link_targets(linked: Path, tmp_path: Path, ca
     assert "mine: links that leave the folder are followed: far -> ../elsewhere" in capsys.readouterr().err
     assert data(make_cluster(tmp_path), "put", str(linked), None, sure=True, as_json=False) == 0
     assert (tmp_path / "bucket/data/mine/far/deep/b.py").read_text() == ""
-    assert "links that lead nowhere are left out: gone -> ../nowhere" in capsys.readouterr().err
+    assert "broken links are skipped: gone -> ../nowhere" in capsys.readouterr().err
 
 
 def test_ignore_files_may_begin_with_a_mark_and_git_s_hold_any_bytes(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_empty_folders_and_special_files_are_named(tmp_path: Path) -> None:
     os.mkfifo(root / "pipe")
     walked = tree.walk(root)
     assert [*walked.files] == ["a.py", "full/b.py"]
-    assert walked.notes == ("empty folders are left out: full/logs/", "pipes, sockets and devices are left out: pipe")
+    assert walked.notes == ("empty folders are skipped: full/logs/", "pipes, sockets and devices are skipped: pipe")
 
 
 def test_a_path_to_a_pipe_is_refused(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_keys_of_a_stack_are_never_sent(tmp_path: Path) -> None:
     assert [*walked.files] == ["a.py"]
     [note] = walked.notes
     assert note == (
-        "keys of stacks are left out: .pulumi/, .pulumi-state/, key -> sub/.scaletier/dev/id_ed25519, "
+        "keys of stacks are skipped: .pulumi/, .pulumi-state/, key -> sub/.scaletier/dev/id_ed25519, "
         "keys -> sub/.scaletier/dev, sub/.scaletier/"
     )
 
@@ -187,7 +187,7 @@ def test_a_folder_that_its_repository_ignores_is_still_sent(tmp_path: Path) -> N
 def test_the_files_of_a_folder_have_sizes_and_endings(tmp_path: Path) -> None:
     root = fill(tmp_path / "mine", "a.pyc", "b.py", "pyc", "skipped/c.py", "sub/skipped", "sub/d.pyc/e.py", "none/x/y")
     (root / "b.py").write_text("123")
-    walked = tree.walk(root, skipped={"skipped"}, endings=(".pyc",))
+    walked = tree.walk(root, skipped={"skipped"}, suffixes=(".pyc",))
     assert walked == tree.Tree(
         {path: root / path for path in ("b.py", "none/x/y", "pyc", "sub/d.pyc/e.py", "sub/skipped")}, {}, ()
     )
@@ -207,7 +207,7 @@ def test_at_most_five_reasons_are_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as error:
         tree.walk(root, _BOTH)
     reasons = ".gitignore (.gitignore, c, d, e, f) and .scaletierignore (a, b)"
-    message = f"{root} has no file left, as its ignore files leave out all of them: take lines out of {reasons}"
+    message = f"{root} has no file left, as its ignore files exclude all: remove lines from {reasons}"
     assert str(error.value) == message
 
 
@@ -244,18 +244,18 @@ def test_exceptions_to_ignored_folders_are_those_of_git(tmp_path: Path, lines: s
 def test_data_whose_own_gitignore_leaves_out_all_but_itself_is_refused(tmp_path: Path) -> None:
     root = fill(tmp_path / "mine", "x.png", ".gitkeep")
     (root / ".gitignore").write_text("*\n!.git*\n")
-    with pytest.raises(UsageError, match=r"has no file left, .*: take lines out of \.gitignore \(x\.png\)$"):
+    with pytest.raises(UsageError, match=r"has no file left, .*: remove lines from \.gitignore \(x\.png\)$"):
         tree.walk(root, _BOTH, outer_rules=False)
 
 
 def test_a_repository_lists_what_it_tracks(tmp_path: Path) -> None:
     (root := fill(tmp_path / "repo", "a/b/c.py", "d.py", "e.py", "f é.py")).mkdir(exist_ok=True)
-    assert git.tracked(root) == frozenset()
+    assert git.tracked_paths(root) == frozenset()
     run_git(root, "init", "--quiet")
     assert git.find(root) is None, "it has no commit"
     run_git(root, "add", "a", "d.py", "f é.py")
-    assert git.tracked(root) == {"a/b/c.py", "a/b", "a", ".", "d.py", "f é.py"}
-    assert git.tracked(root / "a") == {"b/c.py", "b", "."}
+    assert git.tracked_paths(root) == {"a/b/c.py", "a/b", "a", ".", "d.py", "f é.py"}
+    assert git.tracked_paths(root / "a") == {"b/c.py", "b", "."}
     run_git(root, "commit", "--quiet", "-m", "first")
     first = git.find(root / "a")
     assert first is not None
@@ -287,7 +287,7 @@ def test_ignored_files_are_noted(tmp_path: Path, capsys: pytest.CaptureFixture[s
     root = fill(tmp_path / "mine", "__init__.py", "task.py", "model.h5")
     (root / ".gitignore").write_text("*.h5\n")
     assert list(package.find(root).ignored) == ["model.h5"]
-    message = "mine: .gitignore leaves out model.h5; a line such as !model.h5 in .scaletierignore brings it along\n"
+    message = "mine: .gitignore excludes model.h5; a line such as !model.h5 in .scaletierignore includes it\n"
     assert capsys.readouterr().err == message
 
 
@@ -296,7 +296,7 @@ def test_ignored_files_are_noted(tmp_path: Path, capsys: pytest.CaptureFixture[s
     [
         (
             "*\n",
-            "has no file left, as its ignore files leave out all of them: take lines out of .scaletierignore (__init__.py)",
+            "has no file left, as its ignore files exclude all: remove lines from .scaletierignore (__init__.py)",
         ),
         ("!\n", ".scaletierignore cannot be read: Invalid git pattern: '!'"),
         ("\udcff", "cannot be read: 'utf-8' codec can't decode"),
@@ -421,7 +421,7 @@ def test_an_ignored_requirements_file_is_noted(
     root = make_project(tmp_path)
     (root / "requirements.txt").write_text("far\n")
     package.find(root)
-    message = "requirements.txt is passed over, as what pyproject.toml names as dependencies goes along"
+    message = "requirements.txt is ignored, as the dependencies are those of pyproject.toml"
     assert message in capsys.readouterr().err
     (root / "pyproject.toml").write_text((root / "pyproject.toml").read_text() + "# dependencies of requirements.txt\n")
     package.find(root)

@@ -21,7 +21,7 @@ from jobs.records import JobRecord, ReplicaRecord, UnsavedFiles
 from jobs.states import JobState, ReplicaState
 from ops import client, terminal
 from ops.logs import follow, waits
-from ops.logs.follow import Event, Follower, Note, Waiting
+from ops.logs.follow import Event, Follower, Note, WaitReason
 from ops.screen import logs
 
 NAMES = ["master-0", "worker-0", "worker-1"]
@@ -79,14 +79,14 @@ def test_the_message_at_the_start() -> None:
     records = make_replicas(RUNNING, PREPARING)
     records["master-0"] = replace(records["master-0"], connections=["connecting to worker-0:2222", "listening on 2222"])
     assert waits.waiting_at_start(JOB, records, NAMES) == (
-        "master-0 is RUNNING, connecting to worker-0:2222, listening on 2222; worker-0 is PREPARING; worker-1 is not heard of"
+        "master-0 is RUNNING, connecting to worker-0:2222, listening on 2222; worker-0 is PREPARING; worker-1 has not reported"
     )
     many = [f"worker-{n}" for n in range(9)]
-    assert waits.waiting_at_start(JOB, {}, many).endswith("worker-5 is not heard of and 3 more")
+    assert waits.waiting_at_start(JOB, {}, many).endswith("worker-5 has not reported and 3 more")
     for job in (replace(JOB, state=JobState.QUEUED), replace(JOB, runSeconds=601.0)):
         assert waits.waiting_at_start(job, {}, NAMES) == ""
     for job in (replace(JOB, state=JobState.PREPARING), replace(JOB, runSeconds=600.0)):
-        assert waits.waiting_at_start(job, {}, NAMES[:1]) == "master-0 is not heard of"
+        assert waits.waiting_at_start(job, {}, NAMES[:1]) == "master-0 has not reported"
     connecting = replace(records["master-0"], state=RUNNING)
     assert waits.waiting_at_start(JOB, {"master-0": connecting}, NAMES[:1]) == (
         "master-0 is RUNNING, connecting to worker-0:2222, listening on 2222"
@@ -115,7 +115,7 @@ def test_a_follower_updates_the_message_at_the_end(inventory: Inventory, ledger:
     messages: list[str] = []
     write_replicas(ledger, make_replicas(EXITED, RUNNING, EXITED))
     for event in Follower(fleet, ledger, JOB, NAMES, LogFilter()).events():
-        if not isinstance(event, Waiting) or not event.text:
+        if not isinstance(event, WaitReason) or not event.text:
             continue
         messages.append(event.text)
         if event.text == "waiting for worker-0 to end":
@@ -136,7 +136,7 @@ def test_a_follower_prints_the_message_at_the_start_once(
     messages: list[str] = []
     ticks = 0
     for event in Follower(fleet, ledger, JOB, NAMES, LogFilter(), ticks=True).events():
-        ticks += isinstance(event, follow.Replicas)
+        ticks += isinstance(event, follow.ReplicaRecords)
         if isinstance(event, Note) and event.text.startswith("nothing was printed"):
             messages.append(event.text)
         if ticks == 20:
@@ -171,7 +171,7 @@ def test_the_status_line_is_cleared_before_a_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     clears: list[str] = []
-    events: list[Event] = [Waiting("waiting for worker-0 to end"), Note("a note"), replace(JOB, state=JobState.FAILED)]
+    events: list[Event] = [WaitReason("waiting for worker-0 to end"), Note("a note"), replace(JOB, state=JobState.FAILED)]
 
     class FakeFollower:
         def __init__(self, *_: object) -> None:
