@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, NoReturn, Self, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, model_validator
+from pydantic.alias_generators import to_snake
 
 from infra.validation import Section, refusal
 from jobs.paths import JOB_ID
@@ -41,6 +42,13 @@ def check_job_id(job_id: str) -> None:
     if not JOB_ID.fullmatch(job_id):
         rule = "a letter, then letters, digits and underscores, 128 in all at most"
         raise UsageError(f"job id {job_id!r} breaks the rule: {rule}, such as job01")
+
+
+def in_snake_case(value: Any) -> Any:
+    """Return a trainingInput with its keys as Cloud ML passed them to trainers; the names of `environment` stay."""
+    if isinstance(value, Mapping):
+        return {to_snake(key): item if key == "environment" else in_snake_case(item) for key, item in value.items()}
+    return [in_snake_case(item) for item in value] if isinstance(value, list) else value
 
 
 def check_labels(labels: dict[str, str]) -> dict[str, str]:
