@@ -111,6 +111,7 @@ def test_the_environment_of_each_task(inventory: Inventory) -> None:
         "TYPE": "master",
         "INDEX": "0",
         "JOB_ID": "job01",
+        "CLOUD_ML_JOB_ID": "job01",
         "JOB_DIR": "/bucket/jobs/job01/output",
         "SCALETIER_DATA": "/bucket/data",
         "PYTHONUNBUFFERED": "1",
