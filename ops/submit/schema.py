@@ -126,7 +126,8 @@ class HyperparameterSpec(Section):
     minValue: _Number | None = None
     maxValue: _Number | None = None
     categoricalValues: Annotated[list[Annotated[str, AfterValidator(_word)]], AfterValidator(_distinct)] | None = None
-    discreteValues: Annotated[list[_Number], AfterValidator(_distinct)] | None = None
+    # Sorted, as values are drawn by their place.
+    discreteValues: Annotated[list[_Number], AfterValidator(_distinct), AfterValidator(sorted)] | None = None
     scaleType: ScaleType = ScaleType.NONE
 
     @model_validator(mode="after")
