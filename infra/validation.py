@@ -34,12 +34,14 @@ class Section(BaseModel):
 
     old_names: ClassVar[Mapping[str, str]] = {}
     """Old names of keys by the present ones; a key is read by either."""
+    unsupported: ClassVar[Mapping[str, str]] = {}
+    """Keys that are only known in order to refuse them, each with the remedy."""
 
     @classmethod
     def valid_keys(cls) -> list[str]:
-        """Return the keys, its own before those it has in common, without those only known in order to refuse them."""
+        """Return the keys, its own before those it has in common."""
         names = sorted(cls.model_fields, key=lambda name: name not in cls.__annotations__)
-        return [field.alias or name for name in names if not (field := cls.model_fields[name]).exclude]
+        return [cls.model_fields[name].alias or name for name in names]
 
     @model_validator(mode="before")
     @classmethod
@@ -57,6 +59,8 @@ class Section(BaseModel):
                 value[new] = value.pop(old)
                 if info.context is not None:
                     info.context[new] = old
+        if known := [key for key in value if key in cls.unsupported]:
+            raise refusal(f"is not supported: {cls.unsupported[known[0]]}", known[0])
         given = {key: item for key, item in value.items() if item is not None}
         fields = {field.alias or name: field for name, field in cls.model_fields.items()}
         if unknown := [str(key) for key in value if key not in fields]:

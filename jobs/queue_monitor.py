@@ -102,7 +102,9 @@ class QueueMonitor:
                 self._end(stored, "", cancelled=True)
                 return True
             if not entry.has_hosts and entry.maxWaitTime is not None and self._waited(entry) >= entry.maxWaitTime:
-                self._end(stored, f"it waited for its hosts for longer than maxWaitTime, {entry.maxWaitTime:g} s")
+                self._end(
+                    stored, f"it waited for its hosts for longer than maxWaitTime, {entry.maxWaitTime:g} s", cancelled=True
+                )
                 return True
         return False
 

@@ -278,6 +278,7 @@ class JobFiles:
             | env
             | {
                 "TF_CONFIG": task.tfConfig,
+                "CLOUD_ML_JOB": json.dumps(json.loads(task.tfConfig).get("job", {})),
                 "PYTHONPATH": os.pathsep.join(filter(None, (str(package), env.get("PYTHONPATH")))),
                 "PATH": os.pathsep.join((str(Path(python).parent), env.get("PATH", os.defpath))),
                 STOP_FILE_VARIABLE: stop_file,

@@ -34,8 +34,8 @@ class ShardPredictor:
         """Yield a line of output for each record of a shard that has a result; add the others to `errors`.
 
         Args:
-            records: the shard's records: TFRecords, or lines of JSON if `as_lines` is set.
-            as_lines: skip empty lines, and parse the others as JSON.
+            records: the shard's records: TFRecords, or lines if `as_lines` is set.
+            as_lines: skip empty lines.
             key: the number of the shard's first record in the whole input.
             errors: gets `line`, the number of the record in the shard from 1, and a reason for each record without a result.
         """
@@ -44,7 +44,8 @@ class ShardPredictor:
             if as_lines and not record.strip():
                 continue
             try:
-                waiting.append((number, of_line(record) if as_lines else of_record(record, self._signature, key + number)))
+                value = of_line(record, self._signature) if as_lines else of_record(record, self._signature, key + number)
+                waiting.append((number, value))
             except RestError as error:
                 waiting.append((number, error))
             if len(waiting) == self._batch_size:

@@ -17,11 +17,13 @@ KEY = "key"
 """The name of an integer input that gets the number of the record, counted over all input files."""
 
 
-def of_line(line: bytes) -> Any:
-    """Return the JSON value of a line."""
+def of_line(line: bytes, signature: Signature) -> Any:
+    """Return the JSON value of a line, or the line itself, if it is no JSON, for a single input of strings."""
     try:
         return orjson.loads(line)
     except orjson.JSONDecodeError as error:
+        if [tensor.dtype for tensor in signature.inputs.values()] == [None]:
+            return line
         raise RestError(400, f"is no JSON: {error}") from None
 
 

@@ -97,7 +97,7 @@ class PredictionOutput:
         """Merge the outcomes of all shards, in their order, and return the counts.
 
         Results after a damaged place in a file are discarded, because their line and record numbers are unknown.
-        BatchError if no file has a record.
+        BatchError if no instance has a result.
         """
         metrics, records, first_error = {"instances": 0, "errors": 0}, 0, "all input files are empty"
 
@@ -123,8 +123,8 @@ class PredictionOutput:
                     yield json.dumps(report, ensure_ascii=False).encode() + b"\n"
 
         self._write(ERRORS, errors())
-        if not records:
-            raise BatchError(f"nothing could be read: {first_error}")
+        if not metrics["instances"]:
+            raise BatchError(f"{'no instance has a prediction' if records else 'nothing could be read'}: {first_error}")
         self._write(METRICS, [json.dumps(metrics).encode()])
         return metrics
 

@@ -1,6 +1,6 @@
 """Run one replica's part of a batch prediction: `python -m hosts.batch.task`.
 
-Exit codes: 0: done, even if some instances have no result. 1: nothing could be read, the model is not the deployed one, or
+Exit codes: 0: done, even if some instances have no result. 1: no instance has a result, the model is not the deployed one, or
 TensorFlow failed, for example for want of memory or disk space.
 2: the command line is invalid. 143: the input or the bucket did not answer for a while; the task must be started again.
 """

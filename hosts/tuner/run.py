@@ -351,11 +351,12 @@ class Tuner:
         return [*self._plan.program(python), *((flag, folder) if flag else ()), *flags(trial.hyperparameters)]
 
     def _environment(self, trial: Trial, file: Path) -> dict[str, str]:
-        """Return a trial's environment: the job's, and as in Cloud ML its number, its folder, and the file for its reports."""
+        """Return a trial's environment: the job's, and as in Cloud ML its number, folder, metric, and file for reports."""
         folder, number = self._study.folder(trial.trialId), str(trial.trialId)
         config = json.loads(self._environ.get("TF_CONFIG") or "{}")
         config["task"] = {**config.get("task", {}), "trial": number}
-        ours = {"CLOUD_ML_TRIAL_ID": number, METRIC_FILE: str(file), "JOB_DIR": folder}
+        cloud_ml = {"CLOUD_ML_TRIAL_ID": number, "CLOUD_ML_HP_METRIC_TAG": self._study.hyperparameterMetricTag}
+        ours = {**cloud_ml, METRIC_FILE: str(file), "JOB_DIR": folder}
         task = self._plan.tasks.get(self._name)
         of_job = {name: self._environ[name] for name in (task.environment if task else ()) if name in self._environ}
         own = variables.expand_environment(of_job, {**self._environ, **ours})  # without secrets

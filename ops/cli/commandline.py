@@ -43,6 +43,33 @@ _REPLACED = {
     "try": "python examples/draw/draw.py MODEL",
     "make-request": "python -m trainer.request",
 }
+# Flags of gcloud ai-platform without a counterpart of a similar name, and the remedy.
+_GCLOUD_FLAGS = {
+    "--async": "fab train and fab predict --batch have --no-follow",
+    "--stream-logs": "fab train follows the logs by default",
+    "--worker-count": "--replicas worker=N takes N workers",
+    "--parameter-server-count": "--replicas ps=N takes N parameter servers",
+    "--packages": "requirements.txt or pyproject.toml of the package lists what it needs",
+    "--region": "not needed, as the stack defines where hosts are",
+    "--staging-bucket": "not needed, as the stack has a bucket",
+    "--python-version": "not needed, as the hosts have one version of Python",
+    "--use-chief-in-tf-config": "useChiefInTfConfig of config.yaml sets it",
+    "--text-instances": "--json-instances takes a file with a JSON string on each line",
+    "--json-request": "--json-instances takes a file with an instance on each line",
+    "--data-format": "not needed, as the files show it",
+    "--batch-size": "not needed, as instances are batched by themselves",
+    "--max-worker-count": "--replicas N takes N hosts",
+    "--model-dir": "fab deploy --origin DIR makes a version of it first",
+    **{
+        f"--{role}-{what}": remedy
+        for role in ("master", "worker", "parameter-server")
+        for what, remedy in {
+            "machine-type": "pulumi config set masterType, workerType or parameterServerType sets it",
+            "accelerator": "pulumi config set acceleratorType gives hosts GPUs",
+            "image-uri": "--runtime gives a job its own packages, and --command runs any program",
+        }.items()
+    },
+}
 
 # The modules of commands, each with its topic.
 TOPICS = {
@@ -178,7 +205,8 @@ def reword(message: str, tasks: Sequence[str], flags: Sequence[str] = (), task: 
 def _unknown_flag(flag: str, flags: Sequence[str], task: str) -> str:
     if not task:
         return f"there is no flag {flag} before the command; fab --help lists the valid ones"
-    problem = f"fab {task} has no flag {flag}{suggest(flag, flags)}"
+    remedy = f": {_GCLOUD_FLAGS[flag]}" if flag in _GCLOUD_FLAGS else suggest(flag, flags)
+    problem = f"fab {task} has no flag {flag}{remedy}"
     if "--args" in flags and flag.startswith("--"):
         return f"{problem}; an argument of the trainer goes behind {DASHES}, as in: fab {task} … {DASHES} {flag} …"
     return f"{problem}; fab {task} --help lists the valid ones"

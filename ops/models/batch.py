@@ -42,7 +42,7 @@ _URL = re.compile(r"gs://[^/]+")
 
 @dataclass(frozen=True)
 class BatchOptions:
-    """The command's arguments; `pattern` matches the input files."""
+    """The command's arguments; `pattern` matches the input files, and may be several, separated by commas."""
 
     model: str | None
     version: str | None
@@ -70,9 +70,9 @@ def prepare(cluster: ClusterClient, options: BatchOptions) -> Submission:
     source = folder_of(model.name, version.name)
     _check_signature(cluster.bucket, source, options.signature)
     output = check_job_dir(options.output, inventory.bucket, f"{inventory.bucket}/predictions", "--output")
-    inputs = match_files(cluster, options.pattern)
+    inputs = {path: size for pattern in options.pattern.split(",") for path, size in match_files(cluster, pattern).items()}
     _check_output(cluster, output, list(inputs))
-    request = Request(tuple(inputs), version.files)
+    request = Request(tuple(sorted(inputs)), version.files)
     flags = JobFlags(
         job_id=generate_job_id("predict") if options.job_id is None else options.job_id,
         module=_MODULE,

@@ -306,6 +306,9 @@ def _ignored_notes(config: Mapping[str, Any], inventory: Inventory, where: str, 
     if tuned := config.get("hyperparameters"):
         if shape := [key for key in ("scaleTier", *ROLE_KEYS) if key in config and config[key] not in _SINGLE_HOST_VALUES]:
             yield f"{', '.join(shape)} in {where}: ignored, a trial has one host, and maxParallelTrials sets their number"
+        discrete = [each for each in tuned["params"] if each["type"] == "DISCRETE"]
+        if scaled := [each["parameterName"] for each in discrete if each.get("scaleType", "NONE") != "NONE"]:
+            yield f"scaleType of {', '.join(scaled)} in {where}: ignored, discreteValues are drawn by their place"
         if few := tuning.limit_note(tuned, inventory):
             yield few
     if typed and config.get("args"):

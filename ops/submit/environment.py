@@ -23,7 +23,7 @@ _JAX_PORT = TENSORFLOW_PORT + 1
 ACCELERATOR = "SCALETIER_ACCELERATOR"
 # The variables that the cluster sets, and that a user must not.
 _RESERVED = (
-    "TF_CONFIG",
+    *("TF_CONFIG", "CLOUD_ML_JOB", "CLOUD_ML_JOB_ID"),
     *variables.NAMES,
     STOP_FILE_VARIABLE,
     ACCELERATOR,
@@ -49,6 +49,7 @@ sets what depends on it (`hosts.agent.job_files`): threads and HOME.
 def task_variables(inventory: Inventory, host: Host, job_id: str, job_dir: str, data: str) -> dict[str, str]:
     """Return the variables that identify a task; TYPE is `master` on the chief, as in Cloud ML's samples."""
     values = {"TYPE": str(host.role), "INDEX": str(host.index), "JOB_ID": job_id, "JOB_DIR": job_dir, "SCALETIER_DATA": data}
+    values["CLOUD_ML_JOB_ID"] = job_id
     if host.accelerator:
         values[ACCELERATOR] = f"{host.accelerator['count']} {host.accelerator['type']}"
     return values | _ranks(inventory, host)

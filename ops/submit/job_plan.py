@@ -16,6 +16,7 @@ from ops.cluster.host_files import RemoteFile, heartbeat_seconds
 from ops.submit.arguments import data_paths
 from ops.submit.config import JobSpec
 from ops.submit.environment import DEFAULTS, task_variables
+from ops.submit.schema import in_snake_case
 
 SECRETS = f"{paths.STATE_DIR}/secrets"
 
@@ -83,7 +84,7 @@ def tf_config(inventory: Inventory, host: Host, job: JobSpec) -> str:
         "cluster": inventory.cluster(chief_key),
         "task_type": chief_key if host.role is Role.MASTER else str(host.role),
         "index": host.index,
-        "training_input": job.training_input,
+        "training_input": in_snake_case(job.training_input),
     }
     return templates.render("tf_config.json.j2", **values)
 

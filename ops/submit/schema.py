@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, NoReturn, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic.alias_generators import to_snake
 
 from infra.validation import Section, refusal
 from jobs.paths import JOB_ID
@@ -21,6 +22,7 @@ _MOST_TRIALS = 1000
 _LARGEST = 1e300
 _LARGEST_INTEGER = 2**53
 _PARAMETER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_ROLE_CONFIG = "pulumi config set acceleratorType gives hosts GPUs, and runtime a job its packages, instead of an image"
 _LOGS = (ScaleType.UNIT_LOG_SCALE, ScaleType.UNIT_REVERSE_LOG_SCALE)
 # By type, the keys that define its values.
 _VALUES = {
@@ -43,6 +45,13 @@ def check_job_id(job_id: str) -> None:
         raise UsageError(f"job id {job_id!r} breaks the rule: {rule}, such as job01")
 
 
+def in_snake_case(value: Any) -> Any:
+    """Return a trainingInput with its keys as Cloud ML passed them to trainers; the names of `environment` stay."""
+    if isinstance(value, Mapping):
+        return {to_snake(key): item if key == "environment" else in_snake_case(item) for key, item in value.items()}
+    return [in_snake_case(item) for item in value] if isinstance(value, list) else value
+
+
 def check_labels(labels: dict[str, str]) -> dict[str, str]:
     """Check labels by Google Cloud's rules.
 
@@ -61,10 +70,6 @@ def _version(value: Any) -> Any:
     if isinstance(value, float) and value >= 2 and len(str(value)) == len("2.2"):
         raise ValueError(f'{value} or {value}0? YAML makes one number of both: quote it, "{value}0"')
     return value
-
-
-def _unsupported(_: Any) -> NoReturn:
-    raise refusal("is not supported: fab train builds the package itself, give it --package DIR")
 
 
 def _number(value: float) -> float:
@@ -118,7 +123,8 @@ class HyperparameterSpec(Section):
     minValue: _Number | None = None
     maxValue: _Number | None = None
     categoricalValues: Annotated[list[Annotated[str, AfterValidator(_word)]], AfterValidator(_distinct)] | None = None
-    discreteValues: Annotated[list[_Number], AfterValidator(_distinct)] | None = None
+    # Sorted, as values are drawn by their place.
+    discreteValues: Annotated[list[_Number], AfterValidator(_distinct), AfterValidator(sorted)] | None = None
     scaleType: ScaleType = ScaleType.NONE
 
     @model_validator(mode="after")
@@ -207,6 +213,14 @@ class TrainingInput(Section):
     """`trainingInput`."""
 
     old_names: ClassVar[Mapping[str, str]] = {"startHosts": "wake"}
+    unsupported: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("masterConfig", "workerConfig", "parameterServerConfig", "evaluatorConfig"), _ROLE_CONFIG),
+        "packageUris": "fab train builds the package itself, give it --package DIR",
+        "network": "hosts have a network of their own, or that of pulumi config set subnetwork; take it out",
+        "serviceAccount": "each role has an account, or that of pulumi config set serviceAccount; take it out",
+        "encryptionConfig": "Google encrypts disks and bucket with its own keys; take it out",
+        "enableWebAccess": "fab shell HOST opens a shell on a host; take it out",
+    }
 
     scaleTier: str | None = None
     masterType: str | None = None
@@ -228,7 +242,6 @@ class TrainingInput(Section):
     runtime: str | None = None
     runtimeVersion: Annotated[str, BeforeValidator(_version)] | None = None
     pythonVersion: str | None = None
-    packageUris: Annotated[Any, PlainValidator(_unsupported)] = Field(None, exclude=True)
     hyperparameters: Hyperparameters | None = None
     notify: Notify | None = None
 

@@ -18,7 +18,7 @@ from hosts.agent.lines import Messages, Splitter
 from hosts.batch import instances
 from hosts.serving.records import Model
 from hosts.serving.rest import RestError
-from hosts.serving.signatures import read_signatures
+from hosts.serving.signatures import Signature, read_signatures
 from infra.findings import Finding
 from infra.gcp.config import GcpConfig
 from infra.lxd.config import LxdConfig
@@ -303,5 +303,7 @@ PARSERS: Mapping[str, Parser] = {
             ),
         ),
     ),
-    "an instance to predict": Parser(instances.of_line, (RestError,), (b'{"key": 1, "image": [0.1, 2]}',)),
+    "an instance to predict": Parser(
+        lambda data: instances.of_line(data, Signature({}, {})), (RestError,), (b'{"key": 1, "image": [0.1, 2]}',)
+    ),
 }

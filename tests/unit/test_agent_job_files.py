@@ -83,7 +83,7 @@ def put_package(state: Path, *members: tuple[tarfile.TarInfo, bytes]) -> Plan:
 
 def test_the_environment_of_the_trainer(state: Path) -> None:
     package = f"{state}/jobs/job01/package"
-    rest = {"TF_CONFIG": '{"task": {}}', "PYTHONUNBUFFERED": "1"} | threads(available_cpus())
+    rest = {"TF_CONFIG": '{"task": {}}', "CLOUD_ML_JOB": "{}", "PYTHONUNBUFFERED": "1"} | threads(available_cpus())
     rest |= {"PATH": "/opt/scaletier/venv/bin:/bin:/usr/bin", "SCALETIER_STOP_FILE": str(state / "stop")}
     assert environment(state, with_environment()) == {"PYTHONPATH": package} | rest
     environ = {"PYTHONPATH": "/opt/scaletier", "TYPE": "ps", "HOME": "/h", "NOTIFY_SOCKET": "/run/x", "JOURNAL_STREAM": "8:1"}
@@ -92,6 +92,12 @@ def test_the_environment_of_the_trainer(state: Path) -> None:
     assert environment(state, environ={"PATH": "/usr/local/bin"})["PATH"] == "/opt/scaletier/venv/bin:/usr/local/bin"
     environment(state, with_environment(JOB_DIR=f"{state}/a/output"))
     assert (state / "a/output").is_dir()
+
+
+def test_cloud_ml_job_is_the_job_of_tf_config(state: Path) -> None:
+    job = {"args": ["--out=${JOB_DIR}/x", '\\$"JOB_DIR', "\udcff"], "job_dir": "/out"}
+    plan = replace(PLAN, tasks={"ps-0": Task(json.dumps({"task": {}, "job": job}), {"JOB_DIR": f"{state}/out"})})
+    assert json.loads(environment(state, plan)["CLOUD_ML_JOB"]) == job
 
 
 def test_a_host_expands_variables_in_arguments_and_environment(state: Path) -> None:

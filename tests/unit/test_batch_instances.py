@@ -134,10 +134,20 @@ def test_a_record_that_does_not_fit_the_signature_is_refused(content: bytes, mes
 
 
 def test_a_line_is_a_json_value() -> None:
-    assert of_line(b'{"x": [1, 2]}') == {"x": [1, 2]}
+    assert of_line(b'{"x": [1, 2]}', IMAGE) == {"x": [1, 2]}
     for line in (b"{", b"NaN", b"\xff"):
         with pytest.raises(RestError, match="is no JSON"):
-            of_line(line)
+            of_line(line, IMAGE)
+
+
+def test_a_line_of_text_is_the_only_input_of_strings() -> None:
+    words = Signature({"word": Tensor(None, (None,))}, {})
+    lines = (b"a good film", b'"quoted"', b'{"word": "named"}', b"it's 5 > 3", b"\xff")
+    inputs = [parse_request({"instances": [of_line(line, words)]}, words)[0]["word"].tolist() for line in lines]
+    assert inputs == [[b"a good film"], [b"quoted"], [b"named"], [b"it's 5 > 3"], [b"\xff"]]
+    two = Signature({"word": Tensor(None, (None,)), "other": Tensor(None, (None,))}, {})
+    with pytest.raises(RestError, match="is no JSON"):
+        of_line(b"a good film", two)
 
 
 @pytest.mark.parametrize("lines", [b'{"x": 1}\n', b"1\n", b"", "é".encode()])

@@ -199,7 +199,8 @@ def test_records_inside_a_record_are_no_records_of_the_file(make_request: MakeRe
         writer.write(tfrecords(tmp_path / "inner", range(20)))
     outer = (tmp_path / "scratch").read_bytes()
     for name, content, expected in (("a", outer, [("a", 1), ("a", 2)]), ("b", gzip.compress(outer), [("b", 1)])):
-        run(make_request(**{name: content}), model, tmp_path / f"out-{name}")
+        with pytest.raises(BatchError, match=r"^no instance has a prediction: "):
+            run(make_request(**{name: content}), model, tmp_path / f"out-{name}")
         assert results(tmp_path / f"out-{name}") == []
         assert errors(tmp_path / f"out-{name}") == expected
 
@@ -571,6 +572,15 @@ def test_a_batch_without_readable_input_fails(make_request: MakeRequest, model: 
     ) as caught:
         run(request, model, out, 0, 2)
     assert caught.value.code == 1
+    assert not (out / "metrics.json").exists()
+
+
+def test_a_batch_without_a_prediction_fails(make_request: MakeRequest, model: Path, tmp_path: Path) -> None:
+    request, out = make_request(a=b"\nsome text\n" + lines("odd")), tmp_path / "out"
+    with pytest.raises(BatchError, match=r"^no instance has a prediction: .*/a is no JSON: [^\n]*$") as caught:
+        run(request, model, out)
+    assert caught.value.code == 1
+    assert errors(out) == [("a", 2), ("a", 3)]
     assert not (out / "metrics.json").exists()
 
 

@@ -167,8 +167,9 @@ def test_the_reference_lists_every_command() -> None:
         ("config.md", {key for model in (JobConfig, TrainingInput, Scheduling) for key in model.valid_keys()}),
         ("config.md", set(map(to_camel, LxdConfig.model_fields))),
         ("google-cloud.md", set(map(to_camel, GcpConfig.model_fields))),
+        ("from-ai-platform.md", {*TrainingInput.unsupported}),
     ],
-    ids=["job", "local", "google"],
+    ids=["job", "local", "google", "refused"],
 )
 def test_the_reference_lists_every_key(page: str, keys: set[str]) -> None:
     words = set(re.findall(r"\w+", code(ROOT / "docs" / page)))

@@ -188,12 +188,12 @@ class Outer(Section):
     """A section with all kinds of keys."""
 
     old_names: ClassVar[dict[str, str]] = {"names": "labels"}
+    unsupported: ClassVar[dict[str, str]] = {"refused": "take it out"}
 
     names: list[str] = Field(default_factory=list)
     inner: Inner | None = None
     on: bool = False
     share: float = Field(0.5, alias="theShare", le=1)
-    refused: str | None = Field(None, exclude=True)
 
 
 def check(value: Any, context: dict[str, str] | None = None) -> Any:
@@ -212,6 +212,7 @@ def check(value: Any, context: dict[str, str] | None = None) -> Any:
         ({"labels": ["a"]}, {"names": ["a"]}),
         (3, "file is not a mapping of keys to values; valid keys are names, inner, on, theShare"),
         ({"other": 1, "more": 2}, "file.other is unknown; valid are names, inner, on, theShare"),
+        ({"on": True, "refused": {"a": 1}}, "file.refused is not supported: take it out"),
         ({"other": None}, "file.other is unknown; valid are names, inner, on, theShare"),
         ({"labels": [], "names": []}, "file.labels is the old name of names, which is there too: remove it"),
         ({"inner": {}}, "file.inner.size is missing: how many there are"),

@@ -101,6 +101,15 @@ def test_invalid_calls_are_refused(cluster: ClusterClient, changes: dict[str, An
         prepare(cluster, make_options(cluster, **changes))
 
 
+def test_several_inputs_are_separated_by_commas(cluster: ClusterClient) -> None:
+    bucket, both = cluster.inventory.bucket, "BUCKET/data/out.json,BUCKET/data/in/*.json,BUCKET/data/in/a.json"
+    submission = prepare(cluster, make_options(cluster, pattern=both))
+    inputs = Request.from_json(submission.package.files[FILE]).inputs
+    assert inputs == tuple(f"{bucket}/data/{name}.json" for name in ("in/a", "in/b", "out"))
+    with pytest.raises(UsageError, match=r"^--input BUCKET/data/none\* matches no file".replace("BUCKET", bucket)):
+        prepare(cluster, make_options(cluster, pattern=f"{both},BUCKET/data/none*"))
+
+
 def test_a_model_without_a_default_needs_a_version(cluster: ClusterClient) -> None:
     catalog_of(cluster).change("digits", lambda record: replace(record, default=""))
     with pytest.raises(UsageError, match="model digits has no default: give --version; READY are v1"):

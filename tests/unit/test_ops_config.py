@@ -243,6 +243,14 @@ trainingInput: {scaleTier: CUSTOM, masterType: n1-highcpu-8, workerType: n1-high
         ("trainingInput: {labels: {A: b}}", "label A=b breaks the rule"),
         ("trainingInput: {labels: x}", "must be a mapping"),
         ("trainingInput: {packageUris: [x]}", "packageUris is not supported: fab train builds the package itself"),
+        ("trainingInput: {masterConfig: {imageUri: x}}", "masterConfig is not supported: pulumi config set acceleratorType"),
+        ("trainingInput: {workerConfig: {}}", "gives hosts GPUs, and runtime a job its packages, instead of an image"),
+        ("trainingInput: {parameterServerConfig: {}}", "trainingInput.parameterServerConfig is not supported: pulumi"),
+        ("trainingInput: {evaluatorConfig: {}}", "trainingInput.evaluatorConfig is not supported: pulumi config set"),
+        ("trainingInput: {network: n}", "network is not supported: hosts have a network of their own, or that"),
+        ("trainingInput: {serviceAccount: a}", "serviceAccount is not supported: each role has an account, or that"),
+        ("trainingInput: {encryptionConfig: {}}", "encryptionConfig is not supported: Google encrypts disks and bucket"),
+        ("trainingInput: {enableWebAccess: true}", "enableWebAccess is not supported: fab shell HOST opens a shell"),
         ("trainingInput: {jobDir: /tmp/x}", "jobDir '/tmp/x' is not in the bucket: take a path below /bucket/"),
         ("trainingInput: {jobDir: 5}", "config.yaml: trainingInput.jobDir '5' is not in the bucket: take a path below"),
         ("trainingInput: {jobDir: /bucket/../etc}", "is not in the bucket"),
@@ -343,6 +351,8 @@ def test_the_environment_merges_config_file_and_flags(inventory: Inventory, tmp_
         ({"env": ["1A=x"]}, "--env: '1A' is no name of a variable"),
         ({"env": ["=x"]}, "--env: '' is no name of a variable"),
         ({"env": ["TF_CONFIG={}"]}, "--env: TF_CONFIG is set by the cluster, and cannot be changed"),
+        ({"env": ["CLOUD_ML_JOB={}"]}, "--env: CLOUD_ML_JOB is set by the cluster, and cannot be changed"),
+        ({"env": ["CLOUD_ML_JOB_ID=x"]}, "--env: CLOUD_ML_JOB_ID is set by the cluster, and cannot be changed"),
         ({"env": ["A=\0"]}, "the environment's A holds a NUL character"),
         ({"env_file": "nowhere"}, "--env-file nowhere cannot be read: No such file"),
         ({"secret": ["SURELY_NOT_SET"]}, "--secret SURELY_NOT_SET is not set in this shell: export SURELY_NOT_SET=…"),
@@ -624,7 +634,8 @@ def test_kinds_of_values(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_valid_keys_of_a_job() -> None:
-    assert TrainingInput.valid_keys() == [name for name in TrainingInput.model_fields if name != "packageUris"]
+    assert TrainingInput.valid_keys() == list(TrainingInput.model_fields)
+    assert not {*TrainingInput.unsupported} & {*TrainingInput.model_fields}
 
 
 def test_reserved_names_and_spaces_in_files_of_variables(inventory: Inventory, tmp_path: Path) -> None:
@@ -659,6 +670,7 @@ def test_the_variables_of_a_gpu_host(inventory: Inventory) -> None:
         "TYPE": "worker",
         "INDEX": "1",
         "JOB_ID": "j",
+        "CLOUD_ML_JOB_ID": "j",
         "JOB_DIR": "/out",
         "SCALETIER_DATA": "/data",
         "SCALETIER_ACCELERATOR": "2 nvidia-tesla-t4",

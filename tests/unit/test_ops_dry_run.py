@@ -85,8 +85,8 @@ def test_dry_run_shows_all_and_sends_nothing(
         ["", f"# master-0 on master-0 (10.0.0.2): {python}"],
         ["", f"# worker-0 on worker-0 (10.0.0.64): {python}"],
     ]
-    environments = [dict(line.split("=", 1) for line in lines[place + 1 : place + 22]) for place in headings]
-    assert all(len(environment) == 21 for environment in environments)
+    environments = [dict(line.split("=", 1) for line in lines[place + 1 : place + 23]) for place in headings]
+    assert all(len(environment) == 22 for environment in environments)
     configs = [json.loads(environment["TF_CONFIG"]) for environment in environments]
     assert [config["task"]["type"] for config in configs] == ["chief", "worker"]
     assert configs[0]["cluster"]["worker"] == ["10.0.0.64:2222"]

@@ -77,6 +77,26 @@ def test_tf_config(inventory: Inventory) -> None:
         assert config["environment"] == "cloud"
 
 
+def test_the_job_of_tf_config_has_the_keys_of_cloud_ml(inventory: Inventory, tmp_path: Path) -> None:
+    (config := tmp_path / "config.yaml").write_text(
+        "trainingInput: {environment: {myName: a}, scheduling: {maxRunningTime: 60s}, hyperparameters: "
+        "{hyperparameterMetricTag: accuracy, params: [{parameterName: learningRate, type: DISCRETE, discreteValues: [1]}]}}"
+    )
+    job = build_job(JobFlags("job01", config=str(config)), inventory)
+    assert tf_config(inventory, job, "master-0")["job"] == {
+        "scale_tier": "BASIC",
+        "python_module": "trainer.task",
+        "args": [],
+        "job_dir": "/bucket/jobs/job01/output",
+        "environment": {"myName": "a"},
+        "scheduling": {"max_running_time": 60.0},
+        "hyperparameters": {
+            "hyperparameter_metric_tag": "accuracy",
+            "params": [{"parameter_name": "learningRate", "type": "DISCRETE", "discrete_values": [1.0]}],
+        },
+    }
+
+
 def test_tf_config_for_code_that_reads_master(inventory: Inventory) -> None:
     job = dataclasses.replace(build_job(JobFlags("job01"), inventory), use_chief=False)
     config = tf_config(inventory, job, "master-0")
@@ -91,6 +111,7 @@ def test_the_environment_of_each_task(inventory: Inventory) -> None:
         "TYPE": "master",
         "INDEX": "0",
         "JOB_ID": "job01",
+        "CLOUD_ML_JOB_ID": "job01",
         "JOB_DIR": "/bucket/jobs/job01/output",
         "SCALETIER_DATA": "/bucket/data",
         "PYTHONUNBUFFERED": "1",

@@ -302,7 +302,7 @@ def test_a_job_waits_at_most_max_wait_time(bucket: Bucket) -> None:
     assert not bucket.job("job02").final
     bucket.monitor_for(1)
     message = "it waited for its hosts for longer than maxWaitTime, 40 s"
-    assert (bucket.job("job02").state, bucket.job("job02").errorMessage) == ("FAILED", message)
+    assert (bucket.job("job02").state, bucket.job("job02").errorMessage) == ("CANCELLED", message)
     assert bucket.queue() == [("job01", True)]
     assert not bucket.job().final
 

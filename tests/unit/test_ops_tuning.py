@@ -34,7 +34,7 @@ from jobs.study import (
 )
 from ops.errors import OpsError, UsageError
 from ops.submit import trials, tuning
-from ops.submit.config import JobFlags, build_job
+from ops.submit.config import JobFlags, JobSpec, build_job
 from ops.submit.job_plan import plan
 from ops.submit.schema import Hyperparameters
 from ops.submit.trials import TuningResult
@@ -163,6 +163,18 @@ def test_a_scale_tier_of_several_hosts_is_ignored_with_a_note(standard: Inventor
     (message,) = notes(scaleTier="CUSTOM", masterType="n1-standard-8", workerCount=9, parameterServerCount=0)
     assert message.startswith("masterType, workerCount in ")
     assert message.endswith(": ignored, a trial has one host, and maxParallelTrials sets their number")
+
+
+def test_discrete_values_are_sorted_and_have_no_scale(standard: Inventory, tmp_path: Path) -> None:
+    def build(**keys: object) -> JobSpec:
+        batch = {"parameterName": "batch", "type": "DISCRETE", "discreteValues": [100, 12.5, "50"], **keys}
+        return build_job(JobFlags("j", config=write_config(tmp_path, {"params": [batch]})), standard)
+
+    for job in (build(), build(scaleType="NONE")):
+        assert job.study
+        assert (job.study.params[0].discreteValues, job.notes) == ([12.5, 50, 100], ())
+    (note,) = build(scaleType="UNIT_LOG_SCALE").notes
+    assert note == f"scaleType of batch in {tmp_path}/config.yaml: ignored, discreteValues are drawn by their place"
 
 
 def test_a_jobs_folder_has_a_folder_per_trial(standard: Inventory, tmp_path: Path) -> None:

@@ -164,6 +164,7 @@ def test_a_trial_gets_the_arguments_of_cloud_ml(world: TuningWorld, tmp_path: Pa
     folder = f"{tmp_path}/output/2"
     assert argv == ["/venv/python", "-m", "mine.task", "--steps", "9", "--job-dir", folder, f"--x={x}"]
     assert environment["CLOUD_ML_TRIAL_ID"] == "2"
+    assert environment["CLOUD_ML_HP_METRIC_TAG"] == "score"
     assert environment["JOB_DIR"] == folder
     assert Path(folder).is_dir()
     assert json.loads(environment["TF_CONFIG"]) == {
@@ -689,6 +690,7 @@ def test_the_main_function_runs_the_trials_of_the_plan(
     assert environment == {
         "HOME": "/home",
         "CLOUD_ML_TRIAL_ID": "1",
+        "CLOUD_ML_HP_METRIC_TAG": "score",
         "CLOUD_ML_HP_METRIC_FILE": str(file),
         "JOB_DIR": f"{run_main.bucket}/output/1",
         "TF_CONFIG": '{"task": {"trial": "1"}}',
