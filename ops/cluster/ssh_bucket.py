@@ -128,9 +128,9 @@ class SshBucket:
     def walk(self, folder: str) -> dict[str, int]:
         return self._call(_plain, "walk", folder, seconds=_LONG_SECONDS)
 
-    def listing(self, folder: str) -> tuple[dict[str, int], list[str]]:
-        sizes, left_out = self._call(_plain, "listing", folder, seconds=_LONG_SECONDS)
-        return sizes, left_out
+    def walk_following_links(self, folder: str) -> tuple[dict[str, int], list[str]]:
+        sizes, skipped = self._call(_plain, "walk_following_links", folder, seconds=_LONG_SECONDS)
+        return sizes, skipped
 
     def delete(self, name: str) -> None:
         self._call(_plain, "delete", name)
