@@ -42,7 +42,7 @@ def get(cluster: ClusterClient, job_id: str | None, path: str | None, dest: str 
         if target.is_dir():
             target /= posixpath.basename(path)
     check_free(target)
-    fetched = output.fetch(files, target, below, all_there=False)
+    fetched = output.fetch(files, target, below, require_all=False)
     size = sum(output.files[name] for name in fetched)
     if removed := sorted(set(files).difference(fetched)):
         terminal.note(f"job {record.jobId} has removed {terminal.list_some(removed, most=_SHOWN)} meanwhile")

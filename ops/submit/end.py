@@ -209,7 +209,7 @@ def _remove(cluster: ClusterClient, job_id: str) -> None:
     line = root_helper.command("remove", job_id)
     for name in inventory.replicas:
         try:
-            cluster.fleet.must(name, line, f"could not delete {job_id}, it ended")
+            cluster.fleet.check_output(name, line, f"could not delete {job_id}, it ended")
         except HostError as error:
             if error.exit_code is not None or name == inventory.replicas[-1]:
                 raise
@@ -222,7 +222,7 @@ def _remove_host_files(cluster: ClusterClient, job_ids: Sequence[str]) -> None:
     fleet = cluster.fleet
     line = root_helper.command("forget", *job_ids)
     failures = fleet.each(
-        cluster.inventory.replicas, lambda name: fleet.must(name, line, "keeps its log"), _LOGS_SECONDS
+        cluster.inventory.replicas, lambda name: fleet.check_output(name, line, "keeps its log"), _LOGS_SECONDS
     ).failures
     for error in failures.values():
         terminal.note(f"{error}; take another id for the next job")

@@ -90,7 +90,7 @@ def scalars(cluster: ClusterClient, output: JobOutput, most: int) -> dict[str, l
         host = cluster.fleet.any_connection().original_host
         reader = [PYTHON, "-c", _SCALARS, output.job_dir, str(most)]
         command = root_helper.reader_command(cluster.inventory.host(host), reader)
-        printed = cluster.fleet.must(host, command, "could not read summaries, it ended")
+        printed = cluster.fleet.check_output(host, command, "could not read summaries, it ended")
     try:
         series: dict[str, list[list[float]]] = json.loads(printed.strip().splitlines()[-1])
     except (ValueError, IndexError):

@@ -235,7 +235,7 @@ def _push(
 
     def take_in(name: str) -> None:
         stream = (shared, host_stream.files_stream([*files[name], *secrets]))  # 31 copies of a package do not fit into memory
-        fleet.must(name, command, "could not start its replica, it ended", stream, sent)
+        fleet.check_output(name, command, "could not start its replica, it ended", stream, sent)
 
     outcome = fleet.each(hosts, take_in, _PUSH_SECONDS, advance)
     if outcome.failures:

@@ -195,7 +195,9 @@ def _check_capabilities(cluster: ClusterClient, submission: Submission, names: S
 
     def check(name: str) -> str:
         imports = submission.package.imports if name == names[0] else ()
-        return fleet.must(name, host_stream.check_command(directories, imports, python), "could not be checked, it ended")
+        return fleet.check_output(
+            name, host_stream.check_command(directories, imports, python), "could not be checked, it ended"
+        )
 
     for name, output in _await_ready(fleet, names, check).items():
         try:

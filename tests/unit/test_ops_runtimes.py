@@ -311,7 +311,7 @@ def test_a_target_without_runtimes_is_an_error(inventory: Inventory) -> None:
     google = replace(inventory, operator_bucket="gs://mine", tensorflow="2.20.0")
     with pytest.raises(UsageError, match=r"have the Python of their image only, with TensorFlow 2\.20\.0"):
         build_job(JobFlags("j", runtime_version="2.21"), google)
-    with pytest.raises(UsageError, match="were made before they could have any: run pulumi up"):
+    with pytest.raises(UsageError, match="are too old for runtimes: run pulumi up"):
         build_job(JobFlags("j", runtime_version="2.20"), replace(inventory, operator_bucket="sftp:///bucket"))
 
 

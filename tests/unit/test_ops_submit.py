@@ -72,7 +72,9 @@ class FakeFleet:
                 self.sent[name] = b"".join(self.parts[-1])
         return self.answers(name, command) or CommandResult(name, 0, "")
 
-    def must(self, name: str, command: str, what: str, stdin: bytes | tuple[bytes, ...] | None = None, sent: Any = None) -> str:
+    def check_output(
+        self, name: str, command: str, what: str, stdin: bytes | tuple[bytes, ...] | None = None, sent: Any = None
+    ) -> str:
         result = self.run(name, command, stdin)
         if sent:
             sent(len(self.sent.get(name, b"")))
@@ -845,7 +847,7 @@ def test_stopped_hosts_are_started_on_request(submission: Submission, ledger: Le
         match=r"ps-0 does not answer; .*: fab train --start-hosts \(or startHosts: true in config.yaml\) starts those that",
     ):
         train.check_hosts(make_cluster(FakeFleet(inventory, answer), ledger), startable)
-    monkeypatch.setattr(power_on, "_start", lambda _: start)
+    monkeypatch.setattr(power_on, "_build_start_request", lambda _: start)
     with_start = replace(startable, job=replace(submission.job, start_hosts=True))
     assert train.check_hosts(make_cluster(FakeFleet(inventory, answer), ledger), with_start).excluded == frozenset()
     assert sorted(started) == ["ps-0", "worker-1"]
