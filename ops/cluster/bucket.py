@@ -86,7 +86,7 @@ def _as_os_error() -> Iterator[None]:
 
 
 def upload_missing(bucket: Bucket, folder: str, files: Mapping[str, Path], existing: Mapping[str, int], what: str) -> list[str]:
-    """Upload the files whose name and size are not in `existing`, and return their names; '' is the object `folder` itself."""
+    """Upload files that `existing` lacks or has in another size; return their names, '' for the object `folder`."""
     sizes = {name: path.stat().st_size for name, path in files.items()}
     names = missing(sizes, existing)
     if names:

@@ -21,7 +21,7 @@ _SFTP = "sftp://"
 
 
 class _OpenedOnce(cached_property[T]):
-    """A cached property that several threads may read at once: since Python 3.12, cached_property itself has no lock."""
+    """A cached property that threads may read at the same time; cached_property has no lock since Python 3.12."""
 
     def __get__(self, instance: ClusterClient, owner: type[Any] | None = None) -> T:  # type: ignore[override]
         if instance is None:

@@ -122,7 +122,7 @@ class Forward:
 
 
 def _pump(source: Any, sink: Any, on_data: Callable[[], None], on_end: Callable[[], None] = lambda: None) -> None:
-    """Copy all data from one connection to another, then end it; call `on_data` before each piece, `on_end` before the end."""
+    """Copy one connection to another, then end it; call `on_data` before each piece, `on_end` before the end."""
     with contextlib.suppress(OSError, EOFError):
         try:
             while piece := source.recv(_CHUNK):

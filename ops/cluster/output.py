@@ -115,6 +115,6 @@ def find(cluster: ClusterClient, record: JobRecord) -> JobOutput:
 
 
 def check_free(target: Path) -> None:
-    """Raise UsageError if the target of a download exists, except as an empty directory: nothing is merged or overwritten."""
+    """Raise UsageError unless the target of a download is new or an empty directory: nothing is overwritten."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"{target} is there already: remove it, or give another --dest")

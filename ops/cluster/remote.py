@@ -27,7 +27,7 @@ logging.getLogger("paramiko").addHandler(logging.NullHandler())
 CONNECT_SECONDS = 15
 SSHD_SECONDS = 20
 COMMAND_SECONDS = 60.0
-"""The time limit of a short command on a host: longer than connecting may take, so that a slow host does not fail."""
+"""The time limit of a short command on a host: longer than connecting to a slow one may take."""
 _STAGGER_SECONDS = 0.7
 # A host that loses power closes no connection: it counts as broken after this long without an answer to keepalives.
 _SILENT_SECONDS = 30
@@ -239,7 +239,7 @@ class Fleet:
         stdin: bytes | tuple[bytes, ...] | None = None,
         progress: Callable[[int], None] = lambda _: None,
     ) -> str:
-        """Return the output of a command; if it fails, HostError, which begins with `what` and has the end of the output."""
+        """Return a command's output; if it fails, HostError, which begins with `what` and has the output's end."""
         result = self.run(name, command, stdin, progress)
         if result.exit_code:
             # sudo refuses a program that the host does not know.

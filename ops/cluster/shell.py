@@ -14,7 +14,7 @@ USER = "admin"
 
 
 def argv(inventory: Inventory, host_name: str, words: Sequence[str] = ()) -> list[str]:
-    """Return ssh's command line; several words are quoted for the host's shell, a single word is a whole line for it."""
+    """Return ssh's command line; words are quoted for the host's shell, but a single one is a whole line."""
     host = inventory.host(host_name)
     line = ["ssh", "-F", str(inventory.folder / "ssh_config"), "-l", USER, host.name]
     return [*line, "--", words[0] if len(words) == 1 else shlex.join(words)] if words else line

@@ -44,7 +44,7 @@ def selected_stack(root: Path) -> str | None:
 
 
 def _pulumi_path(root: Path) -> Path:
-    """Return the project's folder as Pulumi names it: symbolic links in the shell's working directory are not resolved."""
+    """Return the project's folder as Pulumi names it, with the symbolic links of the shell's $PWD."""
     here = Path(os.environ.get("PWD") or "/")
     try:
         folders = (here, *here.parents) if here.samefile(".") else ()

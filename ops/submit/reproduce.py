@@ -41,7 +41,7 @@ from ops.submit.submit import DuplicateIdError, Submission
 def reproduce(cluster: ClusterClient, job_id: str | None, new_id: str | None, follow: bool, as_json: bool) -> int:
     """Run the job again, follow it and compare; the exit code is 0 if it SUCCEEDED, or without `follow`.
 
-    A run that was already started as this one is followed and compared, so that the command can be repeated after a Ctrl-C.
+    If `new_id` is already such a run of the job, it is followed and compared: the command can be repeated after a Ctrl-C.
     """
     ledger = cluster.ledger
     original = existing_job(ledger, job_id)
@@ -67,13 +67,13 @@ def reproduce(cluster: ClusterClient, job_id: str | None, new_id: str | None, fo
             _show(job_id, new_id, [], False, as_json)
         return code
     rerun = existing_job(ledger, new_id)
-    finals = (final_metrics(cluster, original), final_metrics(cluster, rerun))
-    _show(job_id, new_id, compare.rows(original, rerun, finals), all(finals), as_json)
+    metrics = (final_metrics(cluster, original), final_metrics(cluster, rerun))
+    _show(job_id, new_id, compare.rows(original, rerun, metrics), all(metrics), as_json)
     return code
 
 
 def _next_free(ledger: Ledger, job_id: str) -> str:
-    queue = ledger.queue()  # which a new job enters before its record is written
+    queue = ledger.queue()  # a new job enters it before its record is written
     names = (f"{job_id}_{number}" for number in itertools.count(2))
     return next(name for name in names if not queue.entry(name) and not ledger.job(name))
 
@@ -100,7 +100,8 @@ def read_manifest(bucket: Bucket, job_id: str) -> dict[str, Any]:
     """Return a job's manifest.
 
     Raises:
-        UsageError: if there is none from which a job can be made.
+        UsageError: if there is none, or an incomplete one.
+        OpsError: if it is no JSON.
     """
     item = bucket.read(paths.manifest(job_id))
     try:
@@ -114,7 +115,7 @@ def read_manifest(bucket: Bucket, job_id: str) -> dict[str, Any]:
 
 
 def _is_complete(content: Any) -> bool:
-    """Return whether a manifest has all parts of a job: any job can write to the bucket."""
+    """Return True if a manifest has all parts of a job: other programs can write to the bucket, too."""
     if not isinstance(content, dict) or not isinstance(content.get("args"), list) or "module" not in content:
         return False
     package, cluster_input = content.get("package"), content.get("cluster")
@@ -168,7 +169,7 @@ def build_job(
 ) -> JobSpec:
     """Build the job of a manifest under another id, with an output folder of its own.
 
-    With `original_study`, the study that it had, trials are proposed as they were.
+    With `original_study`, the job's study in its plan, the same trials are suggested.
 
     Raises:
         UsageError: if a secret is not set.
