@@ -23,7 +23,7 @@ EVERY = "all"
 
 @dataclass(frozen=True)
 class Runtimes:
-    """The folder of jobs' Python runtimes: its path here, where they are built, and its path on the hosts."""
+    """The folder of jobs' Python runtimes: its path on this machine, which builds them, and its path on the hosts."""
 
     here: Path
     on_hosts: str

@@ -120,5 +120,5 @@ def _pulumi(root: Path, *arguments: str) -> str:
 
 
 def _only_in_own_state(root: Path, stack: str) -> bool:
-    """Return True if another state than the checkout's own is in use, and the own one has the stack."""
+    """Return True if the checkout's own state is not in use, and has the stack."""
     return not backend.is_own(root) and backend.has_stack(backend.own_url(root), stack)

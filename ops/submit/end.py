@@ -90,7 +90,7 @@ def prune(cluster: ClusterClient, keep: str | None, sure: bool, as_json: bool = 
 
 
 def _records(cluster: ClusterClient, deleted: Collection[str] = ()) -> list[JobRecord]:
-    """Return every job's record; damaged ones are skipped if one of the `deleted` jobs has such.
+    """Return every job's record; damaged ones are skipped if one of the `deleted` jobs has a damaged record.
 
     Raises:
         UsageError: if another record cannot be read: its job's output may be in the folder of a deleted job.

@@ -85,10 +85,10 @@ def find(folder: str | None, module: str | None, script: str | None, command: st
         return _script(folder, script)
     if command is not None:
         return _command(folder, command)
-    here = Path("trainer")
-    if folder is None and not here.is_dir():
+    local_trainer = Path("trainer")
+    if folder is None and not local_trainer.is_dir():
         terminal.note("there is no package trainer in this folder: it is the shipped one that runs")
-    return JobProgram(package.find(folder or (here if here.is_dir() else SHIPPED)))
+    return JobProgram(package.find(folder or (local_trainer if local_trainer.is_dir() else SHIPPED)))
 
 
 def _script(folder: str | None, script: str) -> JobProgram:

@@ -41,7 +41,7 @@ from ops.submit.submit import DuplicateIdError, Submission
 def reproduce(cluster: ClusterClient, job_id: str | None, new_id: str | None, follow: bool, as_json: bool) -> int:
     """Run the job again, follow it and compare; the exit code is 0 if it SUCCEEDED, or without `follow`.
 
-    If `new_id` is already such a run of the job, it is followed and compared: the command can be repeated after a Ctrl-C.
+    If the job `new_id` is already its rerun, that is followed and compared: the command can be repeated after a Ctrl-C.
     """
     ledger = cluster.ledger
     original = existing_job(ledger, job_id)
@@ -90,8 +90,8 @@ def _rerun(cluster: ClusterClient, original: JobRecord, new_id: str, follow: boo
     )
     plan = cluster.ledger.plan(original.jobId)
     job = build_job(inventory, original_manifest, new_id, built, runtime, plan.study if plan else None)
-    if (then := original_manifest["cluster"]) != (today := manifest.cluster(job.subset(inventory))):
-        lines = (manifest.cluster_line({"cluster": cluster_input}) for cluster_input in (then, today))
+    if (before := original_manifest["cluster"]) != (now := manifest.cluster(job.subset(inventory))):
+        lines = (manifest.cluster_line({"cluster": cluster_input}) for cluster_input in (before, now))
         terminal.note(f"{original.jobId} ran on another cluster: {' - now it is '.join(lines)}")
     return runner.run(cluster, Submission(inventory, job, built, {}), True, follow)
 
@@ -212,10 +212,10 @@ def build_job(
     )
 
 
-def _counts(then: Mapping[str, Any], inventory: Inventory) -> resources.Counts:
+def _counts(original_cluster: Mapping[str, Any], inventory: Inventory) -> resources.Counts:
     """Return as many of each role as the job had, as far as today's cluster has them."""
-    available, had = resources.counts(inventory), then.get("replicas", {})
-    return {role: min(had[role], count) for role, count in available.items() if had.get(role)}
+    available, original = resources.counts(inventory), original_cluster.get("replicas", {})
+    return {role: min(original[role], count) for role, count in available.items() if original.get(role)}
 
 
 def _secrets(content: Mapping[str, Any]) -> dict[str, str]:

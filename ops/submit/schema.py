@@ -103,7 +103,7 @@ def _metric_tag(tag: str) -> str:
     return tag
 
 
-_NAMED = "a hyperparameter has a parameterName and a type"
+_REQUIRED = "a hyperparameter has a parameterName and a type"
 _Labels = Annotated[dict[str, str], AfterValidator(check_labels)]
 # A string of a number is valid, too: Google's config files have such, and YAML reads 1e-4 as a string.
 _Number = Annotated[float, BeforeValidator(refuse_bool), AfterValidator(_number)]
@@ -113,8 +113,8 @@ _Trials = Annotated[Whole, Field(ge=1, le=_MOST_TRIALS)]
 class HyperparameterSpec(Section):
     """A hyperparameter of a tuning job."""
 
-    parameterName: Annotated[str, AfterValidator(_parameter_name)] = Field(description=_NAMED)
-    type: ParameterType = Field(description=_NAMED)
+    parameterName: Annotated[str, AfterValidator(_parameter_name)] = Field(description=_REQUIRED)
+    type: ParameterType = Field(description=_REQUIRED)
     minValue: _Number | None = None
     maxValue: _Number | None = None
     categoricalValues: Annotated[list[Annotated[str, AfterValidator(_word)]], AfterValidator(_distinct)] | None = None

@@ -187,7 +187,7 @@ def _clear_abandoned(cluster: ClusterClient, ahead: Sequence[QueueEntry]) -> boo
     with terminal.ProgressLine("checking whether the holder of the hosts is alive"):
         while True:
             now = leases_now()
-            if any(lease and (not lease.submitter or lease != then) for lease, then in zip(now, leases_before, strict=True)):
+            if any(lease and (not lease.submitter or lease != old) for lease, old in zip(now, leases_before, strict=True)):
                 return False
             monitor.run_once()
             if all(ledger.queue().entry(entry.jobId) is None for entry in ahead):

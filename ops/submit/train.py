@@ -51,7 +51,7 @@ def resume_flags(cluster: ClusterClient, flags: JobFlags, folder: str | None = N
     """Return the flags of a job that resumes from an earlier one's checkpoints.
 
     Raises:
-        UsageError: if there are none, or if no `folder` is named and the trainer would be another package.
+        UsageError: if the job cannot be resumed, or if no `folder` is named and another package would resume it.
     """
     if flags.job_dir is not None:
         raise UsageError("--resume continues in the output of that job, and --job-dir names another: leave one of them out")

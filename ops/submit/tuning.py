@@ -111,9 +111,9 @@ def add_prior_results(study: Study, original: Study | None, trials: Sequence[Tri
         )
         raise UsageError(f"resumePreviousJobId {job_id} tuned other hyperparameters: {what}")
     for key in ("goal", "hyperparameterMetricTag"):
-        if (then := getattr(original, key)) != getattr(study, key):
+        if (before := getattr(original, key)) != getattr(study, key):
             raise UsageError(
-                f"resumePreviousJobId {job_id} had {key} {then}, and this one {getattr(study, key)}: make them the same"
+                f"resumePreviousJobId {job_id} had {key} {before}, and this one {getattr(study, key)}: make them the same"
             )
     prior_trials = [PriorTrial(each.hyperparameters, each.finalMetric.objectiveValue) for each in trials if each.finalMetric]
     if not prior_trials:
