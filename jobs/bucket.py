@@ -94,10 +94,10 @@ class Bucket(RecordStore, Protocol):
     def walk(self, folder: str) -> dict[str, int]:
         """Return the sizes of all objects below a folder by relative path. If `folder` names an object, its path is ''."""
 
-    def listing(self, folder: str) -> tuple[dict[str, int], list[str]]:
-        """Return what `walk` does, with links to folders followed, and the paths of what is no object: other links, pipes.
+    def walk_following_links(self, folder: str) -> tuple[dict[str, int], list[str]]:
+        """Return sizes as `walk` does, also through links to folders, and the skipped paths.
 
-        Among these paths is what cannot be read, for which `walk` raises BucketError.
+        Skipped are other links, pipes, and what cannot be read, for which `walk` raises BucketError.
         """
 
     def delete(self, name: str) -> None:

@@ -30,7 +30,7 @@ from jobs.bucket import (
 
 _LOCK_SECONDS = 10.0
 _LOCK_POLL = 0.002
-# Names that links to folders may add to a listing: a job can have many links to many files.
+# The paths that links to folders may add to a walk: a job can have many links to many files.
 _MOST_LINKED = 10_000
 # There is no object of this name: nothing, a folder, or something below a file.
 _NOTHING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
@@ -162,27 +162,27 @@ class FolderBucket:
     def walk(self, folder: str) -> dict[str, int]:
         return self._look_through(folder, all_readable=True)[0]
 
-    def listing(self, folder: str) -> tuple[dict[str, int], list[str]]:
-        sizes, links, left_out = self._look_through(folder, all_readable=False)
+    def walk_following_links(self, folder: str) -> tuple[dict[str, int], list[str]]:
+        sizes, links, skipped = self._look_through(folder, all_readable=False)
         names, linked = sorted(sizes), dict[str, int]()
         for path, target in sorted(links.items()):
             within = names[bisect_left(names, f"{target}/") : bisect_left(names, f"{target}0")]  # 0 comes after /
             if len(linked) + len(within) > _MOST_LINKED:
-                left_out.append(path)
+                skipped.append(path)
             else:
                 linked |= {path + name.removeprefix(target): sizes[name] for name in within}
-        return {**sizes, **linked}, sorted(left_out)
+        return {**sizes, **linked}, sorted(skipped)
 
     def _look_through(self, folder: str, all_readable: bool) -> tuple[dict[str, int], dict[str, str], list[str]]:
-        """Return the sizes of objects below a folder, the links in it to folders of it, and what is neither, by their paths.
+        """Return the sizes of objects below a folder, the links in it to folders of it, and the other paths, which are skipped.
 
-        A link to a file of the bucket is an object, too. One to a folder around it is neither. What cannot be read is neither
-        unless it must be `all_readable`: then BucketError.
+        A link to a file of the bucket is an object, too. Others are a link to a folder around it, and what cannot be read; with
+        `all_readable`, the latter raises BucketError.
         """
         top = self._root / folder
         sizes, links, others = dict[str, int | None](), dict[str, str](), list[str]()
 
-        def leave_out(path: str, error: OSError) -> None:
+        def skip(path: str, error: OSError) -> None:
             if all_readable or not path or error.errno not in _CLOSED:
                 raise error
             others.append(path)
@@ -199,7 +199,7 @@ class FolderBucket:
                 except _NOTHING:
                     continue
                 except OSError as error:
-                    leave_out(below[:-1], error)
+                    skip(below[:-1], error)
                     continue
                 for entry in entries:
                     path = below + entry.name
@@ -210,7 +210,7 @@ class FolderBucket:
                         try:
                             size = _size(Path(entry.path))
                         except OSError as error:
-                            leave_out(path, error)
+                            skip(path, error)
                         else:
                             sizes[path] = size if all_readable or os.access(entry.path, os.R_OK) else None
                     elif target.is_relative_to(whole) and not Path(os.path.realpath(here)).is_relative_to(target):

@@ -172,7 +172,7 @@ class GcsBucket:
 
         return self._run(work, _WHOLE_FOLDER * self._seconds)
 
-    def listing(self, folder: str) -> tuple[dict[str, int], list[str]]:
+    def walk_following_links(self, folder: str) -> tuple[dict[str, int], list[str]]:
         return self.walk(folder), []  # there are no links and pipes
 
     def delete(self, name: str) -> None:

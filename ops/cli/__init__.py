@@ -1,4 +1,4 @@
-"""The commands of `fab`: a function's signature is its flags; it calls one function of ops, imported inside.
+"""The commands of `fab`: functions whose parameters are the flags. Each imports and calls one function of ops.
 
-So nothing that takes time is imported here: `fab --list` is as quick as Fabric itself, and so is the first line of a log.
+A command imports its modules only when it runs: so `fab --list` and the first line of a log are as quick as Fabric itself.
 """

@@ -128,17 +128,17 @@ def help_command(tokens: Sequence[str]) -> str | None:
 def protect_args(tokens: Sequence[str], flag: str = "--args") -> list[str]:
     """Keep invoke from reading the value of `--args` as a flag of the command: `--args "--json"`.
 
-    A space in front does it, and means nothing to shlex, which splits the value later.
+    A leading space does that. shlex, which splits the value later, ignores it.
     """
-    shielded: list[str] = []
+    protected: list[str] = []
     for token in tokens:
         if token.startswith(f"{flag}="):
-            shielded += [flag, " " + token.removeprefix(f"{flag}=")]
-        elif shielded and shielded[-1] == flag:
-            shielded.append(" " + token)
+            protected += [flag, " " + token.removeprefix(f"{flag}=")]
+        elif protected and protected[-1] == flag:
+            protected.append(" " + token)
         else:
-            shielded.append(token)
-    return shielded
+            protected.append(token)
+    return protected
 
 
 def rename_flags(tokens: Sequence[str]) -> list[str]:
@@ -163,20 +163,20 @@ def expand_positionals(tokens: Sequence[str], names: Mapping[str, Sequence[str]]
         ValueError: for a second command.
     """
     result: list[str] = []
-    task, free, value_follows = "", list[str](), False
+    task, remaining, value_follows = "", list[str](), False
     for token in tokens:
         if value_follows:
             value_follows = False
         elif token.startswith("-"):
-            last = token if token.startswith("--") else f"-{token[-1]}"  # of -fn 20
+            last = token if token.startswith("--") else f"-{token[-1]}"  # -n in `-fn 20`
             value_follows = last in valued.get(task, ())
-        elif free:
-            result.append(f"--{free.pop(0)}={token}")
+        elif remaining:
+            result.append(f"--{remaining.pop(0)}={token}")
             continue
         elif token in names and task:
             raise ValueError(f"one command at a time: fab {task}, and then fab {token}")
         elif token in names:
-            task, free = token, list(names[token])
+            task, remaining = token, list(names[token])
         result.append(token)
     return result
 
@@ -291,7 +291,7 @@ class CommandLine(Fab):  # type: ignore[misc]  # Fabric has no types
         self.load_collection()
         self.list_flat()
         _print(f"{self.leading_indent}{self.binary} COMMAND --help shows the rest. Before or after a command:\n")
-        self.print_columns([_help_of(arg) for arg in self.core_args() + self.task_args() if arg.name in _CORE])
+        self.print_columns([_help_row(arg) for arg in self.core_args() + self.task_args() if arg.name in _CORE])
 
     def list_flat(self) -> None:
         """List the commands by topic, the topics in the order in which users need them."""
@@ -304,8 +304,8 @@ class CommandLine(Fab):  # type: ignore[misc]  # Fabric has no types
     def print_task_help(self, name: str) -> None:
         """Print a command's usage, description, flags, and examples."""
         task = self.collection[name]
-        context, given = self.parser.contexts[name], task.positionals
-        names = "".join(f" [{each.upper()}{' …' * (given.count(each) > 1)}]" for each in dict.fromkeys(given))
+        context, flags = self.parser.contexts[name], task.positionals
+        names = "".join(f" [{each.upper()}{' …' * (flags.count(each) > 1)}]" for each in dict.fromkeys(flags))
         rest = f" [{DASHES} {task.rest}]" if task.rest else ""
         _print(f"Usage: {self.binary} {name}{names} [--flags]{rest}\n")
         for paragraph in _paragraphs(task):
@@ -350,7 +350,7 @@ def _first_line(task: CommandTask) -> str:
     return (inspect.getdoc(task) or "").partition("\n")[0]
 
 
-def _help_of(arg: Argument) -> tuple[str, str]:
+def _help_row(arg: Argument) -> tuple[str, str]:
     short = f"-{_CORE[arg.name]}, " if _CORE[arg.name] else ""
     value = "=NAME" if arg.takes_value else ""
     return f"{short}--{arg.name}{value}", arg.help or ""

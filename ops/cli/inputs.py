@@ -10,7 +10,7 @@ from ops.cli.task import JSON, load_cluster, task
     help={
         "action": "ls (the default), put or rm",
         "what": "file or folder of this machine to upload; or a name in the bucket",
-        "name": "its name below data/ (default: its own)",
+        "name": "name below data/ (default: that of the file or folder)",
         "yes": "do not ask",
         "json": JSON,
     },

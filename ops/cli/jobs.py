@@ -271,8 +271,8 @@ def plan(
 
     target = parse_target_flags(until, replicas, until_seconds)
     size = None if parameters_mb is None else number(parameters_mb, "--parameters-mb")
-    call = PlanRequest(package, module, config, args, after_dashes(sys.argv), number(seconds, "--seconds"), size, target)
-    return run(call, json)
+    request = PlanRequest(package, module, config, args, after_dashes(sys.argv), number(seconds, "--seconds"), size, target)
+    return run(request, json)
 
 
 @task(positionals=["job"], help={"job": "id of a job that has ended", "yes": "do not ask", "json": JSON})

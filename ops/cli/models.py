@@ -5,7 +5,7 @@ from typing import Any
 from ops.cli.task import JSON, NEW_JOB, load_cluster, task
 
 MODEL = "name of the model (default: the only one)"
-_NAMED = {"model": MODEL, "version": "one of its versions"}
+_VERSION_HELP = {"model": MODEL, "version": "one of its versions"}
 
 
 @task(
@@ -60,7 +60,7 @@ def versions(_: Any, model: str | None = None, json: bool = False) -> int:
     return run(load_cluster(), model, json)
 
 
-@task(positionals=["model", "version"], help={**_NAMED, "json": JSON})
+@task(positionals=["model", "version"], help={**_VERSION_HELP, "json": JSON})
 def set_default(_: Any, model: str | None = None, version: str | None = None, json: bool = False) -> int:
     """Make a version the default for requests that name none. No request fails meanwhile.
 
@@ -71,7 +71,7 @@ def set_default(_: Any, model: str | None = None, version: str | None = None, js
     return run(load_cluster(), model, version, json)
 
 
-@task(positionals=["model", "version"], help={**_NAMED, "json": JSON})
+@task(positionals=["model", "version"], help={**_VERSION_HELP, "json": JSON})
 def undeploy(_: Any, model: str | None = None, version: str | None = None, json: bool = False) -> int:
     """Remove a version from the model server. It is kept, and fab deploy restores it.
 
@@ -82,7 +82,7 @@ def undeploy(_: Any, model: str | None = None, version: str | None = None, json:
     return run(load_cluster(), model, version, json)
 
 
-@task(positionals=["model", "version"], help={**_NAMED, "yes": "do not ask", "json": JSON})
+@task(positionals=["model", "version"], help={**_VERSION_HELP, "yes": "do not ask", "json": JSON})
 def delete_version(_: Any, model: str | None = None, version: str | None = None, yes: bool = False, json: bool = False) -> int:
     """Delete a version with its files. Its name stays taken. Asks first.
 

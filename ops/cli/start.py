@@ -13,10 +13,10 @@ from typing import NoReturn
 from ops.cli.checkout import FLAG, find, is_checkout
 from ops.errors import DETACHED, DONE, FAILED, WRONG_CALL
 
-# Imported objects live as long as the process; collecting at the usual 700 takes a tenth of the imports' time.
-_ALLOCATIONS = 200_000
-# Set before we exec a checkout's own program. A copied .venv starts the original's program, which would exec again forever.
-_CALLED_FOR = "SCALETIER_CALLED_FOR"
+# Imported objects live as long as the process; the garbage collector's usual 700 allocations cost a tenth of the imports' time.
+_GC_THRESHOLD = 200_000
+# The checkout whose program we exec. A copied .venv starts the program of its original, which would otherwise exec forever.
+_EXEC_ROOT = "SCALETIER_CALLED_FOR"
 # Arguments that need no particular checkout, so that they work in any folder.
 _ANYWHERE = frozenset({"-h", "--help", "-V", "--version", "-l", "--list", "help"})
 
@@ -24,7 +24,7 @@ _ANYWHERE = frozenset({"-h", "--help", "-V", "--version", "-l", "--list", "help"
 def main() -> None:
     """Run `fab`, and end the process at once.
 
-    Python's own end takes a third of a short command's time, and does nothing that the system does not do.
+    Python's own shutdown takes a third of a short command's time, and only frees what the kernel frees anyway.
     """
     try:
         run()
@@ -45,7 +45,7 @@ def main() -> None:
 
 def run() -> None:
     """Run `fab`; SystemExit if it ends by an exit code."""
-    gc.set_threshold(_ALLOCATIONS)
+    gc.set_threshold(_GC_THRESHOLD)
     try:
         _import_invoke()
         from ops.cli.commandline import main as command_line
@@ -78,8 +78,8 @@ def scaletier() -> None:
         root = find(argv, Path.cwd(), os.environ)
     except OSError as error:
         _exit_with(f"the folder that this is called in is gone ({error.strerror}): cd into another")
-    called_for = os.environ.pop(_CALLED_FOR, None)
-    if root is not None and called_for != str(root) and Path(sys.prefix).resolve() != (root / ".venv").resolve():
+    exec_root = os.environ.pop(_EXEC_ROOT, None)
+    if root is not None and exec_root != str(root) and Path(sys.prefix).resolve() != (root / ".venv").resolve():
         _run_checkout_program(root, argv)
     elif root is None and argv and not _ANYWHERE & set(argv):
         _exit_with(f"there is no checkout of scaletier here or above: cd into one, or name it by {FLAG} DIR")
@@ -94,7 +94,7 @@ def _run_checkout_program(root: Path, argv: Sequence[str]) -> NoReturn:
         _exit_with(f"the checkout {root} is not set up: run make setup there")
     path = f"{program.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     try:
-        os.execve(program, [str(program), *argv], {**os.environ, "PATH": path, _CALLED_FOR: str(root)})  # noqa: S606  no shell is wanted
+        os.execve(program, [str(program), *argv], {**os.environ, "PATH": path, _EXEC_ROOT: str(root)})  # noqa: S606  no shell is wanted
     except OSError as error:
         _exit_with(f"{program} does not run ({error.strerror}): was {root} moved? Run make setup there")
 

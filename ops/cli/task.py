@@ -1,4 +1,4 @@
-"""The decorator of the commands of `fab`: it turns what a body returns or raises into a line and an exit code."""
+"""The decorator of the commands of `fab`: it turns a function's result or error into a line and an exit code."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ JSON = "print JSON, for programs"
 
 
 def task(**options: Any) -> Callable[[Callable[..., int]], Any]:
-    """Return Fabric's decorator for a body that returns an exit code; errors become a line and a code."""
+    """Return Fabric's decorator for a function that returns an exit code; errors become a line and a code."""
     return lambda body: fabric.task(klass=CommandTask, **options)(command(body))
 
 
 def command(body: Callable[..., int | None]) -> Callable[..., None]:
-    """Wrap a command's body so that it ends in an exit code; SCALETIER_DEBUG shows the traceback, too."""
+    """Wrap a command's function so that an error becomes a line and an exit code; with SCALETIER_DEBUG, a traceback."""
 
     @functools.wraps(body)
     def run(*args: Any, **kwargs: Any) -> None:

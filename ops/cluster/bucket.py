@@ -17,11 +17,11 @@ from ops.cluster.remote import send_bursts
 
 _READ = 262_144
 _SEND_SECONDS = 60.0
-_LAST_WORDS_SECONDS = 1.0
+_STDERR_SECONDS = 1.0
 
 
 class SshChannel:
-    """A command on a host with a protocol of lines."""
+    """A command on a host, as an `ssh_bucket.Channel`."""
 
     def __init__(self, connection: Any, command: str) -> None:
         with _as_os_error():
@@ -34,7 +34,7 @@ class SshChannel:
         with _as_os_error():
             send_bursts(self._channel, data)
 
-    def line(self, seconds: float) -> bytes:
+    def read_line(self, seconds: float) -> bytes:
         """Return the next line.
 
         Raises:
@@ -49,7 +49,7 @@ class SshChannel:
         return line
 
     def read(self, size: int, seconds: float) -> bytes:
-        """Return some of the next bytes, with the same errors."""
+        """Return some of the next bytes; errors as of `read_line`."""
         if not self._rest:
             return self._receive(size, seconds)
         data, self._rest = self._rest[:size], self._rest[size:]
@@ -60,16 +60,16 @@ class SshChannel:
         with _as_os_error():
             data: bytes = self._channel.recv(size)
         if not data:
-            raise EOFError(f"the host ended it{self._last_words()}")
+            raise EOFError(f"the host ended it{self._last_error_line()}")
         return data
 
     def close(self) -> None:
         self._channel.close()
 
-    def _last_words(self) -> str:
+    def _last_error_line(self) -> str:
         """Return the last line of the command's stderr, if there is one."""
         with _as_os_error():
-            self._channel.settimeout(_LAST_WORDS_SECONDS)
+            self._channel.settimeout(_STDERR_SECONDS)
             with suppress(TimeoutError):
                 last_lines = self._channel.recv_stderr(_READ).decode("utf-8", "replace").strip().splitlines()[-1:]
                 return "".join(f": {line}" for line in last_lines)
@@ -86,7 +86,7 @@ def _as_os_error() -> Iterator[None]:
 
 
 def upload_missing(bucket: Bucket, folder: str, files: Mapping[str, Path], existing: Mapping[str, int], what: str) -> list[str]:
-    """Upload the files that are not in `existing` with their size; return their names, `` for the folder itself."""
+    """Upload files that `existing` lacks or has in another size; return their names, '' for the object `folder`."""
     sizes = {name: path.stat().st_size for name, path in files.items()}
     names = missing(sizes, existing)
     if names:
@@ -105,5 +105,5 @@ def read_whole(bucket: Bucket, name: str) -> bytes | None:
 
 
 def missing(sizes: Mapping[str, int], existing: Mapping[str, int]) -> list[str]:
-    """Return the names that are not there in their full size."""
+    """Return the names that `existing` lacks, or has with another size."""
     return [name for name, size in sizes.items() if existing.get(name) != size]

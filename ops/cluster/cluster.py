@@ -20,24 +20,24 @@ T = TypeVar("T")
 
 
 class _OpenedOnce(cached_property[T]):
-    """A cached property that several threads may read at first: since Python 3.12 its base has no lock."""
+    """A cached property that threads may read at the same time; cached_property has no lock since Python 3.12."""
 
     def __get__(self, instance: ClusterClient, owner: type[Any] | None = None) -> T:  # type: ignore[override]
         if instance is None:
             return self
-        with instance.opening:
+        with instance.opening_lock:
             return super().__get__(instance, owner)
 
 
 class ClusterClient:
-    """The target of a command."""
+    """The cluster that a command works on."""
 
     def __init__(
         self, inventory: Inventory, fleet: Fleet | None = None, bucket: Bucket | None = None, ledger: Ledger | None = None
     ) -> None:
         """Use these parts; those that are None are opened when needed."""
         self.inventory = inventory
-        self.opening = threading.RLock()
+        self.opening_lock = threading.RLock()
         if fleet is not None:
             self.fleet = fleet
         if bucket is not None:
@@ -52,12 +52,12 @@ class ClusterClient:
 
     @_OpenedOnce
     def fleet(self) -> Fleet:
-        """Connections to the hosts; UsageError where what SSH needs is missing."""
+        """Connections to the hosts; UsageError if a file that SSH needs is missing."""
         return Fleet(self.inventory)
 
     @_OpenedOnce
     def bucket(self) -> Bucket:
-        """The bucket, through whichever host answers first where it is on hosts."""
+        """The bucket; one on hosts is used through the first host that answers."""
         url = self.inventory.operator_bucket
         if not self.inventory.bucket_on_hosts:
             return open_bucket(url)

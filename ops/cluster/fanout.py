@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from ops.errors import HostError
 
 T = TypeVar("T")
-Done = Callable[[str], None]
+OnDone = Callable[[str], None]
 if TYPE_CHECKING:
     _Ended = queue.SimpleQueue[tuple[str, T | None, Exception | None]]
 
@@ -25,11 +25,11 @@ class Outcome(Generic[T]):
     failures: dict[str, Exception] = field(default_factory=dict)
 
 
-def fan_out(names: Iterable[str], work: Callable[[str], T], seconds: float, done: Done | None = None) -> Outcome[T]:
+def fan_out(names: Iterable[str], work: Callable[[str], T], seconds: float, on_done: OnDone | None = None) -> Outcome[T]:
     """Run `work` for every name, a thread each, and wait until all have ended or `seconds` have passed.
 
-    `done` is called with each name that has ended. An interrupt ends the wait at once; threads that hang block nothing, since
-    they are daemons.
+    `on_done` is called with each name whose work has ended. An interrupt ends the wait at once; threads that hang block
+    nothing, since they are daemons.
     """
     all_names = list(names)
     ended: _Ended[T] = queue.SimpleQueue()
@@ -44,11 +44,11 @@ def fan_out(names: Iterable[str], work: Callable[[str], T], seconds: float, done
         except queue.Empty:
             break
         if error is None:
-            results[name] = result  # type: ignore[assignment]  # None is a T where work returns None
+            results[name] = result  # type: ignore[assignment]  # it is None only if `work` returns None
         else:
             failures[name] = error
-        if done:
-            done(name)
+        if on_done:
+            on_done(name)
     for name in all_names:
         if name not in results and name not in failures:
             failures[name] = HostError(name, f"did not finish within {seconds:.0f} s")
@@ -69,7 +69,10 @@ def _start(name: str, work: Callable[[str], T], ended: _Ended[T]) -> None:
 
 
 def first_of(names: Iterable[str], work: Callable[[str], T], stagger: float, seconds: float) -> T:
-    """Return the first result, else raise the first error; start the next after `stagger` s or a failure."""
+    """Return the first result of `work`, else raise the first error.
+
+    The work for the next name starts `stagger` seconds after the last one, or when one fails.
+    """
     waiting = list(names)
     ended: _Ended[T] = queue.SimpleQueue()
     first_error: Exception | None = None
@@ -84,6 +87,6 @@ def first_of(names: Iterable[str], work: Callable[[str], T], stagger: float, sec
             continue
         running -= 1
         if error is None:
-            return result  # type: ignore[return-value]  # None is a T where work returns None
+            return result  # type: ignore[return-value]  # it is None only if `work` returns None
         first_error = first_error or error
     raise first_error or TimeoutError(f"nothing answers within {seconds:.0f} s")

@@ -1,4 +1,4 @@
-"""A local port forwarded to one of a host through an open SSH connection."""
+"""Forward a local port to a port of a host, through an open SSH connection."""
 
 from __future__ import annotations
 
@@ -47,21 +47,26 @@ def first_free(ports: Iterable[int], listen: Callable[[int], _Listening]) -> _Li
 
 
 class ChannelOpener(Protocol):
-    """The connections to the other end, like paramiko's Transport, with its errors."""
+    """Opens channels like paramiko's Transport, and with its errors."""
 
-    def open_channel(self, kind: str, there: tuple[str, int], peer: tuple[str, int], /, *, timeout: float) -> Any:
-        """Open a channel to that host and port, for that peer."""
+    def open_channel(self, kind: str, dest: tuple[str, int], src: tuple[str, int], /, *, timeout: float) -> Any:
+        """Open a channel to the address `dest`, for a client at `src`."""
 
 
-def open_channel_on(fleet: Fleet, name: str, kind: str, there: tuple[str, int], peer: tuple[str, int], timeout: float) -> Any:
-    """Open a channel to a host; reconnect if the connection broke. Raises HostError, and what a refused connection raises."""
-    return fleet.connection(name).transport.open_channel(kind, there, peer, timeout=timeout)
+def open_channel_on(fleet: Fleet, name: str, kind: str, dest: tuple[str, int], src: tuple[str, int], timeout: float) -> Any:
+    """Open a channel to a host; reconnect if the connection broke.
+
+    Raises:
+        HostError: if the host does not answer, besides paramiko's errors if it refuses the channel.
+    """
+    return fleet.connection(name).transport.open_channel(kind, dest, src, timeout=timeout)
 
 
 class Forward:
-    """A listener on the first free one of `ports`, for this machine alone, which leads to `port_there`.
+    """Forwards the first free one of the local `ports`, which accepts only this machine, to `remote_port` of a host.
 
-    `unanswered` is called with a channel that ends before the other end has answered, and before the client learns of it.
+    If the host closes a channel without an answer to the client's last data, `on_unanswered` is called with the channel; the
+    client's connection is closed after that.
     """
 
     def __init__(
@@ -69,10 +74,10 @@ class Forward:
         transport: ChannelOpener,
         loopback: str,
         ports: Iterable[int],
-        unanswered: Callable[[Any], None] = lambda _: None,
+        on_unanswered: Callable[[Any], None] = lambda _: None,
     ) -> None:
-        self.port_there = 0
-        self._transport, self._loopback, self._unanswered = transport, loopback, unanswered
+        self.remote_port = 0
+        self._transport, self._loopback, self._on_unanswered = transport, loopback, on_unanswered
         self._server = self._listen(loopback, ports)
         self.port: int = self._server.server_address[1]
 
@@ -98,30 +103,31 @@ class Forward:
 
         return first_free(ports, lambda port: Server((loopback, port), Handler))
 
-    def carry(self, here: Any, peer: tuple[str, int]) -> None:
-        """Carry one connection both ways until the host's side ends it; close one that the host refuses."""
+    def carry(self, client: Any, address: tuple[str, int]) -> None:
+        """Copy a client's connection both ways until the host ends it; return if the host refuses it."""
+        dest = (self._loopback, self.remote_port)
         try:
-            there = self._transport.open_channel("direct-tcpip", (self._loopback, self.port_there), peer, timeout=_OPEN_SECONDS)
+            channel = self._transport.open_channel("direct-tcpip", dest, address, timeout=_OPEN_SECONDS)
         except (HostError, paramiko.SSHException, OSError, EOFError):
             return
         waits = threading.Event()
 
-        def ended() -> None:
+        def on_end() -> None:
             if waits.is_set():
-                self._unanswered(there)
+                self._on_unanswered(channel)
 
-        with contextlib.closing(there):
-            threading.Thread(target=_pump, args=(here, there, waits.set), daemon=True).start()
-            _pump(there, here, waits.clear, ended)
+        with contextlib.closing(channel):
+            threading.Thread(target=_pump, args=(client, channel, waits.set), daemon=True).start()
+            _pump(channel, client, waits.clear, on_end)
 
 
-def _pump(source: Any, sink: Any, moves: Callable[[], None], ended: Callable[[], None] = lambda: None) -> None:
-    """Copy all bytes of one connection to the other, then its end; call `moves` before each piece, `ended` before the end."""
+def _pump(source: Any, sink: Any, on_data: Callable[[], None], on_end: Callable[[], None] = lambda: None) -> None:
+    """Copy one connection to another, then end it; call `on_data` before each piece, `on_end` before the end."""
     with contextlib.suppress(OSError, EOFError):
         try:
             while piece := source.recv(_CHUNK):
-                moves()
+                on_data()
                 sink.sendall(piece)
         finally:
-            ended()
+            on_end()
         sink.shutdown(1)

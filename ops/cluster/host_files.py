@@ -14,10 +14,10 @@ UNIT_CONF, TIMER_CONF, TRAINER_CONF = (
     f"{UNITS}/{name}.d/host.conf" for name in (JOBS_UNIT, "scaletier.timer", "scaletier-trainer.service")
 )
 """The drop-ins with a host's own settings of its units."""
-# The unit's share of the host's memory: sshd and journald must survive a trainer that uses all of it.
+# The share of a host's memory that a unit may use: sshd and journald must survive a trainer that uses all of it.
 MEMORY_SHARE = 0.9
 # The limit of a trainer's threads: libraries start a pool of each kind for every processor.
-_TASKS, _TASKS_A_CPU = 512, 256
+_TASKS, _TASKS_PER_CPU = 512, 256
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def host_files(inventory: Inventory, host: Host) -> list[RemoteFile]:
     values: dict[str, Any] = {
         "accelerator": host.accelerator,
         "memory_max": int(host.memory_bytes * MEMORY_SHARE),
-        "tasks_max": _TASKS + int(_TASKS_A_CPU * host.cpus),
+        "tasks_max": _TASKS + int(_TASKS_PER_CPU * host.cpus),
         "idle_seconds": idle_seconds(inventory.poll_seconds),
     }
     host_file = HostFile(host.name, inventory.bucket, inventory.poll_seconds, power=inventory.start_requests())

@@ -17,13 +17,13 @@ from ops.cluster import state
 from ops.errors import DONE, UsageError, suggest
 
 ROOT = Path(os.environ.get("SCALETIER_PROJECT") or CHECKOUT).resolve()
-"""The project: the state of its stacks, and what set-up keeps."""
+"""The project's folder, with the state of its stacks and the files of `make setup`."""
 EVERY = "all"
 
 
 @dataclass(frozen=True)
 class Runtimes:
-    """The folder of jobs' Python runtimes: its path here, where they are built, and its path on the hosts."""
+    """The folder of jobs' Python runtimes: its path on this machine, which builds them, and its path on the hosts."""
 
     here: Path
     on_hosts: str
@@ -34,10 +34,10 @@ def require_runtimes(inventory: Inventory, what: str) -> Runtimes:
     if inventory.runtimes and inventory.operator_runtimes:
         return Runtimes(Path(inventory.operator_runtimes), inventory.runtimes)
     if inventory.bucket_on_hosts:
-        raise UsageError(f"{what}: the hosts of stack {inventory.stack} were made before they could have any: run pulumi up")
+        raise UsageError(f"{what}: the hosts of stack {inventory.stack} are too old for runtimes: run pulumi up")
     raise UsageError(
         f"{what}: the hosts of stack {inventory.stack} have the Python of their image only, with TensorFlow "
-        f"{inventory.tensorflow or 'as it was made'}; what else a program wants goes into its package's requirements.txt"
+        f"{inventory.tensorflow or 'of the image'}; list other packages in the requirements.txt of the trainer's package"
     )
 
 
@@ -72,11 +72,11 @@ def parse(text: str | bytes, folder: Path) -> Inventory:
 
 
 def choose_stack(folders: Sequence[str], named: str, selected: Callable[[], str | None]) -> str | None:
-    """Return the stack that is named, else selected, else the only one; None if it is not known here."""
+    """Return the named stack, else the selected one, else the only one; None if it is not in `folders`."""
     if stack := named or selected():
         return stack if stack in folders else None
     if len(folders) > 1:
-        raise UsageError(f"more than one stack is up: say --stack, or set PULUMI_STACK, to one of {', '.join(folders)}")
+        raise UsageError(f"more than one stack is up: set --stack or PULUMI_STACK to one of {', '.join(folders)}")
     return folders[0] if folders else None
 
 
@@ -96,14 +96,12 @@ def load(root: Path = ROOT) -> Inventory:
 
 
 def connect(as_json: bool, root: Path = ROOT) -> int:
-    """Fetch the inventory of the stack in use from its state, whatever is known of it here."""
-    stack = state.fetch(root, parse)
+    """Fetch the inventory of the stack in use from its state, even if this checkout has one."""
+    inventory = state.fetch(root, parse)
+    stack, tier, folder = inventory.stack, inventory.scale_tier, inventory.folder
     if as_json:
-        names = list(stack.names)
-        terminal.print_json({"stack": stack.stack, "scaleTier": stack.scale_tier, "hosts": names, "folder": str(stack.folder)})
+        terminal.print_json({"stack": stack, "scaleTier": tier, "hosts": list(inventory.names), "folder": str(folder)})
         return DONE
-    terminal.out(
-        f"stack {stack.stack}: {stack.scale_tier}, {terminal.plural(len(stack.hosts), 'host')}, by its state; "
-        f"ssh -F {stack.folder}/ssh_config"
-    )
+    hosts = terminal.plural(len(inventory.hosts), "host")
+    terminal.out(f"stack {stack}: {tier}, {hosts}, by its state; ssh -F {folder}/ssh_config")
     return DONE

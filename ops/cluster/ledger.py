@@ -33,8 +33,8 @@ def find_job(ledger: Ledger, job_id: str) -> JobRecord | None:
 
 
 def existing_job(ledger: Ledger, job_id: str | None) -> JobRecord:
-    """Return a job's record, by default the newest job's; UsageError names some of the jobs there are."""
-    if job_id is None and (job_id := newest_job(ledger, say=True)) is None:
+    """Return a job's record, by default that of `newest_job`; UsageError if there is none."""
+    if job_id is None and (job_id := newest_job(ledger, note_others=True)) is None:
         raise UsageError("no job has run on this cluster yet: start one with fab train")
     if record := find_job(ledger, job_id):
         return record
@@ -43,14 +43,17 @@ def existing_job(ledger: Ledger, job_id: str | None) -> JobRecord:
     raise UsageError(f"there is no job {job_id!r}{suggest(job_id, job_ids)}; {listed}")
 
 
-def newest_job(ledger: Ledger, say: bool = False) -> str | None:
-    """Return the id of the newest job that has hosts, else of the newest that started; with `say`, note others with hosts."""
+def newest_job(ledger: Ledger, note_others: bool = False) -> str | None:
+    """Return the id of the newest job that has hosts, else that started, else of all; None if there is none.
+
+    With `note_others`, print a line if other jobs have hosts, too.
+    """
     running = [entry for entry in ledger.queue().entries if entry.has_hosts]
     if running:
-        if say and len(running) > 1:
+        if note_others and len(running) > 1:
             others = ", ".join(entry.jobId for entry in running[:-1])
-            too = f"{others} {'has' if len(running) == 2 else 'have'} hosts, too"
-            terminal.note(f"this is of job {running[-1].jobId}, the newest that has hosts; {too}: name one")
+            also = f"{others} {'has' if len(running) == 2 else 'have'} hosts, too"
+            terminal.note(f"this is of job {running[-1].jobId}, the newest that has hosts; {also}: name one")
         return running[-1].jobId
     jobs = ledger.jobs()[0]
     started = [job for job in jobs if job.startTime] or jobs
@@ -77,7 +80,7 @@ def failure_hint(record: JobRecord) -> str:
 
 
 def first_error(record: JobRecord, replicas: Iterable[ReplicaRecord]) -> tuple[str, FirstError] | None:
-    """Return the first error of a job's log if it may be the cause; a cancelled job's is often not."""
+    """Return the first error in a job's logs if it may be why the job failed; that of a cancelled job often is not."""
     if record.state in (JobState.SUCCEEDED, JobState.CANCELLING, JobState.CANCELLED):
         return None
     return earliest((replica.name, replica.firstError) for replica in replicas)
@@ -89,9 +92,10 @@ def replica_names(record: JobRecord) -> list[str]:
 
 
 def replicas_of(ledger: Ledger, record: JobRecord, note: Callable[[str], None] = terminal.note) -> list[ReplicaRecord]:
-    """Return the replicas' records, from the job's record for those that left none or are lost.
+    """Return the records of a job's replicas, built from the job's record for those that have none.
 
-    `note` gets a line about each that cannot be read; it is left out if the job's record lacks it.
+    A lost replica has the state LOST. `note` gets a line about each record that cannot be read; its replica is skipped if the
+    job's record lacks it.
     """
     names = replica_names(record)
     own_records = ledger.replicas_named(record.jobId, names)

@@ -20,15 +20,15 @@ WITHOUT_TENSORFLOW = """
 sys.modules["tensorboard.compat.notf"] = types.ModuleType("notf")
 os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 """
-"""Lines of Python, behind `import os, sys, types`, by which TensorBoard does without TensorFlow: it starts in a fifth of the
-time, leaves the memory to the training, and reads what fsspec reads. By default gcsfs asks by gRPC what kind of bucket it is,
-for a minute and a half where only HTTPS passes."""
+"""Python code, after `import os, sys, types`, that lets TensorBoard run without TensorFlow: it starts in a fifth of the time,
+uses little memory, and reads any bucket by fsspec. By default gcsfs asks for the kind of bucket by gRPC, which takes 90 s if a
+firewall passes only HTTPS."""
 METRICS = "metrics.json"
 """The optional file of a trainer's metrics."""
 EVALUATION = "evaluation.json"
 """The optional file of a trainer's final evaluation."""
-LARGEST_FILE = 1 << 20
-"""The most bytes of either."""
+MAX_RESULT_BYTES = 1 << 20
+"""The size limit of METRICS and of EVALUATION."""
 _EVENTS = "tfevents"
 # The folder of exported models, as in Cloud ML.
 _EXPORTS = "export/"
@@ -38,8 +38,8 @@ _EXPORTS = "export/"
 class JobOutput:
     """A job's output.
 
-    `job_dir` is its path on the hosts; `files` maps each path below it to its bytes; `left_out` are paths of links that lead
-    elsewhere, of pipes and of sockets, and of what cannot be read.
+    `job_dir` is its path on the hosts; `files` maps each path below it to its size; `skipped` has the paths of links that lead
+    elsewhere, pipes, sockets, and what cannot be read.
     """
 
     job: JobRecord
@@ -47,7 +47,7 @@ class JobOutput:
     files: dict[str, int]
     _bucket: Bucket
     _folder: str
-    left_out: Sequence[str] = ()
+    skipped: Sequence[str] = ()
 
     @property
     def summaries(self) -> list[str]:
@@ -63,24 +63,24 @@ class JobOutput:
         ]
 
     def of_trial(self, trial: Trial | None) -> JobOutput:
-        """Return a trial's own folder of the output; all of it without a trial."""
+        """Return the output in the folder of a trial; all of it if `trial` is None."""
         if trial is None:
             return self
         folder = str(trial.trialId)
         files = {path.removeprefix(f"{folder}/"): size for path, size in self.files.items() if path.startswith(f"{folder}/")}
         return replace(self, job_dir=f"{self.job_dir}/{folder}", files=files, _folder=f"{self._folder}/{folder}".lstrip("/"))
 
-    def read(self, name: str, most: int = LARGEST_FILE) -> bytes:
-        """Return the content of a small file; OpsError if it has more than `most` bytes, as a sparse one of a job may."""
-        if (size := self.files.get(name, 0)) > most:
-            raise OpsError(f"{name} has {terminal.size(size)}; {terminal.size(most)} is the most")
+    def read(self, name: str, max_bytes: int = MAX_RESULT_BYTES) -> bytes:
+        """Return the content of a small file; OpsError if it has more than `max_bytes`, as a job's sparse file may."""
+        if (size := self.files.get(name, 0)) > max_bytes:
+            raise OpsError(f"{name} has {terminal.size(size)}; {terminal.size(max_bytes)} is the most")
         return self._bucket.read_part(f"{self._folder}/{name}" if self._folder else name, 0, size)
 
-    def fetch(self, names: Sequence[str], target: Path, below: str = "", all_there: bool = True) -> list[str]:
-        """Download these files to a directory, without the prefix `below`; a single file named so to `target`.
+    def fetch(self, names: Sequence[str], target: Path, below: str = "", require_all: bool = True) -> list[str]:
+        """Download files to the directory `target`, and return the downloaded ones.
 
-        Return the downloaded ones. OpsError for a missing one, unless the job still runs and not `all_there` must be: it may
-        have removed older checkpoints meanwhile.
+        Their paths there lack the prefix `below`; a file of that whole path becomes `target` itself. OpsError if a file is
+        missing, unless `require_all` is False and the job still runs: it may have removed older checkpoints.
         """
         for path in names:
             if posixpath.isabs(path) or ".." in path.split("/"):
@@ -94,13 +94,13 @@ class JobOutput:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 if self._bucket.download(name, file, progress):
                     fetched.append(path)
-                elif all_there or self.job.final:
+                elif require_all or self.job.final:
                     raise OpsError(f"{self.job_dir}/{path} is gone")
         return fetched
 
 
 def find(cluster: ClusterClient, record: JobRecord) -> JobOutput:
-    """Return a job's output, which may have no file yet; OpsError if its bucket cannot be opened."""
+    """Return a job's output, which may have no file yet; OpsError if it is in another cluster's bucket."""
     inventory = cluster.inventory
     job_dir = str(record.trainingInput.get("jobDir") or f"{inventory.bucket}/{paths.output(record.jobId)}").rstrip("/")
     if job_dir.startswith(f"{inventory.bucket}/"):
@@ -110,11 +110,11 @@ def find(cluster: ClusterClient, record: JobRecord) -> JobOutput:
     else:
         raise OpsError(f"the output of {record.jobId} is in {job_dir}, which is not in the bucket of stack {inventory.stack}")
     with terminal.ProgressLine(f"looking through {job_dir}"):
-        files, left_out = bucket.listing(folder)
-    return JobOutput(record, job_dir, files, bucket, folder, left_out)
+        files, skipped = bucket.walk_following_links(folder)
+    return JobOutput(record, job_dir, files, bucket, folder, skipped)
 
 
 def check_free(target: Path) -> None:
-    """Raise UsageError if the target of a download exists: nothing is merged or written over."""
+    """Raise UsageError unless the target of a download is new or an empty directory: nothing is overwritten."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"{target} is there already: remove it, or give another --dest")

@@ -1,4 +1,4 @@
-"""Start stopped hosts as the operator, by a token that the cloud's own tool prints."""
+"""Start stopped hosts as the operator, with a token that the cloud's own tool prints."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from ops.cluster.remote import Fleet
 from ops.errors import HostError, SeveralHostsError, UsageError
 
 _TOKEN_SECONDS = 60.0
-_ASK_SECONDS = 90.0
-_PAUSE_SECONDS = 5.0
+_REQUEST_SECONDS = 90.0
+_POLL_SECONDS = 5.0
 # An accepted start may fail, and a repeated request does no harm.
-_AGAIN_SECONDS = 60.0
-SECONDS = 300.0
-"""The most seconds from a host's start until it answers."""
+_RETRY_SECONDS = 60.0
+START_SECONDS = 300.0
+"""The time limit from a host's start until it answers."""
 
 
 def startable_hosts(inventory: Inventory, names: Collection[str]) -> list[str]:
-    """Return those of these hosts that can be started from here."""
+    """Return those of these hosts that this machine can start."""
     power = inventory.start_requests()
     return [name for name in names if power and name in power.starts]
 
@@ -38,14 +38,15 @@ def start_and_wait(
 ) -> Mapping[str, Exception]:
     """Start these hosts, and wait until they answer; SeveralHostsError if a start is refused at first.
 
-    The start of hosts that stay away is requested again each minute, and at once if a request had no answer.
+    The start of a host that does not answer is requested again each minute, and at the next poll if the request had no answer.
 
     Returns:
-        The reason, by host, of those that do not answer in time.
+        The reason by host, for those that do not answer in time.
     """
-    ask = start or _start(fleet.inventory)
+    request_start = start or _build_start_request(fleet.inventory)
     with terminal.ProgressLine(f"starting {terminal.plural(len(names), 'host')}", always=True) as step:
-        until, again, pending, unanswered = clock() + SECONDS, clock() + _AGAIN_SECONDS, list(names), _request_all(names, ask)
+        deadline, retry_time, pending = clock() + START_SECONDS, clock() + _RETRY_SECONDS, list(names)
+        unanswered = _request_all(names, request_start)
         if refused := {name: error for name, error in unanswered.items() if not _is_unanswered(error)}:
             raise SeveralHostsError({n: HostError(n, f"is not started: {e}") for n, e in refused.items()}, code=UsageError.code)
         for name, error in unanswered.items():
@@ -54,33 +55,33 @@ def start_and_wait(
             failures = fleet.connect_each(pending).failures
             pending = [name for name in pending if name in failures]
             step.count = f"{len(names) - len(pending)} of {len(names)}"
-            if not pending or clock() >= until:
+            if not pending or clock() >= deadline:
                 return failures
-            due = pending if clock() >= again else [name for name in pending if name in unanswered]
-            if clock() >= again:
-                again += _AGAIN_SECONDS
-            unanswered = {name: error for name, error in _request_all(due, ask).items() if _is_unanswered(error)}
-            sleep(_PAUSE_SECONDS)
+            due = pending if clock() >= retry_time else [name for name in pending if name in unanswered]
+            if clock() >= retry_time:
+                retry_time += _RETRY_SECONDS
+            unanswered = {name: error for name, error in _request_all(due, request_start).items() if _is_unanswered(error)}
+            sleep(_POLL_SECONDS)
 
 
-def _request_all(names: Collection[str], ask: Callable[[str], None]) -> Mapping[str, Exception]:
+def _request_all(names: Collection[str], request_start: Callable[[str], None]) -> Mapping[str, Exception]:
     """Request the start of all of these hosts at once; return the failures by host."""
-    return fan_out(names, ask, _ASK_SECONDS).failures
+    return fan_out(names, request_start, _REQUEST_SECONDS).failures
 
 
 def _is_unanswered(error: Exception) -> bool:
-    return isinstance(error, (NoAnswerError, HostError))  # the latter is of fan_out, whose time was over
+    return isinstance(error, (NoAnswerError, HostError))  # HostError is a timeout of fan_out
 
 
-def _start(inventory: Inventory) -> Callable[[str], None]:
+def _build_start_request(inventory: Inventory) -> Callable[[str], None]:
     requests, power = inventory.start_requests(operator=True), inventory.power
     assert requests is not None
     assert power is not None
-    return StartClient(requests, _OneToken(power)).request_start
+    return StartClient(requests, _CachedToken(power)).request_start
 
 
-class _OneToken:
-    """The operator's token, or why there is none: asked for once, by one thread, as gcloud fails beside itself."""
+class _CachedToken:
+    """The operator's token, or why there is none: fetched once, by one thread, as concurrent gcloud commands fail."""
 
     def __init__(self, power: PowerAccess) -> None:
         self._power, self._lock = power, threading.Lock()

@@ -1,4 +1,4 @@
-"""Hosts by SSH, through Fabric: with the stack's ssh_config, key and known_hosts, never the user's."""
+"""SSH connections to hosts, by Fabric: with the stack's ssh_config, key and known_hosts, never the user's."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ import paramiko
 from fabric import Config, Connection
 
 from infra.inventory import Inventory
-from ops.cluster.fanout import Done, Outcome, fan_out, first_of
+from ops.cluster.fanout import OnDone, Outcome, fan_out, first_of
 from ops.errors import HostError, SeveralHostsError, UsageError
 
 T = TypeVar("T")
 # Errors are raised; paramiko's threads would also print them with a traceback.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
-# Limits for the address, then for sshd's banner and the login: all of a machine's hosts may be busy.
+# Time limits of the TCP connection, then of sshd's banner and the login: all hosts of a machine may be busy.
 CONNECT_SECONDS = 15
 SSHD_SECONDS = 20
 COMMAND_SECONDS = 60.0
-"""The limit of a short command on a host: more than connecting to it may take, so that none is cut off that is only slow."""
+"""The time limit of a short command on a host: longer than connecting to a slow one may take."""
 _STAGGER_SECONDS = 0.7
-# A host without power closes no connection: after this long without an answer to keepalives it is lost.
+# A host that loses power closes no connection: it counts as broken after this long without an answer to keepalives.
 _SILENT_SECONDS = 30
 _CHUNK = 32_768
 _BURST = _WINDOW = 262_144
-_BREAKS = (paramiko.SSHException, EOFError, OSError)
+_CONNECTION_ERRORS = (paramiko.SSHException, EOFError, OSError)
 ADVICE = "run pulumi up, which brings back what is missing"
 
 
 @dataclass(frozen=True)
 class CommandResult:
-    """A command that ran on a host. `output` is stdout and stderr as they came."""
+    """The result of a command on a host. `output` is its stdout and stderr in one."""
 
     host: str
     exit_code: int
@@ -47,17 +47,17 @@ class CommandResult:
 
 
 class Stream:
-    """A command that runs on a host, with one window of output in flight; HostError if it breaks off."""
+    """A command that runs on a host, with one window of output in flight; HostError if the connection breaks."""
 
     def __init__(self, host: str, connection: Any, command: str) -> None:
         self.host = host
-        with self._breaking():
+        with self._as_host_error():
             self._channel = connection.transport.open_session(window_size=_WINDOW)
             self._channel.exec_command(command)
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield its output, until it ends."""
-        with self._breaking():
+        """Yield the command's output, until it ends."""
+        with self._as_host_error():
             while data := self._channel.recv(_CHUNK):
                 yield data
         if self.exit_code < 0:
@@ -65,37 +65,37 @@ class Stream:
 
     @property
     def exit_code(self) -> int:
-        """Its exit code, once the output is read; below 0 where the connection broke."""
+        """The command's exit code, once its output is read; below 0 if the connection broke or a signal ended it."""
         return int(self._channel.recv_exit_status())
 
     @property
     def stderr(self) -> str:
-        """Its stderr, cut to a small size."""
+        """The beginning of the command's stderr."""
         return str(self._channel.recv_stderr(_CHUNK).decode("utf-8", "replace")) if self._channel.recv_stderr_ready() else ""
 
     def finish(self) -> None:
-        """Close its stdin."""
-        with contextlib.suppress(*_BREAKS):  # the reader gets the error
+        """Close the command's stdin."""
+        with contextlib.suppress(*_CONNECTION_ERRORS):  # the reader gets the error
             self._channel.shutdown_write()
 
     def close(self) -> None:
         """Close the channel, whether the command has ended or not."""
-        with contextlib.suppress(*_BREAKS):
+        with contextlib.suppress(*_CONNECTION_ERRORS):
             self._channel.close()
 
     @contextlib.contextmanager
-    def _breaking(self) -> Iterator[None]:
+    def _as_host_error(self) -> Iterator[None]:
         try:
             yield
-        except _BREAKS as error:
+        except _CONNECTION_ERRORS as error:
             raise HostError(self.host, describe_break(error)) from error
 
 
-def send_bursts(channel: Any, data: bytes, sent: Callable[[int], None] = lambda _: None) -> None:
-    """Send all of the data in bursts: sendall copies all that it has left for each packet."""
+def send_bursts(channel: Any, data: bytes, progress: Callable[[int], None] = lambda _: None) -> None:
+    """Send the data in bursts: for each packet, `sendall` copies all the data that is left."""
     for start in range(0, len(data), _BURST):
         channel.sendall(piece := data[start : start + _BURST])
-        sent(len(piece))
+        progress(len(piece))
 
 
 def connection_loss(channel: Any) -> str | None:
@@ -127,7 +127,7 @@ class _Connection(Connection):  # type: ignore[misc]  # Fabric has no types
             return super().open_gateway()
         ours, theirs = socket.socketpair()
         with theirs:
-            # In a session of its own, so that Ctrl-C leaves us the connection to undo things by. ssh_config is our own.
+            # A session of its own keeps Ctrl-C from ending the connection, which cleaning up needs. ssh_config is our own.
             argv = ["/bin/sh", "-c", f"exec {self.gateway}"]
             end = theirs.fileno()
             self._set(_proxy=subprocess.Popen(argv, stdin=end, stdout=end, start_new_session=True))
@@ -143,7 +143,7 @@ class _SSHConfig(paramiko.SSHConfig):
 
 
 def _transport(*arguments: Any, **settings: Any) -> paramiko.Transport:
-    """Return paramiko's transport, whose limit for the key exchange is that of sshd's other answers."""
+    """Return paramiko's transport, with the time limit of sshd's other answers for the key exchange, too."""
     transport = paramiko.Transport(*arguments, **settings)
     transport.handshake_timeout = SSHD_SECONDS
     return transport
@@ -196,13 +196,13 @@ class Fleet:
         name: str,
         command: str,
         stdin: bytes | tuple[bytes, ...] | None = None,
-        sent: Callable[[int], None] = lambda _: None,
+        progress: Callable[[int], None] = lambda _: None,
     ) -> CommandResult:
         """Run a command line on a host over one channel.
 
         Args:
             stdin: what the command reads; parts are sent one after the other, and not copied into one.
-            sent: is called with the number of bytes of each piece that has gone.
+            progress: is called with the number of bytes of each piece that was sent.
         """
         connection = self.connection(name)
         try:
@@ -211,16 +211,16 @@ class Fleet:
                 channel.set_combine_stderr(True)
                 channel.exec_command(command)
                 if stdin is not None:
-                    # A command that ends before it has read all explains that by its exit code.
+                    # If a command ends before it has read all of it, its exit code says why.
                     with contextlib.suppress(OSError):
                         for part in (stdin,) if isinstance(stdin, bytes) else stdin:
-                            send_bursts(channel, part, sent)
+                            send_bursts(channel, part, progress)
                 channel.shutdown_write()
                 output = b"".join(iter(lambda: channel.recv(_CHUNK), b""))
                 if (exit_code := int(channel.recv_exit_status())) >= 0:
                     return CommandResult(name, exit_code, output.decode("utf-8", "replace"))
                 why, cause = _no_exit_code(channel), None
-        except _BREAKS as error:
+        except _CONNECTION_ERRORS as error:
             why, cause = describe_break(error), error
         with self._lock:  # paramiko may report it as open a moment longer
             if self._open.get(name) is connection:
@@ -231,33 +231,33 @@ class Fleet:
         """Start a command line on a host, whose output is read as it comes."""
         return Stream(name, self.connection(name), command)
 
-    def must(
+    def check_output(
         self,
         name: str,
         command: str,
         what: str,
         stdin: bytes | tuple[bytes, ...] | None = None,
-        sent: Callable[[int], None] = lambda _: None,
+        progress: Callable[[int], None] = lambda _: None,
     ) -> str:
-        """Return the output of a command; HostError with the end of its output if it fails."""
-        ran = self.run(name, command, stdin, sent)
-        if ran.exit_code:
+        """Return a command's output; if it fails, HostError, which begins with `what` and has the output's end."""
+        result = self.run(name, command, stdin, progress)
+        if result.exit_code:
             # sudo refuses a program that the host does not know.
-            unknown = any(line.startswith("sudo: ") for line in ran.output.strip().splitlines()[-1:])
+            unknown = any(line.startswith("sudo: ") for line in result.output.strip().splitlines()[-1:])
             older = "; it is not ready, or older than this scaletier (pulumi up)" if unknown else ""
-            raise HostError(name, f"{what} with exit code {ran.exit_code}{older}", ran.exit_code, ran.output)
-        return ran.output
+            raise HostError(name, f"{what} with exit code {result.exit_code}{older}", result.exit_code, result.output)
+        return result.output
 
-    def each(self, names: Iterable[str], work: Callable[[str], T], seconds: float, done: Done | None = None) -> Outcome[T]:
+    def each(self, names: Iterable[str], work: Callable[[str], T], seconds: float, on_done: OnDone | None = None) -> Outcome[T]:
         """Run `work` for every host at once."""
-        return fan_out(names, work, seconds, done)
+        return fan_out(names, work, seconds, on_done)
 
-    def connect_each(self, names: Iterable[str], done: Done | None = None) -> Outcome[Any]:
+    def connect_each(self, names: Iterable[str], on_done: OnDone | None = None) -> Outcome[Any]:
         """Connect to all of the hosts."""
-        return self.each(names, self.connection, COMMAND_SECONDS, done)
+        return self.each(names, self.connection, COMMAND_SECONDS, on_done)
 
     def any_connection(self) -> Any:
-        """Return a connection to the first host that answers, the chief before others."""
+        """Return an open connection, else one to the first host that answers; the chief is tried first."""
         with self._lock:
             for existing in self._open.values():
                 if existing.is_connected:
@@ -268,7 +268,7 @@ class Fleet:
             raise SeveralHostsError({error.host: error}, f"no other host can be reached either; {ADVICE}") from error
 
     def close(self) -> None:
-        """Close what is open, without waiting."""
+        """Close the open connections, without waiting."""
         with self._lock:
             connections = list(self._open.values())
         for connection in connections:
@@ -277,8 +277,8 @@ class Fleet:
     def _new(self, name: str) -> Any:
         own = {"look_for_keys": False, "allow_agent": False}
         limits = {"auth_timeout": SSHD_SECONDS, "banner_timeout": SSHD_SECONDS, "transport_factory": _transport}
-        # Lazy: no fabric.yaml and no FABRIC_ variable of the user may change how a cluster is reached. A config of its own:
-        # a new connection sets values in its config, which is empty meanwhile, so that one of another thread would fail.
+        # Lazy: no fabric.yaml and no FABRIC_ variable of the user may change how a cluster is reached. Connections share no
+        # config: a new one sets values in its config, which is empty meanwhile, so another thread's connection would fail.
         config = Config(ssh_config=self._ssh_config, lazy=True)
         connection = _Connection(name, config=config, connect_timeout=CONNECT_SECONDS, connect_kwargs={**own, **limits})
         for path in connection.connect_kwargs.pop("key_filename", []):

@@ -1,6 +1,6 @@
 """Command lines of the one program that runs as root on a host for `fab` and checks its arguments.
 
-It also runs programs of fab in a sandbox: a unit that lives as long as they do, and takes what a job leaves of the host.
+It also runs programs of fab in a sandbox: a systemd unit that lives as long as the program, and yields CPU and disk to jobs.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from infra.inventory import Host
 
 PROGRAM = "/usr/lib/scaletier/root-helper"
 MEMORY_SHARE = 0.4
-"""The limit of a sandbox's share of a host's memory. A job may take most of it, and comes first."""
-_TOKEN_BROKER, _PORT = "cd /opt/scaletier && venv/bin/python -m hosts.agent.token_broker", "@port@"
+"""The share of a host's memory that a sandbox may use. A job may use most of the memory, and has priority."""
+_BROKER = "cd /opt/scaletier && venv/bin/python -m hosts.agent.token_broker"
+_PORT = "@port@"  # the broker puts its port there
 
 
 def command(verb: str, *words: str) -> str:
@@ -30,12 +31,12 @@ def reader_command(host: Host, argv: Sequence[str]) -> str:
 def writer_command(host: Host, argv: Sequence[str], folder: str) -> str:
     """Return the command line of a job's program that writes to a folder.
 
-    Besides, it sees only the data of a bucket that is a folder itself. In Google's it has the rights that the job had
-    (`hosts.agent.token_broker`).
+    If the bucket is a folder, the program sees only this folder and the data in it. In Google's bucket it has the rights that
+    the job had (`hosts.agent.token_broker`).
     """
     if folder.startswith("/"):
         return command("sandbox", "writing", _memory(host), posixpath.normpath(folder), "--", *argv)
-    return f"{_TOKEN_BROKER} {shlex.quote(folder)} -- {command('sandbox', 'writing', _memory(host), _PORT, '--', *argv)}"
+    return f"{_BROKER} {shlex.quote(folder)} -- {command('sandbox', 'writing', _memory(host), _PORT, '--', *argv)}"
 
 
 def _memory(host: Host) -> str:

@@ -13,17 +13,16 @@ from ops.errors import OpsError
 USER = "admin"
 
 
-def argv(inventory: Inventory, replica: str, words: Sequence[str] = ()) -> list[str]:
-    """Return ssh's command line; the host's shell gets each word quoted, and a single word as a line."""
-    host = inventory.host(replica)
+def argv(inventory: Inventory, host_name: str, words: Sequence[str] = ()) -> list[str]:
+    """Return ssh's command line; words are quoted for the host's shell, but a single one is a whole line."""
+    host = inventory.host(host_name)
     line = ["ssh", "-F", str(inventory.folder / "ssh_config"), "-l", USER, host.name]
     return [*line, "--", words[0] if len(words) == 1 else shlex.join(words)] if words else line
 
 
-def shell(inventory: Inventory, replica: str | None, words: Sequence[str] = ()) -> int:
+def shell(inventory: Inventory, host_name: str | None, words: Sequence[str] = ()) -> int:
     """Replace this process by ssh to a host, by default the chief's; the exit code is the shell's."""
-    replica = inventory.chief.name if replica is None else replica
-    line = argv(inventory, replica, words)
+    line = argv(inventory, inventory.chief.name if host_name is None else host_name, words)
     sys.stdout.flush()
     try:
         os.execvp(line[0], line)  # noqa: S606  no shell is wanted here

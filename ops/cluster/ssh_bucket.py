@@ -1,7 +1,7 @@
 """The bucket in a folder of another machine: `jobs.folder_bucket` runs there, over channels of SSH.
 
-SFTP can neither compare and replace atomically nor sync a folder. So this module's own source is sent along and run by the
-host's Python: the host need not have it, and it is always the operator's version.
+SFTP can neither compare and replace atomically nor fsync a directory. So the host's Python runs this module and those that it
+imports, from sources that fab sends: the host need not have them, and they are always of the operator's version.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from jobs.bucket import PIECE, BucketError, Conflict, Item, Progress, file_error
 T = TypeVar("T")
 
 _PYTHON = "python3"
-_LONG_SECONDS = 600.0  # of a call that goes through a whole folder
-_MIN_BYTES_PER_SECOND = 1_000_000  # that the host's disk writes
-# Reads the modules from the first line of stdin, and then serves.
+_WALK_SECONDS = 600.0  # the time limit of a call that reads or removes a whole folder
+_MIN_BYTES_PER_SECOND = 1_000_000  # the slowest rate of a host's disk
+# Loads the modules from the first line of stdin, then serves the bucket.
 _BOOT = """
 import json, sys, types
 sources = json.loads(sys.stdin.buffer.readline())
@@ -37,22 +37,22 @@ sys.modules["ops.cluster.ssh_bucket"].serve(sys.argv[1], sys.stdin.buffer, sys.s
 
 
 class Channel(Protocol):
-    """A command's stdin and stdout on another machine.
+    """The stdin and stdout of a command on another machine.
 
-    All calls raise OSError or EOFError if the connection breaks, and TimeoutError if it stands still for too long.
+    All calls raise OSError or EOFError if the connection breaks, and TimeoutError if no data moves for too long.
     """
 
     def send(self, data: bytes) -> None:
         """Write all of the data to its stdin."""
 
-    def line(self, seconds: float) -> bytes:
+    def read_line(self, seconds: float) -> bytes:
         """Return the next line of its stdout, after at most `seconds`."""
 
     def read(self, size: int, seconds: float) -> bytes:
         """Return some of the next bytes of its stdout, at most `size`."""
 
     def close(self) -> None:
-        """End it."""
+        """Close the channel."""
 
 
 def command(root: str) -> str:
@@ -77,7 +77,7 @@ class SshBucket:
     """
 
     def __init__(self, open_channel: Callable[[], Channel], seconds: float = 30.0) -> None:
-        """Prepare calls through `open_channel`, which runs `command` on a host that answers."""
+        """Use `open_channel`, which runs `command` on a host, and a time limit for each call."""
         self._open_channel, self._seconds = open_channel, seconds
         self._idle: list[Channel] = []
 
@@ -85,83 +85,83 @@ class SshBucket:
         return self.read_all([name]).get(name)
 
     def read_all(self, names: Iterable[str]) -> dict[str, Item]:
-        def take(items: dict[str, tuple[str, int]], read: _Reader) -> dict[str, Item]:
-            return {name: Item(read.whole(size), version) for name, (version, size) in items.items()}
+        def read_result(items: dict[str, tuple[str, int]], reader: _Reader) -> dict[str, Item]:
+            return {name: Item(reader.whole(size), version) for name, (version, size) in items.items()}
 
-        return self._call(take, "read_all", list(names))
+        return self._call(read_result, "read_all", list(names))
 
     def scan(self, pattern: str) -> dict[str, bytes]:
-        def take(sizes: dict[str, int], read: _Reader) -> dict[str, bytes]:
-            return {name: read.whole(size) for name, size in sizes.items()}
+        def read_result(sizes: dict[str, int], reader: _Reader) -> dict[str, bytes]:
+            return {name: reader.whole(size) for name, size in sizes.items()}
 
-        return self._call(take, "scan", pattern)
+        return self._call(read_result, "scan", pattern)
 
     def create(self, name: str, content: bytes) -> str:
-        return str(self._call(_plain, "create", name, content=content))
+        return str(self._call(_unchanged, "create", name, content=content))
 
     def replace(self, name: str, content: bytes, version: str) -> str:
-        return str(self._call(_plain, "replace", name, version, content=content))
+        return str(self._call(_unchanged, "replace", name, version, content=content))
 
     def read_part(self, name: str, start: int, end: int) -> bytes:
-        return self._call(lambda size, read: read.whole(size), "read_part", name, start, end)
+        return self._call(lambda size, reader: reader.whole(size), "read_part", name, start, end)
 
     def upload(self, name: str, content: bytes | Path, progress: Progress = no_progress) -> None:
-        self._call(_plain, "upload", name, content=content, report=_report_once(progress))
+        self._call(_unchanged, "upload", name, content=content, report=_report_once(progress))
 
     def download(self, name: str, target: Path, progress: Progress = no_progress) -> bool:
         report = _report_once(progress)
 
-        def take(size: int | None, read: _Reader) -> bool:
+        def read_result(size: int | None, reader: _Reader) -> bool:
             if size is None:
                 return False
             with file_errors(target), replacing(target) as copy:
-                for piece in read.pieces(size):
+                for piece in reader.pieces(size):
                     copy.write(piece)
                     report(copy.tell())
             return True
 
-        return self._call(take, "download", name)
+        return self._call(read_result, "download", name)
 
     def sizes(self, folder: str) -> dict[str, int]:
-        return self._call(_plain, "sizes", folder)
+        return self._call(_unchanged, "sizes", folder)
 
     def walk(self, folder: str) -> dict[str, int]:
-        return self._call(_plain, "walk", folder, seconds=_LONG_SECONDS)
+        return self._call(_unchanged, "walk", folder, seconds=_WALK_SECONDS)
 
-    def listing(self, folder: str) -> tuple[dict[str, int], list[str]]:
-        sizes, left_out = self._call(_plain, "listing", folder, seconds=_LONG_SECONDS)
-        return sizes, left_out
+    def walk_following_links(self, folder: str) -> tuple[dict[str, int], list[str]]:
+        sizes, skipped = self._call(_unchanged, "walk_following_links", folder, seconds=_WALK_SECONDS)
+        return sizes, skipped
 
     def delete(self, name: str) -> None:
-        self._call(_plain, "delete", name)
+        self._call(_unchanged, "delete", name)
 
     def remove(self, folder: str, last: str = "") -> None:
-        self._call(_plain, "remove", folder, last, seconds=_LONG_SECONDS)
+        self._call(_unchanged, "remove", folder, last, seconds=_WALK_SECONDS)
 
     def _call(
         self,
-        take: Callable[[Any, _Reader], T],
+        read_result: Callable[[Any, _Reader], T],
         method: str,
         *arguments: object,
         content: bytes | Path = b"",
         report: Callable[[int], None] = no_progress,
         seconds: float | None = None,
     ) -> T:
-        """Have the host call a method, and return what `take` makes of its result.
+        """Call a method on the host.
 
         Args:
-            take: is given the result, and reads the content that follows it.
-            content: what is sent with the call.
-            report: is called with the number of bytes that a call has sent so far.
+            read_result: converts the answer's result, with the content that it reads after it, to the return value.
+            content: the bytes or file to send with the call.
+            report: is called with the number of bytes that the call has sent so far.
             seconds: the time limit of the answer, by default the bucket's.
         """
         with file_errors(content):
             size = len(content) if isinstance(content, bytes) else content.stat().st_size
         request = json.dumps([method, arguments, size]).encode() + b"\n"
         limit = (seconds or self._seconds) + size / _MIN_BYTES_PER_SECOND
-        for last in (False, True):
+        for is_retry in (False, True):
             channel: Channel | None = None
-            if not last:  # another thread's channel may be of a connection that broke off
+            if not is_retry:  # an idle channel may be of a broken connection
                 with suppress(IndexError):
                     channel = self._idle.pop()
             try:
@@ -170,8 +170,8 @@ class SshBucket:
                     channel.send(sources())
                 channel.send(request)
                 _send(channel, content, size, report)
-                answer = json.loads(channel.line(limit))
-                result = take(answer["result"], _Reader(channel, self._seconds)) if "result" in answer else None
+                answer = json.loads(channel.read_line(limit))
+                result = read_result(answer["result"], _Reader(channel, self._seconds)) if "result" in answer else None
             except TimeoutError:
                 _close(channel)
                 raise BucketError(f"the bucket does not answer within {limit:g} s") from None
@@ -183,7 +183,7 @@ class SshBucket:
                 with suppress(IndexError):
                     while True:
                         _close(self._idle.pop())
-                if last or channel is None:
+                if is_retry or channel is None:
                     reason = str(error) or type(error).__name__
                     raise BucketError(f"the connection to the bucket broke off: {reason}") from error
             except BaseException:
@@ -200,7 +200,7 @@ class SshBucket:
 
 
 class _Reader:
-    """The content that follows an answer."""
+    """Reads the content that follows an answer."""
 
     def __init__(self, channel: Channel, seconds: float) -> None:
         self._channel, self._seconds = channel, seconds
@@ -220,12 +220,12 @@ class _Reader:
         return b"".join(self.pieces(size))
 
 
-def _plain(result: Any, _: _Reader) -> Any:
+def _unchanged(result: Any, _: _Reader) -> Any:
     return result
 
 
 def _report_once(progress: Progress) -> Callable[[int], None]:
-    """Return a function of the bytes so far that passes each one on once, although a call may be repeated."""
+    """Return a function of the bytes sent so far, which reports each byte once although a call may be repeated."""
     reported = 0
 
     def report(done: int) -> None:
@@ -280,7 +280,7 @@ def _read_pieces(requests: BinaryIO, size: int) -> Iterator[bytes]:
     while size:
         piece = requests.read(min(size, PIECE))
         if not piece:
-            raise EOFError("the caller is gone")  # and an object that is not whole is not kept
+            raise EOFError("the caller is gone")  # so an incomplete object is not stored
         size -= len(piece)
         yield piece
 

@@ -1,4 +1,4 @@
-"""A stack's hosts by Pulumi's state: for a machine where `pulumi up` has not run since they changed."""
+"""Read a stack's hosts from Pulumi's state, on a machine where `pulumi up` has not run since they changed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def named_stack() -> str:
 def selected_stack(root: Path) -> str | None:
     """Return Pulumi's selected stack, or None if there is none.
 
-    It is read from Pulumi's file, by the path of the project's file: starting Pulumi takes longer than most commands.
+    It is read from Pulumi's workspace file, whose name has a hash of the project's path: starting Pulumi takes longer than most
+    commands.
     """
     project = hashlib.sha1(str(_pulumi_path(root) / "Pulumi.yaml").encode(), usedforsecurity=False).hexdigest()
     try:
@@ -43,7 +44,7 @@ def selected_stack(root: Path) -> str | None:
 
 
 def _pulumi_path(root: Path) -> Path:
-    """Return the project's folder as Pulumi resolves it, with the links of the shell's working directory."""
+    """Return the project's folder as Pulumi names it, with the symbolic links of the shell's $PWD."""
     here = Path(os.environ.get("PWD") or "/")
     try:
         folders = (here, *here.parents) if here.samefile(".") else ()
@@ -53,7 +54,10 @@ def _pulumi_path(root: Path) -> Path:
 
 
 def fetch(root: Path, parse: Callable[[str, Path], T]) -> T:
-    """Write the connection files of the stack in use, parsed; delete those of one that is not up."""
+    """Fetch the inventory of the stack in use, write its connection files, and return what `parse` makes of it.
+
+    If the stack is not up, delete its connection files and raise UsageError.
+    """
     from infra.connection import FOLDER, files, remove, write
 
     for line in filter(None, (backend.foreign_state_note(root), backend.unused_passphrase_warning(root))):
@@ -66,7 +70,7 @@ def fetch(root: Path, parse: Callable[[str, Path], T]) -> T:
         raise OpsError("Pulumi's list of hosts is no JSON") from None
     if not outputs:
         name = named_stack() or selected_stack(root)
-        if name and _other_state(root, name):
+        if name and _only_in_own_state(root, name):
             raise UsageError(f"stack {name} is not up in {backend.url(root)}, and this checkout has one: unset {backend.URL}")
         if name:
             remove(root / FOLDER / name)
@@ -86,23 +90,23 @@ def fetch(root: Path, parse: Callable[[str, Path], T]) -> T:
 
 
 def _pulumi(root: Path, *arguments: str) -> str:
-    """Return Pulumi's output; UsageError with its own message if it fails."""
+    """Return Pulumi's output; UsageError if the stack does not exist, OpsError if Pulumi fails otherwise."""
     own = Path(sys.prefix, "bin", "pulumi")
     argv = [str(own) if own.exists() else "pulumi", *arguments, "--non-interactive"]
     folder = _pulumi_path(root)
     env = {**os.environ, "PWD": str(folder)}
     try:
-        ran = subprocess.run(
+        process = subprocess.run(
             argv, cwd=folder, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise OpsError(f"Pulumi cannot list the hosts ({error})") from None
-    if ran.returncode:
-        why = backend.reason(ran.stderr)
+    if process.returncode:
+        why = backend.reason(process.stderr)
         if not re.search(r"no stack (selected|named)|not found", why):
             raise OpsError(backend.explain(root, why))
         name = named_stack()
-        if name and _other_state(root, name):
+        if name and _only_in_own_state(root, name):
             raise UsageError(f"stack {name!r} is not in {backend.url(root)}, and this checkout has one: unset {backend.URL}")
         if name:
             from infra.connection import FOLDER
@@ -112,9 +116,9 @@ def _pulumi(root: Path, *arguments: str) -> str:
             how = f"make stack STACK={name} && pulumi up --stack {name}"
             raise UsageError(f"stack {name!r} (--stack, PULUMI_STACK) does not exist here{instead}. Run: {how}")
         raise UsageError(f"no stack is up here: run pulumi up (Pulumi knows none: {why})")
-    return ran.stdout
+    return process.stdout
 
 
-def _other_state(root: Path, stack: str) -> bool:
-    """Return whether the checkout's own state has the stack, and another state is in use."""
+def _only_in_own_state(root: Path, stack: str) -> bool:
+    """Return True if the checkout's own state is not in use, and has the stack."""
     return not backend.is_own(root) and backend.has_stack(backend.own_url(root), stack)

@@ -103,7 +103,7 @@ def _export_checkpoint(cluster: ClusterClient, output: JobOutput, extra_args: li
             _install_token_broker(cluster, chief)
         python = runtimes.python_of(cluster.inventory, output.job.manifest) or PYTHON
         line = make_command(cluster.inventory, [python, "-m", exporter, *arguments], output.job_dir)
-        cluster.fleet.must(chief.name, line, "could not export, it ended", package)
+        cluster.fleet.check_output(chief.name, line, "could not export, it ended", package)
     return exporter
 
 
@@ -111,7 +111,9 @@ def _install_token_broker(cluster: ClusterClient, host: Host) -> None:
     """Install the token broker: hosts get it with a job, and this host may have another version's."""
     code, version = host_stream.code(CHECKOUT)
     stream = host_stream.shared_stream(code) + host_stream.files_stream(host_files(cluster.inventory, host))
-    cluster.fleet.must(host.name, host_stream.install_command(version), "could not take the replica's code, it ended", stream)
+    cluster.fleet.check_output(
+        host.name, host_stream.install_command(version), "could not take the replica's code, it ended", stream
+    )
 
 
 def make_command(inventory: Inventory, argv: list[str], folder: str) -> str:

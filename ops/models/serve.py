@@ -23,7 +23,7 @@ def serve(cluster: ClusterClient, model: str | None, port: str | None) -> int:
     servers = ServingClient(cluster)
     try:
         with Forward(servers, LOOPBACK, ports, servers.try_last) as forward:
-            forward.port_there = SERVING_PORT
+            forward.remote_port = SERVING_PORT
             servers.start()
             status, body = servers.request("GET", f"/v1/models/{record.name}")
             if status == NO_SERVER:

@@ -64,7 +64,7 @@ def start(cluster: ClusterClient, names: Iterable[str] | None = None) -> Outcome
     def start_on(name: str) -> str:
         files = _files(CHECKOUT, conf(inventory, inventory.host(name)))
         version = hashlib.sha256("".join(file.path + "\0" + file.content for file in files).encode()).hexdigest()
-        return fleet.must(
+        return fleet.check_output(
             name, root_helper.command("serve", version), "could not start its model server, it ended", files_stream(files)
         )
 
@@ -76,7 +76,7 @@ def end_master_server(cluster: ClusterClient) -> None:
     chief = cluster.inventory.chief.name
     if chief not in serving_host_names(cluster.inventory):
         with contextlib.suppress(OpsError):
-            cluster.fleet.must(chief, root_helper.command("end-serving"), "could not end its model server, it ended")
+            cluster.fleet.check_output(chief, root_helper.command("end-serving"), "could not end its model server, it ended")
 
 
 def _files(root: Path, conf: str) -> list[RemoteFile]:

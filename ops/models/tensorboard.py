@@ -70,7 +70,7 @@ def tensorboard(cluster: ClusterClient, job_id: str | None, every_job: bool, por
             try:
                 with chief.serving(line) as server:
                     with terminal.ProgressLine(f"starting TensorBoard on {chief.name}"):
-                        forward.port_there = server.await_port()
+                        forward.remote_port = server.await_port()
                     serves = True
                     if not announced:
                         terminal.out(f"http://{_LOOPBACK}:{forward.port}/")

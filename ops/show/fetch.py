@@ -21,9 +21,9 @@ def get(cluster: ClusterClient, job_id: str | None, path: str | None, dest: str 
     output = find(cluster, record)
     if not output.files:
         raise OpsError(
-            f"job {record.jobId} ({record.state}) has no output in {output.job_dir}{_left_out(output.left_out, '; ')}"
+            f"job {record.jobId} ({record.state}) has no output in {output.job_dir}{_left_out(output.skipped, '; ')}"
         )
-    if path and path.strip("/") in output.left_out:
+    if path and path.strip("/") in output.skipped:
         raise UsageError(_left_out([path]))
     if path and dest is None and not _files_at(output, path) and (like := suggest(path, _paths(output), 0.8)):
         raise UsageError(f"job {record.jobId} has no {path} in its output{like}; a new place for all of it is --dest {path}")
@@ -42,11 +42,11 @@ def get(cluster: ClusterClient, job_id: str | None, path: str | None, dest: str 
         if target.is_dir():
             target /= posixpath.basename(path)
     check_free(target)
-    fetched = output.fetch(files, target, below, all_there=False)
+    fetched = output.fetch(files, target, below, require_all=False)
     size = sum(output.files[name] for name in fetched)
     if removed := sorted(set(files).difference(fetched)):
         terminal.note(f"job {record.jobId} has removed {terminal.list_some(removed, most=_SHOWN)} meanwhile")
-    if left_out := [name for name in output.left_out if not path or name.startswith(f"{path}/")]:
+    if left_out := [name for name in output.skipped if not path or name.startswith(f"{path}/")]:
         terminal.note(_left_out(left_out))
     if as_json:
         content = {"jobId": record.jobId, "dest": str(target), "files": sorted(fetched), "leftOut": [*removed, *left_out]}

@@ -1,4 +1,4 @@
-"""The flags of a trainer's arguments that name data and output by their usual names."""
+"""Find a trainer's flags for data, output and steps by their usual names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # its module reads with pydantic, which takes time to import
+if TYPE_CHECKING:  # the module imports pydantic, which is slow
     from ops.package.trainer_config import PlanFlags
 
 STRATEGY = "--strategy"
@@ -30,7 +30,7 @@ def data_paths(args: Sequence[str]) -> list[str]:
 
 
 def last_step(args: Sequence[str], plan_flags: PlanFlags) -> int | None:
-    """Return the global step at which a trainer ends, by its arguments or its declaration, or None."""
+    """Return the global step at which a trainer ends, from its arguments or its declaration, or None."""
     values = [
         value for flag, value in flags(args) if (flag == plan_flags.steps if plan_flags.steps else _STEPS_FLAG.fullmatch(flag))
     ]
@@ -40,7 +40,7 @@ def last_step(args: Sequence[str], plan_flags: PlanFlags) -> int | None:
 
 
 def whole_number(text: str) -> int | None:
-    """Parse a whole number of a usual size; None for any other text."""
+    """Parse a whole number of at most 15 digits; None for any other text."""
     return int(text) if text.isdecimal() and text.isascii() and len(text) < 16 else None
 
 
@@ -60,10 +60,10 @@ def has_output_flag(args: Sequence[str]) -> bool:
 
 def flags(args: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield the flags that have a value: `--a=b`, or `--a b`."""
-    for place, arg in enumerate(args):
+    for index, arg in enumerate(args):
         flag, equals, value = arg.partition("=")
-        if flag.startswith("--") and (equals or args[place + 1 : place + 2]):
-            yield flag, value if equals else args[place + 1]
+        if flag.startswith("--") and (equals or args[index + 1 : index + 2]):
+            yield flag, value if equals else args[index + 1]
 
 
 def redirect_output(args: Sequence[str], folder: str) -> list[str]:
@@ -77,7 +77,7 @@ def redirect_output(args: Sequence[str], folder: str) -> list[str]:
 
 
 def drop_run_flags(args: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Return the arguments without those flags, without data and without output folders."""
+    """Return the arguments without the flags `names`, the data flags and the output flags."""
     data = (flag for flag, _ in flags(args) if _DATA_FLAG.fullmatch(flag))
     return drop_flags(args, (*names, *_OUTPUT_FLAGS, *data))
 

@@ -1,7 +1,7 @@
-"""The submitter's side of a job: claim id and hosts, hold the first lease, and hand the job over.
+"""The submitter's side of a job: claim id and hosts, hold the first lease, and hand off the job.
 
-Packing, uploading and starting hosts in between may take long, fail or be killed at any moment. Then its lease is no longer
-renewed, and the next process that polls the queue ends the job and frees its hosts (`jobs.queue_monitor`).
+If the submitting process is killed before the hand-off, it no longer renews the lease: the next process that polls the queue
+ends the job and frees its hosts (`jobs.queue_monitor`).
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class BusyError(Exception):
         self.ahead = list(ahead)
 
 
-class OvertakenError(Exception):
-    """Another holder has the job, since the submitter's lease expired or the job was ended.
+class LeaseLostError(Exception):
+    """The submitter has lost the job's lease: it expired and another holder has it, or the job has ended.
 
-    `record` is its present record.
+    `record` is the job's present record, None if there is none.
     """
 
     def __init__(self, record: JobRecord | None) -> None:
@@ -45,7 +45,7 @@ class OvertakenError(Exception):
 
 
 class CancelledError(Exception):
-    """Somebody asked for the job's end while it was being submitted."""
+    """The job's cancellation was requested while it was being submitted."""
 
 
 class Submitter:
@@ -78,7 +78,7 @@ class Submitter:
         Raises:
             UsedBeforeError: the id is used; nothing was changed.
             BusyError: it would wait and may not; nothing was changed.
-            OvertakenError: the bucket was so slow that a queue monitor has ended the job.
+            LeaseLostError: the bucket was so slow that a queue monitor has ended the job.
         """
 
         def enter(queue: Queue) -> Queue:
@@ -102,7 +102,7 @@ class Submitter:
             self._ledger.change_queue(lambda queue: queue.without(self._entry))
             there = self._ledger.job(self._entry.jobId)
             if there and (there.record.createTime, there.record.errorMessage) == (self._entry.createTime, NOT_HANDED_OVER):
-                raise OvertakenError(there.record) from None  # created by a queue monitor in our place
+                raise LeaseLostError(there.record) from None  # created by a queue monitor in our place
             raise UsedBeforeError(self._entry.jobId) from None
         return self.ahead()
 
@@ -116,7 +116,7 @@ class Submitter:
 
     @property
     def usable_hosts(self) -> set[str]:
-        """Return the hosts that it has after `claim` or `ahead`, or else its candidates."""
+        """The hosts that the job had at the last `claim` or `ahead`; its candidates if it had none."""
         return self._entry.usable_hosts()
 
     def renew(self) -> None:
@@ -124,31 +124,31 @@ class Submitter:
 
         Raises:
             CancelledError: the job's end was requested.
-            OvertakenError: another holder has the job.
+            LeaseLostError: another holder has the job.
         """
         if self._ledger.cancel_requested(self._entry.jobId):
             raise CancelledError(self._entry.jobId)
         self._write(lambda job: job)
 
     def prepare(self) -> None:
-        """Write that the plan is in the bucket: hosts may start.
+        """Set the state to PREPARING: the plan is in the bucket, and hosts may start.
 
         Raises:
-            OvertakenError: another holder has the job.
+            LeaseLostError: another holder has the job.
         """
         hosts = self._entry.hosts
         self._write(lambda job: job if job.state is JobState.PREPARING else job.to(JobState.PREPARING, hosts=hosts))
 
     def hand_over(self) -> None:
-        """Hand the job to its replicas, the chief first: all is in the bucket.
+        """Free the lease for the job's replicas, the chief first: all that they need is in the bucket.
 
         Raises:
-            OvertakenError: another holder has the job.
+            LeaseLostError: another holder has the job.
         """
         try:
             self._write(lambda job: job.with_holder(""))
-        except OvertakenError as error:
-            # Its replicas may have taken over already, where we did not hear of our own success.
+        except LeaseLostError as error:
+            # Our write may have succeeded although its answer was lost, and a replica may have the lease already.
             if error.record is None or error.record.lease.submitter or error.record.errorMessage == NOT_HANDED_OVER:
                 raise
 
@@ -158,7 +158,7 @@ class Submitter:
         Returns: the job's present record; None if there is none.
         """
         if self._stored is None and self._creating:
-            # We did not hear whether it was made, and it may still be: so it is made here, at its end.
+            # The answer was lost, so the record may exist, or appear later: create it here, with the job ended.
             with suppress(Conflict):
                 self._ledger.create_job(self._record.ended(why, cancelled))
             stored = self._ledger.job(self._entry.jobId)
@@ -170,7 +170,7 @@ class Submitter:
         try:
             self._write(lambda job: job if job.final else job.ended(why, cancelled))
             record = self._stored.record if self._stored else None
-        except OvertakenError as error:
+        except LeaseLostError as error:
             record = error.record
         if record is None or record.final:
             self._ledger.change_queue(lambda queue: queue.without(self._entry))
@@ -180,14 +180,14 @@ class Submitter:
         with self._lock:
             while True:
                 if self._stored is None:
-                    raise OvertakenError(None)
+                    raise LeaseLostError(None)
                 try:
                     new = change(self._stored.record)
                     if new.lease == self._stored.record.lease:
                         new = replace(new, lease=new.lease.renewed())  # every write is a sign of life
                     self._stored = self._ledger.change_job(self._stored, new)
                 except Conflict:
-                    # It may be our own last write, of whose success we did not hear.
+                    # The other version may be of our own last write, whose answer was lost.
                     fresh = self._ledger.job(self._entry.jobId)
                     mine = self._stored.record.lease
                     if (
@@ -195,14 +195,14 @@ class Submitter:
                         or fresh.record.final
                         or fresh.record.lease != replace(mine, heartbeatSeq=fresh.record.lease.heartbeatSeq)
                     ):
-                        raise OvertakenError(fresh.record if fresh else None) from None
+                        raise LeaseLostError(fresh.record if fresh else None) from None
                     self._stored = fresh
                     continue
                 return
 
 
 class Canceller:
-    """Ends a job: it requests that of the leader, and does it itself if the leader is gone."""
+    """Cancels a job: requests that from its leader, and ends the job itself if the leader is silent."""
 
     def __init__(
         self, ledger: Ledger, watch: ChangeTimer, me: str, job_id: str, request: bytes, seconds: float = lease.SECONDS
@@ -220,7 +220,7 @@ class Canceller:
         if stored is None or stored.record.final:
             return stored.record if stored else None
         job = stored.record
-        # Those of its replicas that live take over long before.
+        # If a replica is alive, it takes the lease long before.
         patience = self._seconds * (lease.SUBMITTER_FACTOR if job.lease.submitter else 3)
         silent = self._watch.observe(("lease", self._job_id), job.lease)
         if (job.state is JobState.QUEUED and job.lease.free) or silent >= patience:

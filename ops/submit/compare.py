@@ -46,29 +46,29 @@ def compare_values(jobs: Sequence[Mapping[str, str]]) -> list[ComparedValue]:
     return [ComparedValue(name, [job.get(name) for job in jobs]) for name in names]
 
 
-def rows(original: JobRecord, rerun: JobRecord, finals: tuple[Mapping[str, str], Mapping[str, str]]) -> list[ComparedValue]:
-    """Return all properties in display order: inputs, then results; `finals` are those of `metrics.final_metrics`."""
+def rows(original: JobRecord, rerun: JobRecord, metrics: tuple[Mapping[str, str], Mapping[str, str]]) -> list[ComparedValue]:
+    """Return all properties in display order: inputs, then results with the final `metrics` of both jobs."""
     sides = [inputs(record.manifest) for record in (original, rerun)]
     outcomes = [
         results(
             record.state,
-            final,
+            values,
             seconds_between(record.startTime, record.endTime) if record.startTime and record.endTime else None,
         )
-        for record, final in zip((original, rerun), finals, strict=True)
+        for record, values in zip((original, rerun), metrics, strict=True)
     ]
     return [*compare_values(sides), *compare_values(outcomes)]
 
 
-def inputs(short: Mapping[str, Any]) -> dict[str, str]:
-    """Return a job's inputs by the part of manifest.json that its record has: package, runtime, data, versions, hosts."""
-    cluster: Mapping[str, Any] = short.get("cluster", {})
+def inputs(summary: Mapping[str, Any]) -> dict[str, str]:
+    """Return a job's inputs from the manifest's summary in its record: package, runtime, data, versions, hosts."""
+    cluster: Mapping[str, Any] = summary.get("cluster", {})
     replicas = {role: f"{count} x {cluster['machineTypes'][role]}" for role, count in cluster.get("replicas", {}).items()}
     values = {
-        "package": manifest.package_line(short),
-        "runtime": manifest.runtime_line(short),
-        "data": manifest.data_line(short),
-        **short.get("versions", {}),
+        "package": manifest.package_line(summary),
+        "runtime": manifest.runtime_line(summary),
+        "data": manifest.data_line(summary),
+        **summary.get("versions", {}),
         "scaleTier": cluster.get("scaleTier"),
         **replicas,
     }

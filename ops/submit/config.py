@@ -41,11 +41,11 @@ RUNTIME_KEYS = ("runtime", "runtimeVersion")
 # The values of scaleTier and ROLE_KEYS that fit a trial, which has one host.
 _SINGLE_HOST_VALUES = ("BASIC", "BASIC_GPU", "CUSTOM", 0)
 _RESERVED_FOLDERS = ("data", "cluster", "models")
-_OUTPUT = paths.output("ID").split("/")
-# No path of a systemd unit's property may have these.
+_OUTPUT_PARTS = paths.output("ID").split("/")
+# A path in a property of a systemd unit must not have these characters.
 _NOT_IN_FOLDERS = '"\\%:'
-# Calls that read a rank from the environment. Comments and definitions do not match. Trainer is Lightning's class.
-_JOINS_RANKS = re.compile(
+# Calls that read a rank from the environment, not in comments and definitions. Trainer is Lightning's class.
+_RANK_CALLS = re.compile(
     rb"^(?![ \t]*(?:class|def)\b)[^#\n]*?\b(init_process_group|jax\.distributed\.initialize|Accelerator|Trainer)\(",
     re.MULTILINE,
 )
@@ -69,7 +69,7 @@ _CONVERTED_KEYS = frozenset({"labels", "environment", "pythonModule", "notify", 
 
 @dataclass(frozen=True)
 class JobFlags:
-    """The command line's values of a job; where one is None, that of config.yaml counts."""
+    """The command line's values of a job; if one is None, config.yaml's is used."""
 
     job_id: str | None = None
     module: str | None = None
@@ -109,7 +109,7 @@ class JobSpec:
         job_dir: the path of its output on the hosts.
         policy: fields of `jobs.records.Plan` by name, from `policy` below.
         declared: the package's scaletier.yaml.
-        job_dir_flag: the flag that passes the output folder to the trainer, after `args`; None to pass none.
+        job_dir_flag: the flag that passes `job_dir` to the trainer, after `args`; None to pass none.
         environment: the variables that the user adds.
         secrets: variables of which only the names are recorded.
         reproduces: the id of the job that it repeats.
@@ -119,7 +119,7 @@ class JobSpec:
         runtime: its own Python; None for the hosts' Python.
         study: hyperparameter tuning: each replica runs one trial after another.
         start_hosts: start its stopped hosts first.
-        notify: the URL or command that is told of its end (`jobs.notification`).
+        notify: the URL or command to notify of its end (`jobs.notification`).
     """
 
     id: str
@@ -195,7 +195,7 @@ def detect_job_dir_flag(args: Sequence[str], declared: TrainerConfig, files: Map
 
 
 def chosen_strategy(args: Sequence[str]) -> str | None:
-    """Return the last value of `--strategy`, which counts, or None for the trainer's default."""
+    """Return the last value of `--strategy`, which takes effect, or None for the trainer's default."""
     values = [value for flag, value in arguments.flags(args) if flag == arguments.STRATEGY]
     return values[-1] if values else None
 
@@ -214,7 +214,7 @@ def policy(
 
     Args:
         where: the name of config.yaml's scheduling in messages.
-        declaration: that of the trainer's declaration.
+        declaration: the name of the trainer's declaration in messages.
 
     Raises:
         UsageError: if the success condition can never be met.
@@ -223,23 +223,23 @@ def policy(
         codes = strategy.model_dump(include={"restartCodes", "permanentCodes", "stopSignal"})
         strategy = Strategy(optionalRoles=["worker"], successPolicy="chief", **codes)
     chosen = {key: value for key, value in scheduling.items() if key != "priority"}
-    decided = merge_policy_keys(merge_policy_keys(_DEFAULT_POLICY_KEYS, strategy.policy_keys), chosen)
-    if decided.get("successPolicy") != "all":
-        return decided
+    merged = merge_policy_keys(merge_policy_keys(_DEFAULT_POLICY_KEYS, strategy.policy_keys), chosen)
+    if merged.get("successPolicy") != "all":
+        return merged
     wrong = f"{f'{where}.' if 'successPolicy' in chosen else f'{declaration}: '}successPolicy 'all' is invalid"
     if strategy.successPolicy == "chief":
         why = "a trial's host may be lost" if study else "this trainer's other replicas have no end of their own"
         raise UsageError(f"{wrong}: {why}. Valid: chief")
     if "optionalRoles" not in {**strategy.policy_keys, **chosen}:
-        return decided | {"optionalRoles": []}
-    if optional := [role for role in (Role.WORKER, Role.EVALUATOR) if role in decided["optionalRoles"]]:
+        return merged | {"optionalRoles": []}
+    if optional := [role for role in (Role.WORKER, Role.EVALUATOR) if role in merged["optionalRoles"]]:
         valid = "chief, or optionalRoles without worker and evaluator"
         raise UsageError(f"{wrong}: optionalRoles has {' and '.join(optional)}. Valid: {valid}")
-    return decided
+    return merged
 
 
 def _check_heartbeats(scheduling: Mapping[str, Any], inventory: Inventory, where: str) -> None:
-    """Check that a host is not lost before it is late: a single heartbeat may take longer."""
+    """Check that a host is lost only after several missed heartbeats: a single one may be slow."""
     interval = scheduling.get("heartbeatSeconds", heartbeat_seconds(inventory.poll_seconds))
     limit = scheduling.get("lostAfterSeconds", Plan.lostAfterSeconds)
     if limit >= LATE_HEARTBEATS * interval:
@@ -272,7 +272,7 @@ def split_arguments(config: Mapping[str, Any], text: str | None, more: Sequence[
 
 
 def _runtime(flags: JobFlags, config: Mapping[str, Any], inventory: Inventory, where: str) -> RuntimeRequest | None:
-    """Return the job's own Python, or None if it has none or config.yaml's version is not available."""
+    """Return the job's own Python, or None if it has none or config.yaml's version is ignored."""
     path, version, names = flags.runtime, flags.runtime_version, ("--runtime", "--runtime-version")
     if path is None and version is None:
         names = (f"{where}: trainingInput.runtime", f"{where}: trainingInput.runtimeVersion")
@@ -283,7 +283,7 @@ def _runtime(flags: JobFlags, config: Mapping[str, Any], inventory: Inventory, w
     require_runtimes(inventory, names[path is None])
     if path is not None and version is not None:
         raise UsageError(f"{names[0]} and {names[1]} both say which Python: leave one of them out")
-    from ops.package import runtimes  # takes packaging along
+    from ops.package import runtimes  # imports packaging, which is slow
 
     if path is not None:
         return runtimes.from_file(path, names[0], any(host.accelerator for host in inventory.job_hosts))
@@ -293,14 +293,14 @@ def _runtime(flags: JobFlags, config: Mapping[str, Any], inventory: Inventory, w
 def _why_version_ignored(config: Mapping[str, Any], inventory: Inventory) -> str:
     """Explain why config.yaml's runtimeVersion, maybe of Cloud ML, is ignored; empty if it is not."""
     if str(config.get("runtimeVersion", "")).startswith("1."):
-        return "no Python of today has TensorFlow 1, of which tf.compat.v1 is left"
+        return "no current Python has TensorFlow 1; TensorFlow 2 has tf.compat.v1"
     return "the stack defines the hosts' Python" if "runtimeVersion" in config and inventory.runtimes is None else ""
 
 
-def _ignored_notes(config: Mapping[str, Any], inventory: Inventory, where: str, typed: bool) -> Iterator[str]:
+def _ignored_notes(config: Mapping[str, Any], inventory: Inventory, where: str, has_cli_args: bool) -> Iterator[str]:
     """Yield the parts of config.yaml that are ignored, with the reason."""
     if ignored := [key for key in IGNORED_KEYS if key in config]:
-        yield f"{', '.join(ignored)} in {where}: ignored, the cluster is where and what pulumi made it"
+        yield f"{', '.join(ignored)} in {where}: ignored, the stack defines region and Python"
     if why := _why_version_ignored(config, inventory):
         yield f"runtimeVersion in {where}: ignored, {why}"
     if tuned := config.get("hyperparameters"):
@@ -309,9 +309,9 @@ def _ignored_notes(config: Mapping[str, Any], inventory: Inventory, where: str, 
         discrete = [each for each in tuned["params"] if each["type"] == "DISCRETE"]
         if scaled := [each["parameterName"] for each in discrete if each.get("scaleType", "NONE") != "NONE"]:
             yield f"scaleType of {', '.join(scaled)} in {where}: ignored, discreteValues are drawn by their place"
-        if few := tuning.limit_note(tuned, inventory):
-            yield few
-    if typed and config.get("args"):
+        if note := tuning.limit_note(tuned, inventory):
+            yield note
+    if has_cli_args and config.get("args"):
         yield f"args in {where}: ignored, the command line has others"
 
 
@@ -325,9 +325,9 @@ def _job_dir_flag(
 
 
 def check_job_dir(job_dir: str, bucket: str, default: str, what: str = "jobDir") -> str:
-    """Return a path on a host in its plain form, if a job may write there: in the bucket, as the hosts' launcher has it.
+    """Return a job's normalized output path; UsageError unless it is in the bucket, as the hosts' launcher requires.
 
-    TensorFlow handles a URL, if a host can reach it.
+    A URL of another bucket is valid if hosts can reach it: TensorFlow opens it.
     """
     if variable := commands.first_reference([job_dir]) or commands.unknown_variable([job_dir]):
         raise UsageError(
@@ -337,8 +337,8 @@ def check_job_dir(job_dir: str, bucket: str, default: str, what: str = "jobDir")
     parts = [part for part in job_dir.removeprefix(bucket).split("/") if part not in ("", ".")] if inside else []
     if "://" in job_dir and "://" not in bucket:
         raise UsageError(f"{what} {job_dir!r} cannot be reached: local hosts have no way out; take a path below {bucket}/")
-    of_job = len(parts) >= len(_OUTPUT) and paths.JOB_ID.fullmatch(parts[1]) and parts[2] == _OUTPUT[2]
-    if parts and (parts[0] in _RESERVED_FOLDERS or (parts[0] == _OUTPUT[0] and not of_job)):
+    of_job = len(parts) >= len(_OUTPUT_PARTS) and paths.JOB_ID.fullmatch(parts[1]) and parts[2] == _OUTPUT_PARTS[2]
+    if parts and (parts[0] in _RESERVED_FOLDERS or (parts[0] == _OUTPUT_PARTS[0] and not of_job)):
         raise UsageError(f"{what} {job_dir!r} is where the bucket keeps other things: take a path such as {default}")
     if not job_dir.isprintable() or not (parts if inside else "://" in job_dir):
         raise UsageError(f"{what} {job_dir!r} is not in the bucket: take a path below {bucket}/, such as {default}")
@@ -388,16 +388,16 @@ def _lone_training_notes(
         command: as of a JobSpec.
         texts: arguments and the environment, which may have a rank or the number of hosts.
     """
-    without = [host.name for host in job_hosts if host.role not in environment.RANKED_ROLES]
+    unranked = [host.name for host in job_hosts if host.role not in environment.RANKED_ROLES]
     programs = [(name, content) for name, content in sources.items() if name.endswith(".py")]
-    found = ((match[1].decode(), name) for name, content in programs for match in _JOINS_RANKS.finditer(content))
-    calls = [(call, name) for call, name in found if call != "Trainer" or _LIGHTNING.search(sources[name])]
+    matches = ((match[1].decode(), name) for name, content in programs for match in _RANK_CALLS.finditer(content))
+    calls = [(call, name) for call, name in matches if call != "Trainer" or _LIGHTNING.search(sources[name])]
     argument = commands.first_reference(texts, variables.RANK_NAMES)
-    if without and (reason := " in ".join(calls[0]) if calls else argument and f"{argument} of the arguments"):
+    if unranked and (reason := " in ".join(calls[0]) if calls else argument and f"{argument} of the arguments"):
         workers = sum(host.role is Role.WORKER for host in job_hosts)
         how = f"--replicas {f'worker={workers}' if workers else 'master'} leaves them out"
-        yield f"{reason} needs a rank, which {list_some(without)} would run without: {how}"
-    ranked = len(job_hosts) - len(without)
+        yield f"{reason} needs a rank, which {list_some(unranked)} would run without: {how}"
+    ranked = len(job_hosts) - len(unranked)
     programs_run = (word for before, word in pairwise(("-m", *command)) if before == "-m")
     rank_launcher = next((word for word in programs_run if posixpath.basename(word) in _RANK_LAUNCHERS), None)
     options = (text.lstrip("-").replace("_", "-").lower() for text in texts)
@@ -428,7 +428,7 @@ def _missing_notes(notify: str, folder: str, files: Collection[str]) -> Iterator
     if notification.is_url(notify):
         return
     words, scripts = shlex.split(notify), {*variables.scripts(shlex.split(notify))}
-    words = [word for place, word in enumerate(words) if place not in scripts]
+    words = [word for index, word in enumerate(words) if index not in scripts]
     paths = [word for word in words[:1] if "/" in word] or [word for word in words[1:] if word.endswith((".py", ".sh"))]
     for path in paths[:1]:
         if not path.startswith("/") and "$" not in path and posixpath.normpath(f"{folder}/{path}").lstrip("/") not in files:
@@ -439,10 +439,10 @@ def _missing_notes(notify: str, folder: str, files: Collection[str]) -> Iterator
 def _check_variables(
     words: Sequence[str], environment_values: Mapping[str, str], notify: str, tuned: Mapping[str, Any] | None
 ) -> None:
-    """Check that hosts fill in each `${NAME}`.
+    """Check each `${NAME}` in a job.
 
     Raises:
-        UsageError: for another name.
+        UsageError: if hosts do not fill it in.
     """
     command = [notify] if notification.is_url(notify) else shlex.split(notify)
     texts = {
@@ -493,8 +493,8 @@ def build_job(
     default_dir = f"{inventory.bucket}/{paths.output(job_id)}"
     chosen_dir = variables.expand(flags.job_dir or training_input.get("jobDir") or "", {"JOB_ID": job_id})
     chosen = [arguments.STRATEGY, flags.strategy] if flags.strategy is not None else []
-    typed, config_args = split_arguments(training_input, flags.args, flags.more_args)
-    args = [*chosen, *typed] if typed else [*config_args, *chosen]  # one or the other, as gcloud has it
+    cli_args, config_args = split_arguments(training_input, flags.args, flags.more_args)
+    args = [*chosen, *cli_args] if cli_args else [*config_args, *chosen]  # not both, as in gcloud
     if chosen_dir:
         what = "--job-dir" if flags.job_dir else f"{where}: trainingInput.jobDir"
         chosen_dir = check_job_dir(chosen_dir, inventory.bucket, default_dir, what)
@@ -568,7 +568,7 @@ def build_job(
         start_hosts=flags.start_hosts or training_input.get("startHosts", False),
         notify=notify,
         notes=(
-            *_ignored_notes(training_input, inventory, where, bool(typed)),
+            *_ignored_notes(training_input, inventory, where, bool(cli_args)),
             *(
                 ()
                 if tuned

@@ -22,11 +22,11 @@ DAMAGED_HINT = "fab delete JOB deletes a job whose record is damaged"
 
 
 def cancel(cluster: ClusterClient, job_id: str | None, as_json: bool = False) -> int:
-    """Cancel a job, by default the only running one, and wait; the exit code is 0 once it is CANCELLED."""
+    """Cancel a job, by default the only one that has not ended, and wait; the exit code is 0 once it is CANCELLED."""
     with terminal.ProgressLine(f"cancelling {job_id or 'the job'}") as step:
 
         def show(record: JobRecord) -> None:
-            replicas = replicas_of(cluster.ledger, record, lambda _: None)  # what is unreadable is named once, at the end
+            replicas = replicas_of(cluster.ledger, record, lambda _: None)  # unreadable records are noted once, at the end
             running = [replica.name for replica in replicas if replica.state is not ReplicaState.EXITED]
             step.what = f"cancelling {record.jobId}"
             step.count = f"({record.state}, waiting for {', '.join(running) or 'its leader'})"
@@ -55,7 +55,7 @@ def wait(cluster: ClusterClient, job_id: str | None, as_json: bool) -> int:
 
 
 def delete(cluster: ClusterClient, job_id: str | None, sure: bool, as_json: bool = False) -> int:
-    """Take a job out of the bucket: record, package, logs, and its output where that is below it."""
+    """Delete a job from the bucket: record, package, logs, and its output if that is in the job's folder."""
     if job_id is None:
         raise UsageError("delete which job? fab jobs lists them, and fab prune --keep N deletes all but the newest")
     try:
@@ -68,7 +68,7 @@ def delete(cluster: ClusterClient, job_id: str | None, sure: bool, as_json: bool
 
 
 def prune(cluster: ClusterClient, keep: str | None, sure: bool, as_json: bool = False) -> int:
-    """Take all jobs out of the bucket that have ended, but for those made last."""
+    """Delete all ended jobs from the bucket, except the newest `keep`."""
     if keep is None or not keep.isdecimal():
         problem = "how many are to stay?" if keep is None else f"--keep {keep!r} is no number of jobs:"
         raise UsageError(f"{problem} fab prune --keep 10 deletes all ended jobs except the newest 10")
@@ -90,10 +90,10 @@ def prune(cluster: ClusterClient, keep: str | None, sure: bool, as_json: bool = 
 
 
 def _records(cluster: ClusterClient, deleted: Collection[str] = ()) -> list[JobRecord]:
-    """Return every job's record, without those that are damaged if one of them is to be deleted.
+    """Return every job's record; damaged ones are skipped if one of the `deleted` jobs has a damaged record.
 
     Raises:
-        UsageError: if another one cannot be read: its output may be in any other job's.
+        UsageError: if another record cannot be read: its job's output may be in the folder of a deleted job.
     """
     with terminal.ProgressLine("reading the jobs"):
         records, unreadable = cluster.ledger.jobs()
@@ -105,13 +105,13 @@ def _records(cluster: ClusterClient, deleted: Collection[str] = ()) -> list[JobR
 
 
 def unreadable_error(errors: Mapping[str, RecordError]) -> UsageError:
-    """Return the error for a deletion that needs every job's record; `errors` are those in records, by job id."""
+    """Return the error of a deletion, which must read every job's record; `errors` has the failures by job id."""
     lines = "; ".join(f"{job_id}: {error}" for job_id, error in errors.items())
     return UsageError(f"nothing can be deleted while records are unreadable: {lines}; {DAMAGED_HINT}")
 
 
 def _is_damaged(cluster: ClusterClient, job_id: str) -> bool:
-    """Return True if a job's record is none at all; that of a newer scaletier, or of another job, is one."""
+    """Return True if a job's record cannot be parsed; one of a newer scaletier, or with another id, is not damaged."""
     item = cluster.ledger.store.read(paths.job(job_id)) if paths.JOB_ID.fullmatch(job_id) else None
     try:
         if item:
@@ -146,14 +146,14 @@ def _check(cluster: ClusterClient, job_ids: Sequence[str]) -> None:
 
 
 def _users(cluster: ClusterClient, records: Sequence[JobRecord], deleted: Collection[str]) -> dict[str, str]:
-    """Map each job to delete, in whose folder a remaining job writes, to that job."""
-    stay = {
+    """Map each job to delete to a remaining job whose output is in its folder, if there is one."""
+    job_dirs = {
         record.jobId: f"{_normalize(record.trainingInput.get('jobDir'))}/" for record in records if record.jobId not in deleted
     }
     users_by_job = {}
     for job_id in deleted:
         own = f"{_normalize(cluster.inventory.bucket)}/{paths.folder(job_id)}/"
-        if users := [user for user, job_dir in stay.items() if job_dir.startswith(own)]:
+        if users := [user for user, job_dir in job_dirs.items() if job_dir.startswith(own)]:
             users_by_job[job_id] = users[0]
     return users_by_job
 
@@ -170,30 +170,30 @@ def _delete(cluster: ClusterClient, job_ids: Sequence[str], sure: bool, as_json:
         try:
             with terminal.ProgressLine(f"looking through {job_id}"):
                 sizes[job_id] = sum(cluster.bucket.walk(paths.folder(job_id)).values())
-        except BucketError as error:  # the job may have closed a folder, or nested too many
+        except BucketError as error:  # the trainer may have made a folder unreadable, or nested folders too deeply
             sizes[job_id] = None
             terminal.note(f"the size of {job_id} is unknown: {one_line(error)}")
     what = f"{len(sizes)} jobs ({', '.join(sizes)})" if len(sizes) > 1 else job_ids[0]
     if not sure:
         terminal.confirm(f"delete {what} with logs and output, {_format_size(*sizes.values())}")
         _check(cluster, job_ids)  # the confirmation may have taken long
-    begun = []
+    attempted = []
     try:
         for job_id, size in sizes.items():
-            begun.append(job_id)
+            attempted.append(job_id)
             with terminal.ProgressLine(f"deleting {job_id}"):
                 _remove(cluster, job_id)
             if not as_json:
                 terminal.out(f"{job_id} deleted, {_format_size(size)}")
     finally:
-        _remove_host_files(cluster, begun)
+        _remove_host_files(cluster, attempted)
     if as_json:
         terminal.print_json({"deleted": [{"job": job_id, "bytes": size} for job_id, size in sizes.items()]})
     return DONE
 
 
 def _format_size(*sizes: int | None) -> str:
-    """Return the sum of sizes, of which some may be unknown."""
+    """Format the sum of sizes; None is an unknown size."""
     known = [size for size in sizes if size is not None]
     more = "" if len(known) == len(sizes) else " and more"
     return f"{terminal.size(sum(known))}{more}" if known else "size unknown"
@@ -205,11 +205,11 @@ def _remove(cluster: ClusterClient, job_id: str) -> None:
     if not inventory.bucket_on_hosts:
         cluster.bucket.remove(paths.folder(job_id), last=paths.job(job_id))
         return
-    # A trainer's folders may be accessible to it alone: a host's root removes them.
+    # Only root and the trainer's user may access some folders of a trainer: root on a host removes them.
     line = root_helper.command("remove", job_id)
     for name in inventory.replicas:
         try:
-            cluster.fleet.must(name, line, f"could not delete {job_id}, it ended")
+            cluster.fleet.check_output(name, line, f"could not delete {job_id}, it ended")
         except HostError as error:
             if error.exit_code is not None or name == inventory.replicas[-1]:
                 raise
@@ -222,7 +222,7 @@ def _remove_host_files(cluster: ClusterClient, job_ids: Sequence[str]) -> None:
     fleet = cluster.fleet
     line = root_helper.command("forget", *job_ids)
     failures = fleet.each(
-        cluster.inventory.replicas, lambda name: fleet.must(name, line, "keeps its log"), _LOGS_SECONDS
+        cluster.inventory.replicas, lambda name: fleet.check_output(name, line, "keeps its log"), _LOGS_SECONDS
     ).failures
     for error in failures.values():
         terminal.note(f"{error}; take another id for the next job")

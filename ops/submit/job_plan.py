@@ -1,4 +1,4 @@
-"""The plan of a job and what each of its replicas finds: pure functions of the inventory and the job."""
+"""The plan of a job, and TF_CONFIG and environment of each replica: pure functions of the inventory and the job."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SECRETS = f"{paths.STATE_DIR}/secrets"
 
 
 def secret_files(job: JobSpec) -> list[RemoteFile]:
-    """Return a job's secrets file, the same on every host and only readable by the replica; none without."""
+    """Return a job's secrets file, the same on every host and only readable by the agent; none if it has no secrets."""
     if not job.secrets:
         return []
     return [RemoteFile(f"{SECRETS}/{job.id}.json", json.dumps(dict(job.secrets)), 0o600, "replica", "replica")]
@@ -69,10 +69,10 @@ def _as_single_host_cluster(inventory: Inventory, host: Host) -> Inventory:
 
 
 def python(inventory: Inventory, job: JobSpec) -> str:
-    """Return the job's own Python on the hosts; empty if theirs is used."""
+    """Return the path of the job's own Python on the hosts; empty if it has none."""
     if not job.runtime:
         return ""
-    from ops.package import runtimes  # takes packaging along
+    from ops.package import runtimes  # imports packaging, which is slow
 
     return runtimes.python(inventory, job.runtime)
 

@@ -26,7 +26,7 @@ _OWN_KEYS = ("pythonModule", "command", "args", "jobDir", "scaleTier", "environm
 
 
 def manifest(inventory: Inventory, job: JobSpec, package: Package) -> dict[str, Any]:
-    """Return a job's inputs before it starts; the chief's host adds `data` and `versions` (replica.facts)."""
+    """Return a job's inputs before it starts; the chief's host adds `data` and `versions` (`hosts.agent.facts`)."""
     return {
         "job": job.id,
         "package": {
@@ -91,7 +91,7 @@ def to_json(content: Mapping[str, Any]) -> bytes:
 
 
 def format_lines(record: Mapping[str, Any]) -> dict[str, str]:
-    """Return the short form for people, by topic."""
+    """Format the manifest's part in a job's record for people, by topic."""
     texts = {"package": package_line(record), "cluster": cluster_line(record)}
     return {**texts, "versions": versions_line(record), "data": data_line(record)}
 

@@ -1,4 +1,4 @@
-"""The results of a job: final metrics by a log line, by a file, or by its summaries for TensorBoard."""
+"""The final metrics of a job, from a log line, a file, or its summaries for TensorBoard."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from ops.cluster.output import METRICS, WITHOUT_TENSORFLOW, JobOutput, find
 from ops.errors import OpsError, one_line
 from ops.logs.read import read_logs
 
-# Runs on a host, where the summaries are: prints up to N points of each scalar, the last among them. Without TensorFlow
-# it starts in a fifth of the time.
+# Runs on a host, which has the summaries, and prints up to N points of each scalar, the last among them.
 _SCALARS = f"""
 import json, os, sys, types
 {WITHOUT_TENSORFLOW}
@@ -27,26 +26,26 @@ from tensorboard.backend.event_processing.event_multiplexer import EventMultiple
 from tensorboard.util.tensor_util import make_ndarray
 most = int(sys.argv[2])
 sizes = dict.fromkeys(("images", "audio", "histograms", "graph"), 1)
-found = EventMultiplexer(size_guidance=sizes | dict(scalars=most, tensors=most))
-found.AddRunsFromDirectory(sys.argv[1]).Reload()
+runs = EventMultiplexer(size_guidance=sizes | dict(scalars=most, tensors=most))
+runs.AddRunsFromDirectory(sys.argv[1]).Reload()
 values = dict()
-for run in found.Runs():
-    into = "" if run == "." else run + "/"
-    of = found.GetAccumulator(run)
-    tags = of.Tags()
+for name in runs.Runs():
+    prefix = "" if name == "." else name + "/"
+    run = runs.GetAccumulator(name)
+    tags = run.Tags()
     for tag in tags["scalars"]:
-        values[into + tag] = [(each.step, each.value) for each in of.Scalars(tag)]
+        values[prefix + tag] = [(each.step, each.value) for each in run.Scalars(tag)]
     for tag in tags["tensors"]:
-        if of.SummaryMetadata(tag).plugin_data.plugin_name == "scalars":
-            values[into + tag] = [(each.step, float(make_ndarray(each.tensor_proto))) for each in of.Tensors(tag)]
+        if run.SummaryMetadata(tag).plugin_data.plugin_name == "scalars":
+            values[prefix + tag] = [(each.step, float(make_ndarray(each.tensor_proto))) for each in run.Tensors(tag)]
 print(json.dumps(values))
 """
 
 
 def final_metrics(cluster: ClusterClient, record: JobRecord) -> dict[str, str]:
-    """Return each metric by name, with `steps` if reported; empty if there are none or they are lost.
+    """Return each metric by name, with `steps` if reported; empty if there are none or they cannot be read.
 
-    The chief's last `Final metrics` line counts before JOB_DIR/metrics.json, and that before the summaries below JOB_DIR.
+    The chief's last `Final metrics` line takes precedence, then JOB_DIR/metrics.json, then the summaries below JOB_DIR.
     """
     if not (names := replica_names(record)):
         return {}
@@ -79,10 +78,10 @@ def _read_summary_metrics(cluster: ClusterClient, output: JobOutput) -> dict[str
 def scalars(cluster: ClusterClient, output: JobOutput, most: int) -> dict[str, list[tuple[int, float]]]:
     """Return the scalars of a job's summaries by `run/tag`, each as (step, value) by time; empty if none.
 
-    If one has more than `most` points, that many are chosen, the last among them.
+    Of a scalar with more points, `most` are chosen, the last among them.
 
     Raises:
-        HostError: if a host cannot read them.
+        HostError: if the host cannot read the summaries.
     """
     if not output.summaries:
         return {}
@@ -90,7 +89,7 @@ def scalars(cluster: ClusterClient, output: JobOutput, most: int) -> dict[str, l
         host = cluster.fleet.any_connection().original_host
         reader = [PYTHON, "-c", _SCALARS, output.job_dir, str(most)]
         command = root_helper.reader_command(cluster.inventory.host(host), reader)
-        printed = cluster.fleet.must(host, command, "could not read summaries, it ended")
+        printed = cluster.fleet.check_output(host, command, "could not read summaries, it ended")
     try:
         series: dict[str, list[list[float]]] = json.loads(printed.strip().splitlines()[-1])
     except (ValueError, IndexError):

@@ -45,7 +45,7 @@ def _describe_files(job_id: str, files: Mapping[str, int]) -> str:
 def describe_unsaved(replicas: Sequence[ReplicaRecord]) -> list[str]:
     """Describe what replicas wrote outside JOB_DIR, a line for each that did, and the remedy.
 
-    `kept` of a replica's report names the files that its host has copied to UNSAVED_FOLDER in JOB_DIR, `leftOut` the others.
+    In a replica's report, `kept` names the files that its host has copied to UNSAVED_FOLDER in JOB_DIR, `leftOut` the others.
     """
     lines = []
     for replica in replicas:

@@ -30,7 +30,7 @@ def show(submission: Submission, as_json: bool) -> int:
     inventory, built = submission.inventory, submission.package
     hosts = place(submission.candidates, ())
     plan = job_plan.plan(inventory, submission.job, built.sha256).with_hosts(hosts)
-    sent = _transfer_sizes(submission, plan, len(hosts))
+    transfer_sizes = _transfer_sizes(submission, plan, len(hosts))
     files = {path: len(content) for path, content in sorted(built.files.items())}
     wheels = dependencies(built)
     if as_json:
@@ -38,7 +38,7 @@ def show(submission: Submission, as_json: bool) -> int:
             "files": [{"path": path, "bytes": size} for path, size in files.items()],
             "ignored": list(built.ignored),
             "dependencies": wheels,
-            "sent": sent,
+            "sent": transfer_sizes,
             "hosts": hosts,
             "tfConfig": {replica: json.loads(task.tfConfig) for replica, task in plan.tasks.items()},
             "plan": plan.to_dict(),
@@ -49,7 +49,7 @@ def show(submission: Submission, as_json: bool) -> int:
     for what, names in (("ignored", built.ignored), ("dependencies", wheels)):
         if names:
             terminal.out(f"{what}: {', '.join(map(terminal.escape_breaks, names))}")
-    _show_sent(sent, len(hosts))
+    _show_transfer(transfer_sizes, len(hosts))
     terminal.out()
     terminal.table(("REPLICA", "HOST"), list(hosts.items()))
     terminal.out(f"rules: {', '.join(_rules(plan))}")
@@ -77,9 +77,9 @@ def _transfer_sizes(submission: Submission, plan: Plan, hosts: int) -> dict[str,
     return {"eachHost": each, "hosts": each * hosts, "bucket": len(built.archive), "data": data}
 
 
-def _show_sent(sent: dict[str, int], hosts: int) -> None:
-    megabytes = {name: f"{size / 1e6:.1f} MB" for name, size in sent.items()}
-    data = f", and {megabytes['data']} of data, unless they are there" if sent["data"] else ""
+def _show_transfer(sizes: dict[str, int], hosts: int) -> None:
+    megabytes = {name: f"{size / 1e6:.1f} MB" for name, size in sizes.items()}
+    data = f", and {megabytes['data']} of data, unless they are there" if sizes["data"] else ""
     count = terminal.plural(hosts, "host")
     terminal.out(
         f"to be sent: {megabytes['eachHost']} to each of {count} ({megabytes['hosts']}), "

@@ -37,7 +37,7 @@ _SETTING = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL | re.ASCII)
 
 @dataclass(frozen=True)
 class JobProgram:
-    """A package, and the `command` that runs in its folder; none for a module of it."""
+    """A package, and the `command` that runs in its folder; empty if a module of the package runs."""
 
     source: package.PackageSource
     command: tuple[str, ...] = ()
@@ -54,7 +54,7 @@ class JobProgram:
 
 
 def script_of(folder: str, command: Sequence[str], files: Container[str]) -> str | None:
-    """Return the package's path of a Python script that runs in that folder; None for any other program."""
+    """Return the path in the package of the Python script that a command runs in a folder; None for another program."""
     if not folder or len(command) < 2 or command[0] != PYTHON:
         return None
     path = posixpath.normpath(f"{folder}/{command[1]}")
@@ -64,8 +64,7 @@ def script_of(folder: str, command: Sequence[str], files: Container[str]) -> str
 def flag_sources(folder: str, command: Sequence[str], files: Mapping[str, bytes]) -> Mapping[str, bytes] | None:
     """Return the files that show which flags the arguments may have.
 
-    A script is searched alone, without the files beside it. None if another program reads the arguments, whose flags are
-    unknown.
+    These are a script alone, or the package of a module. None if another program reads the arguments: its flags are unknown.
     """
     if command and command[0] != PYTHON:
         return None
@@ -86,10 +85,10 @@ def find(folder: str | None, module: str | None, script: str | None, command: st
         return _script(folder, script)
     if command is not None:
         return _command(folder, command)
-    here = Path("trainer")
-    if folder is None and not here.is_dir():
+    local_trainer = Path("trainer")
+    if folder is None and not local_trainer.is_dir():
         terminal.note("there is no package trainer in this folder: it is the shipped one that runs")
-    return JobProgram(package.find(folder or (here if here.is_dir() else SHIPPED)))
+    return JobProgram(package.find(folder or (local_trainer if local_trainer.is_dir() else SHIPPED)))
 
 
 def _script(folder: str | None, script: str) -> JobProgram:
@@ -104,7 +103,7 @@ def _script(folder: str | None, script: str) -> JobProgram:
 
 
 def _no_option(path: str) -> str:
-    """Return a path that Python does not take for an option, though its name begins with a hyphen."""
+    """Return a path that Python does not read as an option, even if it begins with a hyphen."""
     return f"./{path}" if path.startswith("-") else path
 
 
@@ -152,10 +151,10 @@ def _command(folder: str | None, text: str) -> JobProgram:
 
 
 def _check_files(words: Sequence[str], folder: str | None, source: package.PackageSource | None) -> None:
-    """Check that the script or module that a program of the hosts is to run is sent, and that its path starts in the package.
+    """Check that the package has the script or module that a command such as `python x.py` runs.
 
     Raises:
-        UsageError: if it is a script of this machine, and will be missing there. A module is only noted: hosts may have it.
+        UsageError: if a script of this machine will be missing there. A missing module is only noted: hosts may have it.
     """
     module = words[2] if len(words) > 2 and words[0].startswith(PYTHON) and words[1] == "-m" else ""
     paths = [f"{module.replace('.', '/')}{end}" for end in (".py", "/__main__.py")] if module else [*_scripts(words)][:1]
@@ -180,7 +179,7 @@ def _check_files(words: Sequence[str], folder: str | None, source: package.Packa
     if inside and f"{source.name}/{inside}" not in source.files:
         raise UsageError(f"--command names the file {path}, which is left out of packages: take it out of the ignore files")
     how = f"write {inside}" if inside else "give --package the folder of it"
-    raise UsageError(f"--command names the file {path}, and runs in {folder}, where that is not: {how}")
+    raise UsageError(f"--command names the file {path}, and runs in {folder}, which lacks it: {how}")
 
 
 def _scripts(words: Sequence[str]) -> Iterator[str]:
@@ -188,8 +187,8 @@ def _scripts(words: Sequence[str]) -> Iterator[str]:
     options = [*takewhile(lambda word: word.startswith("-"), words[1:])]
     interpreter = words[0].startswith(PYTHON) or words[0] in variables.SHELLS
     first = 1 + len(options) if interpreter and not any(map(_CODE_OPTION.match, options)) else 0
-    for place, (before, word) in enumerate(pairwise(words), 1):
-        script = (place == first and _is_file(word)) or (word.endswith((".py", ".sh")) and not _OUTPUT_OPTION.match(before))
+    for index, (before, word) in enumerate(pairwise(words), 1):
+        script = (index == first and _is_file(word)) or (word.endswith((".py", ".sh")) and not _OUTPUT_OPTION.match(before))
         if script and not word.startswith(("/", "-")):
             yield word
 
@@ -219,7 +218,7 @@ def _check_executable(path: Path, name: str) -> None:
 
 
 def _check_shell(text: str, words: Sequence[str]) -> None:
-    """Raise UsageError if a command needs a shell: what one starts by `sh -c` reads its own text."""
+    """Raise UsageError if a command needs a shell; the text after `sh -c` is not checked, as that shell reads it."""
     shell_word = words[0] if words[0] in commands.SHELL_WORDS else None
     if symbol := commands.shell_operator(text, words) or shell_word:
         how = "--command \"sh -c '…'\", or in single quotes if your program is to read it"
@@ -237,7 +236,7 @@ def _file(name: str, flag: str) -> Path:
 
 
 def _in_folder(folder: str, source: package.PackageSource, name: str, flag: str) -> str:
-    """Return the path of a package's file below its folder; the input may include it or be absolute."""
+    """Return the path of a package's file below its folder; `name` may also begin at this directory, or at /."""
     paths = [path for path in (Path(folder, name), Path(name)) if path.is_file()]
     if not paths:
         raise UsageError(f"there is no file {name} in {folder}: give {flag} the path of one")

@@ -41,7 +41,7 @@ from ops.submit.submit import DuplicateIdError, Submission
 def reproduce(cluster: ClusterClient, job_id: str | None, new_id: str | None, follow: bool, as_json: bool) -> int:
     """Run the job again, follow it and compare; the exit code is 0 if it SUCCEEDED, or without `follow`.
 
-    A run that was already started as this one is followed and compared, so that the command can be repeated after a Ctrl-C.
+    If the job `new_id` is already its rerun, that is followed and compared: the command can be repeated after a Ctrl-C.
     """
     ledger = cluster.ledger
     original = existing_job(ledger, job_id)
@@ -67,13 +67,13 @@ def reproduce(cluster: ClusterClient, job_id: str | None, new_id: str | None, fo
             _show(job_id, new_id, [], False, as_json)
         return code
     rerun = existing_job(ledger, new_id)
-    finals = (final_metrics(cluster, original), final_metrics(cluster, rerun))
-    _show(job_id, new_id, compare.rows(original, rerun, finals), all(finals), as_json)
+    metrics = (final_metrics(cluster, original), final_metrics(cluster, rerun))
+    _show(job_id, new_id, compare.rows(original, rerun, metrics), all(metrics), as_json)
     return code
 
 
 def _next_free(ledger: Ledger, job_id: str) -> str:
-    queue = ledger.queue()  # which a new job enters before its record is written
+    queue = ledger.queue()  # a new job enters it before its record is written
     names = (f"{job_id}_{number}" for number in itertools.count(2))
     return next(name for name in names if not queue.entry(name) and not ledger.job(name))
 
@@ -90,8 +90,8 @@ def _rerun(cluster: ClusterClient, original: JobRecord, new_id: str, follow: boo
     )
     plan = cluster.ledger.plan(original.jobId)
     job = build_job(inventory, original_manifest, new_id, built, runtime, plan.study if plan else None)
-    if (then := original_manifest["cluster"]) != (today := manifest.cluster(job.subset(inventory))):
-        lines = (manifest.cluster_line({"cluster": cluster_input}) for cluster_input in (then, today))
+    if (before := original_manifest["cluster"]) != (now := manifest.cluster(job.subset(inventory))):
+        lines = (manifest.cluster_line({"cluster": cluster_input}) for cluster_input in (before, now))
         terminal.note(f"{original.jobId} ran on another cluster: {' - now it is '.join(lines)}")
     return runner.run(cluster, Submission(inventory, job, built, {}), True, follow)
 
@@ -100,7 +100,8 @@ def read_manifest(bucket: Bucket, job_id: str) -> dict[str, Any]:
     """Return a job's manifest.
 
     Raises:
-        UsageError: if there is none from which a job can be made.
+        UsageError: if there is none, or an incomplete one.
+        OpsError: if it is no JSON.
     """
     item = bucket.read(paths.manifest(job_id))
     try:
@@ -114,7 +115,7 @@ def read_manifest(bucket: Bucket, job_id: str) -> dict[str, Any]:
 
 
 def _is_complete(content: Any) -> bool:
-    """Return whether a manifest has all parts of a job: any job can write to the bucket."""
+    """Return True if a manifest has all parts of a job: other programs can write to the bucket, too."""
     if not isinstance(content, dict) or not isinstance(content.get("args"), list) or "module" not in content:
         return False
     package, cluster_input = content.get("package"), content.get("cluster")
@@ -168,7 +169,7 @@ def build_job(
 ) -> JobSpec:
     """Build the job of a manifest under another id, with an output folder of its own.
 
-    With `original_study`, the study that it had, trials are proposed as they were.
+    With `original_study`, the job's study in its plan, the same trials are suggested.
 
     Raises:
         UsageError: if a secret is not set.
@@ -211,10 +212,10 @@ def build_job(
     )
 
 
-def _counts(then: Mapping[str, Any], inventory: Inventory) -> resources.Counts:
+def _counts(original_cluster: Mapping[str, Any], inventory: Inventory) -> resources.Counts:
     """Return as many of each role as the job had, as far as today's cluster has them."""
-    available, had = resources.counts(inventory), then.get("replicas", {})
-    return {role: min(had[role], count) for role, count in available.items() if had.get(role)}
+    available, original = resources.counts(inventory), original_cluster.get("replicas", {})
+    return {role: min(original[role], count) for role, count in available.items() if original.get(role)}
 
 
 def _secrets(content: Mapping[str, Any]) -> dict[str, str]:

@@ -30,7 +30,7 @@ COUNT_KEYS: Mapping[Role, str] = {
 ROLE_KEYS = (*TYPE_KEYS.values(), *COUNT_KEYS.values())
 _PATH = "trainingInput"
 _DIGITS = 10
-_COUNTS_ALONE = "leave scaleTier and the types out, and the counts alone take hosts of it"
+_COUNTS_ALONE = "leave scaleTier and the types out, to choose hosts of it by the counts alone"
 
 
 def requested_counts(
@@ -41,7 +41,7 @@ def requested_counts(
     inventory: Inventory,
     where: str,
 ) -> Counts:
-    """Return the count of each role: by the flags, config.yaml, the strategy's `roles`, else all.
+    """Return the count of each role: from the flags, else config.yaml, else all hosts of the strategy's `roles`.
 
     Raises:
         UsageError: for more than the cluster has, a role that it lacks, and contradictions.
@@ -50,22 +50,22 @@ def requested_counts(
         raise UsageError("--scale-tier and --replicas both say how much of the cluster is wanted: leave one of them out")
     if replicas is not None:
         return _parse_replicas(replicas, inventory)
-    shape = [key for key in ROLE_KEYS if key in config]
-    if scale_tier is not None and not (shape and _parse_tier(scale_tier, "--scale-tier: ") is ScaleTier.CUSTOM):
+    role_keys = [key for key in ROLE_KEYS if key in config]
+    if scale_tier is not None and not (role_keys and _parse_tier(scale_tier, "--scale-tier: ") is ScaleTier.CUSTOM):
         return _tier_counts(_parse_tier(scale_tier, "--scale-tier: "), inventory, "--scale-tier")
-    if "scaleTier" in config or shape:
-        return _config_counts(config, shape, inventory, where)
+    if "scaleTier" in config or role_keys:
+        return _config_counts(config, role_keys, inventory, where)
     available = counts(inventory)
     return available if roles is None else {role: available[role] for role in available if role is Role.MASTER or role in roles}
 
 
 def counts(inventory: Inventory) -> dict[Role, int]:
-    """Return how many of each role a cluster has for jobs."""
+    """Count the hosts of each role that a cluster has for jobs."""
     return dict(Counter(host.role for host in inventory.job_hosts))
 
 
 def describe_counts(requested: Counts, inventory: Inventory) -> dict[str, Any]:
-    """Return `scaleTier` and, if no tier has this shape, machine types and counts, in Cloud ML's names."""
+    """Return `scaleTier` and, if no tier has these counts, machine types and counts, in Cloud ML's names."""
     tier = inventory.scale_tier if requested == counts(inventory) else _match_preset(requested, inventory)
     if tier != ScaleTier.CUSTOM:
         return {"scaleTier": str(tier)}
@@ -90,8 +90,8 @@ def _match_preset(requested: Counts, inventory: Inventory) -> ScaleTier:
 def candidate_hosts(requested: Counts, inventory: Inventory) -> dict[str, list[str]]:
     """Map each replica, the chief first, to its candidate hosts, the best first.
 
-    Those of its role; for the master also a worker's of the same make, so that a one-host job need not wait for the master's
-    host. All that a role has are each for the replica of its own name.
+    Candidates are the hosts of its role. If the job takes all hosts of a role, each replica's candidate is the one of its name.
+    The master may also run on a worker's host of equal hardware, so that a one-host job need not wait for the master's.
     """
     requested = requested or counts(inventory)
     subset = inventory.subset(requested)
@@ -125,7 +125,7 @@ def _parse_replicas(text: str, inventory: Inventory) -> Counts:
         roles.add(role)
         if equals and not (number.isdecimal() and len(number) < _DIGITS):
             how = "worker=2 is two workers, worker all that there are, and a comma stands between two roles"
-            raise UsageError(f"--replicas {word!r} is no number of them: {how}")
+            raise UsageError(f"--replicas {word!r} has no valid number: {how}")
         totals[role] = int(number) if equals else available.get(role, 0)
         if totals[role] == 0 and not equals:
             _check({role: 1}, inventory, f"--replicas {word}")
@@ -150,12 +150,12 @@ def _tier_counts(tier: ScaleTier, inventory: Inventory, what: str) -> Counts:
     return needed
 
 
-def _config_counts(config: Mapping[str, Any], shape: list[str], inventory: Inventory, where: str) -> Counts:
+def _config_counts(config: Mapping[str, Any], role_keys: list[str], inventory: Inventory, where: str) -> Counts:
     path = f"{where}: {_PATH}"
     tier = _parse_tier(config["scaleTier"], f"{path}.") if "scaleTier" in config else ScaleTier.CUSTOM
     if tier is not ScaleTier.CUSTOM:
-        if shape:
-            raise UsageError(f"{path}.{shape[0]} goes with scaleTier CUSTOM only, and this is {tier}: take it out")
+        if role_keys:
+            raise UsageError(f"{path}.{role_keys[0]} goes with scaleTier CUSTOM only, and this is {tier}: take it out")
         return _tier_counts(tier, inventory, f"{path}.scaleTier")
     if "scaleTier" in config and "masterType" not in config:
         has = inventory.chief.machine_type
@@ -185,7 +185,7 @@ def _parse_tier(text: str, path: str) -> ScaleTier:
 
 
 def _check(requested: Counts, inventory: Inventory, what: str, fix: str | None = None) -> Counts:
-    """Check that the cluster has that many.
+    """Check that the cluster has the requested hosts.
 
     Raises:
         UsageError: if it has fewer.
@@ -201,9 +201,9 @@ def _check(requested: Counts, inventory: Inventory, what: str, fix: str | None =
 
 
 def check_strategy(name: str | None, declared: TrainerConfig, inventory: Inventory, requested: Counts) -> None:
-    """Check that the trainer knows a strategy, None for its default, and that the requested hosts have its roles.
+    """Check that the trainer has a strategy, None for its default, and that the requested hosts have its roles.
 
-    A trainer that declares none may know any.
+    A trainer that declares no strategies may have any.
     """
     if not declared.strategies:
         return

@@ -1,4 +1,4 @@
-"""`fab train`: hand a job over by the Python client, and follow it."""
+"""`fab train`: submit a job by the Python client, and follow it."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from ops.submit.train import prepare_job
 def train(
     cluster: ClusterClient, flags: JobFlags, folder: str | None, may_wait: bool, follow: bool, as_json: bool, plain: bool = True
 ) -> int:
-    """Run a job; the exit code is 0 where it SUCCEEDED, or was started or QUEUED with `follow` False.
+    """Run a job; the exit code is 0 if it SUCCEEDED, or was started or QUEUED with `follow` False.
 
-    On a terminal it is followed on a screen, unless `plain` lines are wanted.
+    On a terminal a screen shows the job, or with `plain` its lines.
     """
     return run_submission(cluster, lambda: prepare_job(cluster, flags, folder), may_wait, follow, as_json, plain)
 
@@ -52,7 +52,7 @@ def run_submission(
 
 
 def run(cluster: ClusterClient, submission: Submission, may_wait: bool, follow: bool, plain: bool = True) -> int:
-    """Check the hosts, hand the job over, and follow it; the exit code is that of `train`."""
+    """Check the hosts, submit the job, and follow it; the exit code is that of `train`."""
     ahead, job_id = Client(cluster).start(submission, may_wait), submission.job.id
     if not follow:
         how = f"is QUEUED behind {', '.join(entry.jobId for entry in ahead)}" if ahead else "is started"
@@ -62,7 +62,7 @@ def run(cluster: ClusterClient, submission: Submission, may_wait: bool, follow: 
 
 
 def watch(cluster: ClusterClient, job: JobRecord, plain: bool = True) -> int:
-    """Show a job's logs until it ends; the exit code is 0 where it SUCCEEDED, and DETACHED after Ctrl-C."""
+    """Show a job's logs until it ends; the exit code is 0 if it SUCCEEDED, and DETACHED after Ctrl-C."""
     job_id, names = job.jobId, replica_names(job)
     try:
         record = logs.follow_job(cluster, job, names, LogFilter(), False, plain)

@@ -1,4 +1,4 @@
-"""The keys of config.yaml: Cloud ML's names and what each holds."""
+"""The keys of config.yaml, by Cloud ML's names, and the type of each."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _LARGEST = 1e300
 _LARGEST_INTEGER = 2**53
 _PARAMETER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _ROLE_CONFIG = "pulumi config set acceleratorType gives hosts GPUs, and runtime a job its packages, instead of an image"
-_LOGS = (ScaleType.UNIT_LOG_SCALE, ScaleType.UNIT_REVERSE_LOG_SCALE)
-# By type, the keys that define its values.
+_LOG_SCALES = (ScaleType.UNIT_LOG_SCALE, ScaleType.UNIT_REVERSE_LOG_SCALE)
+# The keys that define a hyperparameter's values, by its type.
 _VALUES = {
     ParameterType.DOUBLE: ("minValue", "maxValue"),
     ParameterType.INTEGER: ("minValue", "maxValue"),
@@ -66,7 +66,7 @@ def check_labels(labels: dict[str, str]) -> dict[str, str]:
 
 
 def _version(value: Any) -> Any:
-    """Check a version, which must be quoted: YAML reads 2.20 as the number 2.2; all of 1.x are ignored."""
+    """Check a version, which must be quoted: YAML reads 2.20 as the number 2.2. Versions 1.x are ignored later."""
     if isinstance(value, float) and value >= 2 and len(str(value)) == len("2.2"):
         raise ValueError(f'{value} or {value}0? YAML makes one number of both: quote it, "{value}0"')
     return value
@@ -81,7 +81,7 @@ def _number(value: float) -> float:
 def _distinct(values: list[_Item]) -> list[_Item]:
     if not values:
         raise refusal("is empty: name the values that are to be tried")
-    if twice := [value for place, value in enumerate(values) if value in values[:place]]:
+    if twice := [value for index, value in enumerate(values) if value in values[:index]]:
         raise refusal(f"has {twice[0]!r} twice: say it once")
     return values
 
@@ -108,9 +108,9 @@ def _metric_tag(tag: str) -> str:
     return tag
 
 
-_NAMED = "a hyperparameter has a parameterName and a type"
+_REQUIRED = "a hyperparameter has a parameterName and a type"
 _Labels = Annotated[dict[str, str], AfterValidator(check_labels)]
-# A string, too, as in Google's config files, and as YAML reads 1e-4.
+# A string of a number is valid, too: Google's config files have such, and YAML reads 1e-4 as a string.
 _Number = Annotated[float, BeforeValidator(refuse_bool), AfterValidator(_number)]
 _Trials = Annotated[Whole, Field(ge=1, le=_MOST_TRIALS)]
 
@@ -118,8 +118,8 @@ _Trials = Annotated[Whole, Field(ge=1, le=_MOST_TRIALS)]
 class HyperparameterSpec(Section):
     """A hyperparameter of a tuning job."""
 
-    parameterName: Annotated[str, AfterValidator(_parameter_name)] = Field(description=_NAMED)
-    type: ParameterType = Field(description=_NAMED)
+    parameterName: Annotated[str, AfterValidator(_parameter_name)] = Field(description=_REQUIRED)
+    type: ParameterType = Field(description=_REQUIRED)
     minValue: _Number | None = None
     maxValue: _Number | None = None
     categoricalValues: Annotated[list[Annotated[str, AfterValidator(_word)]], AfterValidator(_distinct)] | None = None
@@ -129,11 +129,11 @@ class HyperparameterSpec(Section):
 
     @model_validator(mode="after")
     def _check_values(self) -> Self:
-        keys, given = _VALUES[self.type], self.model_fields_set
+        keys, present = _VALUES[self.type], self.model_fields_set
         has = f"one of type {self.type} has {' and '.join(keys)}"
-        if missing := [key for key in keys if key not in given]:
+        if missing := [key for key in keys if key not in present]:
             raise refusal(f"is missing: {has}", missing[0])
-        if other := [key for others in _VALUES.values() for key in others if key in given and key not in keys]:
+        if other := [key for others in _VALUES.values() for key in others if key in present and key not in keys]:
             raise refusal(f"goes with another type: {has}", other[0])
         if self.minValue is not None and self.maxValue is not None:
             self._check_range(self.minValue, self.maxValue)
@@ -148,8 +148,8 @@ class HyperparameterSpec(Section):
             if max(abs(low), abs(high)) > _LARGEST_INTEGER:
                 raise refusal(f"has a number above {_LARGEST_INTEGER}, which cannot be passed exactly: scale it")
         if low >= high:
-            raise refusal(f"{low:g} is not below maxValue {high:g}: turn them round, or take the parameter out", "minValue")
-        if self.scaleType in _LOGS and low <= 0:
+            raise refusal(f"{low:g} is not below maxValue {high:g}: swap them, or take the parameter out", "minValue")
+        if self.scaleType in _LOG_SCALES and low <= 0:
             raise refusal(f"{low:g} has no logarithm, and scaleType is {self.scaleType}: take one above 0", "minValue")
 
 
@@ -157,13 +157,13 @@ def _parameters(params: list[HyperparameterSpec]) -> list[HyperparameterSpec]:
     if not params:
         raise refusal("must be a list of hyperparameters, each with parameterName, type and values, not []")
     names = [each.parameterName.replace("_", "-") for each in params]
-    if twice := [name for place, name in enumerate(names) if name in names[:place]]:
+    if twice := [name for index, name in enumerate(names) if name in names[:index]]:
         raise refusal(f"has the parameterName {twice[0]!r} twice: say it once")
     return params
 
 
 class Hyperparameters(Section):
-    """`trainingInput.hyperparameters`; no goal meant MAXIMIZE, for which Google's API has a word, too."""
+    """`trainingInput.hyperparameters`; without a goal, or with GOAL_TYPE_UNSPECIFIED, Cloud ML maximized."""
 
     goal: Literal["MAXIMIZE", "MINIMIZE", "GOAL_TYPE_UNSPECIFIED"] | None = None
     params: Annotated[list[HyperparameterSpec], AfterValidator(_parameters)] = Field(
@@ -180,12 +180,12 @@ class Hyperparameters(Section):
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         if self.algorithm is Algorithm.GRID_SEARCH:
-            for place, parameter in enumerate(self.params):
+            for index, parameter in enumerate(self.params):
                 if parameter.type is ParameterType.DOUBLE:
                     raise refusal(
                         f"{parameter.parameterName} is of type DOUBLE, of which there is no grid: "
                         "name its values as DISCRETE, or take another algorithm",
-                        f"params[{place}]",
+                        f"params[{index}]",
                     )
         if (self.maxFailedTrials or 0) > self.maxTrials:
             more = f"{self.maxFailedTrials} is more than there are trials, maxTrials {self.maxTrials}"

@@ -38,7 +38,7 @@ from ops.package import host_stream, package
 from ops.package.trainer_config import Data
 from ops.submit import job_plan, manifest
 from ops.submit.arguments import last_step
-from ops.submit.claim import BusyError, CancelledError, OvertakenError, Submitter, UsedBeforeError
+from ops.submit.claim import BusyError, CancelledError, LeaseLostError, Submitter, UsedBeforeError
 from ops.submit.config import JobSpec
 from ops.submit.resources import candidate_hosts
 
@@ -69,8 +69,8 @@ class Submission:
     @property
     def candidates(self) -> dict[str, list[str]]:
         """The candidate hosts of each replica."""
-        all_of_them = candidate_hosts(self.job.counts, self.inventory)
-        return {replica: [host for host in hosts if host not in self.excluded] for replica, hosts in all_of_them.items()}
+        all_candidates = candidate_hosts(self.job.counts, self.inventory)
+        return {replica: [host for host in hosts if host not in self.excluded] for replica, hosts in all_candidates.items()}
 
     def manifest(self) -> dict[str, Any]:
         return manifest.manifest(self.subset, self.job, self.package)
@@ -111,11 +111,11 @@ class DuplicateIdError(UsageError):
 def submit(cluster: ClusterClient, submission: Submission, may_wait: bool) -> list[QueueEntry]:
     """Claim the hosts, upload the job to the bucket, start the hosts, and hand the job over to them.
 
-    A failure or an interrupt undoes it. If the process is killed, its lease expires, and the next reader of the queue undoes
-    it.
+    A failure or an interrupt ends the job. If the process is killed, its lease expires, and the next process that polls the
+    queue ends the job.
 
     Returns:
-        The jobs that it waits for, empty if its hosts are its own.
+        The jobs that it waits for, empty if it has its hosts.
     """
     job_id, inventory = submission.job.id, cluster.inventory
     plan = job_plan.plan(inventory, submission.job, hashlib.sha256(submission.package.archive).hexdigest())
@@ -144,8 +144,8 @@ def submit(cluster: ClusterClient, submission: Submission, may_wait: bool) -> li
         _undo(submitter, renewal, job_id, error)
         if isinstance(error, CancelledError):
             raise OpsError(f"job {job_id} was cancelled while it was being submitted") from None
-        if isinstance(error, OvertakenError):
-            raise _overtaken_error(job_id, error) from None
+        if isinstance(error, LeaseLostError):
+            raise _lease_lost_error(job_id, error) from None
         raise
     finally:
         renewal.end()
@@ -156,7 +156,7 @@ def submit(cluster: ClusterClient, submission: Submission, may_wait: bool) -> li
 
 
 def _involved_hosts(inventory: Inventory, submitter: Submitter) -> list[str]:
-    """Return the hosts that the job has, or may be given, in the order of the inventory."""
+    """Return the hosts that the job has, or else its candidates, in the order of the inventory."""
     mine = submitter.usable_hosts
     return [name for name in inventory.names if name in mine]
 
@@ -176,7 +176,7 @@ def _claim(cluster: ClusterClient, submitter: Submitter, may_wait: bool) -> list
 
 
 def _clear_abandoned(cluster: ClusterClient, ahead: Sequence[QueueEntry]) -> bool:
-    """Return True once a dead fab train's entry that was in the way is cleared; False if it is alive."""
+    """Wait until the entries ahead are removed as their `fab train` is dead; return False if one of them is alive."""
     ledger = cluster.ledger
 
     def leases_now() -> list[Lease | None]:
@@ -187,7 +187,7 @@ def _clear_abandoned(cluster: ClusterClient, ahead: Sequence[QueueEntry]) -> boo
     with terminal.ProgressLine("checking whether the holder of the hosts is alive"):
         while True:
             now = leases_now()
-            if any(lease and (not lease.submitter or lease != then) for lease, then in zip(now, leases_before, strict=True)):
+            if any(lease and (not lease.submitter or lease != old) for lease, old in zip(now, leases_before, strict=True)):
                 return False
             monitor.run_once()
             if all(ledger.queue().entry(entry.jobId) is None for entry in ahead):
@@ -209,7 +209,7 @@ def _describe_holders(cluster: ClusterClient, ahead: Sequence[QueueEntry]) -> st
     )
 
 
-def _overtaken_error(job_id: str, error: OvertakenError) -> OpsError:
+def _lease_lost_error(job_id: str, error: LeaseLostError) -> OpsError:
     record = error.record
     if record is None:
         return OpsError(f"the record of job {job_id} is gone from the bucket: start it again under another id")
@@ -220,10 +220,10 @@ def _overtaken_error(job_id: str, error: OvertakenError) -> OpsError:
 def _push(
     fleet: Fleet, submission: Submission, plan: Plan, hosts: Sequence[str], with_package: bool, step: terminal.ProgressLine
 ) -> None:
-    """Send every host its units and the agent's code, and wake it; with the package if it starts now."""
+    """Send every host its files and the agent's code, and wake the agent; add the package if the job starts now."""
     inventory, job_id = submission.inventory, submission.job.id
     code, version = host_stream.code(CHECKOUT)
-    # A package without files, of a command that the hosts have, is no folder in the stream: they fetch it from the bucket.
+    # A package without files, for a command that the hosts have, is no folder in the stream: hosts fetch it from the bucket.
     package = (submission.package.host_files if with_package else None) or None
     shared = host_stream.shared_stream(code, package, plan.packageSha256, submission.package.executables)
     files, secrets = host_files.render(inventory), job_plan.secret_files(submission.job)
@@ -233,11 +233,11 @@ def _push(
     sent = terminal.byte_counter(step, size) if size > _LARGE_BYTES else lambda _: None
     advance = terminal.counter(step, len(hosts)) if size <= _LARGE_BYTES else lambda _: None
 
-    def take_in(name: str) -> None:
+    def install(name: str) -> None:
         stream = (shared, host_stream.files_stream([*files[name], *secrets]))  # 31 copies of a package do not fit into memory
-        fleet.must(name, command, "could not start its replica, it ended", stream, sent)
+        fleet.check_output(name, command, "could not start its replica, it ended", stream, sent)
 
-    outcome = fleet.each(hosts, take_in, _PUSH_SECONDS, advance)
+    outcome = fleet.each(hosts, install, _PUSH_SECONDS, advance)
     if outcome.failures:
         raise SeveralHostsError(
             outcome.failures, f"job {job_id} is FAILED, nothing runs; {ADVICE}, and start it under another id"
@@ -245,10 +245,10 @@ def _push(
 
 
 def _undo(submitter: Submitter, renewal: _Renewal, job_id: str, error: BaseException) -> None:
-    """End the record, so that hosts that have started stop and are free again."""
+    """End the job's record, so that hosts that have started stop and become free."""
     stopped = isinstance(error, KeyboardInterrupt)
     why = "fab train was stopped before the job was handed over" if stopped else one_line(error)
-    with _defer_signals():
+    with _ignore_signals():
         try:
             renewal.end()
             cancelled = stopped or isinstance(error, CancelledError)
@@ -267,8 +267,8 @@ def _undo(submitter: Submitter, renewal: _Renewal, job_id: str, error: BaseExcep
 
 
 @contextmanager
-def _defer_signals() -> Iterator[None]:
-    """Defer Ctrl-C, a closed terminal and `timeout` until the block is complete; they interrupt only the main thread."""
+def _ignore_signals() -> Iterator[None]:
+    """Ignore Ctrl-C, a closed terminal and `timeout` during the block; they interrupt only the main thread."""
     is_main = threading.current_thread() is threading.main_thread()
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if is_main else ()
     previous = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
@@ -293,7 +293,7 @@ class _Renewal:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise the error of the renewal: CancelledError, OvertakenError."""
+        """Raise the error of the renewal: CancelledError, LeaseLostError."""
         if self._problem:
             raise self._problem
 
@@ -309,7 +309,7 @@ class _Renewal:
                 self._submitter.renew()
             except (BucketError, RecordError, SeveralHostsError):
                 continue  # the next one may succeed; the lease outlives several
-            except (CancelledError, OvertakenError) as error:
+            except (CancelledError, LeaseLostError) as error:
                 self._problem = error
                 return
 
@@ -317,7 +317,7 @@ class _Renewal:
 def _upload_data(bucket: Bucket, submission: Submission, data: Data) -> None:
     folder = f"{paths.DATA}/{data.name}"
     existing = bucket.sizes(folder)
-    # The same records in another number of files, of an earlier job, would be read too.
+    # An earlier job may have uploaded the same records in another number of files: trainers would read both.
     sharded = {match[1] for name in submission.data if (match := _SHARD.fullmatch(name))}
     for name in existing.keys() - submission.data.keys():
         if (match := _SHARD.fullmatch(name)) and match[1] in sharded:

@@ -1,4 +1,4 @@
-"""Check a job, first here and then on its hosts."""
+"""Check a job, first on this machine and then on its hosts."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from ops.submit.submit import DuplicateIdError, Submission
 
 # The check starts a Python on each host; local hosts all share the processors of one machine.
 _CHECK_SECONDS = 120.0
-# For a host that was just made or started, and the interval of its polls.
-_READY_SECONDS, _AGAIN_SECONDS = 900.0, 2.0
+# The time limit for a host that was just created or started, and the interval of its polls.
+_READY_SECONDS, _POLL_SECONDS = 900.0, 2.0
 START_ADVICE = (
     "fab train --start-hosts (or startHosts: true in config.yaml) starts those that are stopped, and so does pulumi up"
 )
@@ -42,7 +42,7 @@ _FREE_BYTES = 100_000_000
 
 
 def prepare_job(cluster: ClusterClient, flags: JobFlags, folder: str | None, dry: bool = False) -> Submission:
-    """Check a job as far as that can be done without its hosts; UsageError for what is wrong."""
+    """Check a job as far as possible without its hosts; UsageError if it is invalid."""
     job_flags = resume_flags(cluster, flags, folder) if flags.resume is not None else flags
     return add_prior_trials(cluster, prepare(cluster.inventory, job_flags, folder, dry))
 
@@ -51,7 +51,7 @@ def resume_flags(cluster: ClusterClient, flags: JobFlags, folder: str | None = N
     """Return the flags of a job that resumes from an earlier one's checkpoints.
 
     Raises:
-        UsageError: if there are none, or if no `folder` is named and the trainer would be another package.
+        UsageError: if the job cannot be resumed, or if no `folder` is named and another package would resume it.
     """
     if flags.job_dir is not None:
         raise UsageError("--resume continues in the output of that job, and --job-dir names another: leave one of them out")
@@ -87,18 +87,18 @@ def add_prior_trials(cluster: ClusterClient, submission: Submission) -> Submissi
 
 
 def prepare(inventory: Inventory, flags: JobFlags, folder: str | None, dry: bool = False) -> Submission:
-    """Check the job, its package and its data; UsageError for what is wrong. Touches nothing."""
+    """Check a job, its package and its data, and build its runtime unless `dry`; UsageError if it is invalid."""
     return prepare_program(inventory, flags, program.find(folder, flags.module, flags.script, flags.command), dry)
 
 
 def prepare_program(inventory: Inventory, flags: JobFlags, job_program: program.JobProgram, dry: bool = False) -> Submission:
-    """Prepare a program that was found. With `dry` a runtime is used as it is, or as empty."""
+    """Prepare a job of a program. With `dry` no runtime is built: the existing one is used, else an empty one."""
     source = job_program.source
     job = build_job(flags, inventory, source.name, source.files, job_program.command, job_program.folder)
     source = replace(source, sets_pythonpath="PYTHONPATH" in job.environment)
     installed = None
     if job.runtime:
-        from ops.package import runtimes  # with packaging, which costs a job that brings none a sixtieth of a second
+        from ops.package import runtimes  # imports packaging, which is slow
 
         check_frameworks(job.declared, source.name, job.runtime.lines, complete=False)
         installed = runtimes.read_existing(inventory, job.runtime) if dry else runtimes.build(inventory, job.runtime)
@@ -119,7 +119,7 @@ def prepare_program(inventory: Inventory, flags: JobFlags, job_program: program.
 def _host_versions(inventory: Inventory) -> list[str]:
     """Return the versions of packages on the hosts that are known here, as lines of a requirements.txt.
 
-    `hostpython.host_packages` has them too, with packaging, whose import each job would wait for.
+    `hostpython.host_packages` returns them, too, but imports packaging, which is slow.
     """
     if inventory.tensorflow:
         return [f"tensorflow=={inventory.tensorflow}"]
@@ -129,13 +129,13 @@ def _host_versions(inventory: Inventory) -> list[str]:
 def check_hosts(cluster: ClusterClient, submission: Submission) -> Submission:
     """Check that the job can run on the hosts that it would get; change nothing there.
 
-    If one of these does not answer, or the job will have to wait, all its candidates are checked. The result excludes those
-    that are away, if others would do in their place.
+    If one of them does not answer, or the job will have to wait, all its candidates are checked. The result excludes
+    unreachable ones if others can replace them.
     """
     candidate_hosts = submission.candidates
     candidates = [name for name in cluster.inventory.names if any(name in hosts for hosts in candidate_hosts.values())]
     lookup = Background(lambda: _expected_hosts(cluster.ledger, submission))  # concurrently with the checks of hosts
-    expected = cache(lambda: set(lookup.join(_CHECK_SECONDS)))
+    expected_hosts = cache(lambda: set(lookup.join(_CHECK_SECONDS)))
     checked: set[str] = set()
     unreachable: dict[str, Exception] = {}
     targets = set(place(candidate_hosts, ()).values())
@@ -143,10 +143,10 @@ def check_hosts(cluster: ClusterClient, submission: Submission) -> Submission:
         failures = _connect(cluster.fleet, new)
         stopped = startable_hosts(cluster.inventory, failures)
         if stopped and submission.job.start_hosts:
-            expected()  # no host is started for a job whose id was used before
-            woken = start_and_wait(cluster.fleet, stopped)
+            expected_hosts()  # no host is started for a job whose id was used before
+            unstarted = start_and_wait(cluster.fleet, stopped)
             failures = {
-                name: woken.get(name, error) for name, error in failures.items() if name in woken or name not in stopped
+                name: unstarted.get(name, error) for name, error in failures.items() if name in unstarted or name not in stopped
             }
         unreachable |= failures
         if len(place(candidate_hosts, unreachable)) < len(candidate_hosts):
@@ -155,9 +155,9 @@ def check_hosts(cluster: ClusterClient, submission: Submission) -> Submission:
             )
         _check_capabilities(cluster, submission, [name for name in new if name not in failures])
         checked.update(new)
-        targets = set(candidates) if unreachable else expected()
+        targets = set(candidates) if unreachable else expected_hosts()
     for error in unreachable.values():
-        terminal.note(f"{error}: the job goes without this host")
+        terminal.note(f"{error}: the job does not use this host")
     _check_data(cluster, submission)
     _check_output(cluster, submission)
     return replace(submission, excluded=frozenset(unreachable))
@@ -183,11 +183,11 @@ def _connect(fleet: Fleet, names: Sequence[str]) -> Mapping[str, Exception]:
 
 
 def _check_capabilities(cluster: ClusterClient, submission: Submission, names: Sequence[str]) -> None:
-    """Check that these hosts can run the job; wait for those that still prepare themselves.
+    """Check that these hosts can run the job; wait until they are set up.
 
     Raises:
-        SeveralHostsError: if one of them cannot.
-        UsageError: with what it lacks.
+        SeveralHostsError: if a host cannot be checked, or is not set up in time.
+        UsageError: if a host lacks disk space or a Python module.
     """
     inventory, fleet = cluster.inventory, cluster.fleet
     directories = [paths.STATE_DIR, *([inventory.bucket] if inventory.bucket.startswith("/") else [])]
@@ -195,7 +195,9 @@ def _check_capabilities(cluster: ClusterClient, submission: Submission, names: S
 
     def check(name: str) -> str:
         imports = submission.package.imports if name == names[0] else ()
-        return fleet.must(name, host_stream.check_command(directories, imports, python), "could not be checked, it ended")
+        return fleet.check_output(
+            name, host_stream.check_command(directories, imports, python), "could not be checked, it ended"
+        )
 
     for name, output in _await_ready(fleet, names, check).items():
         try:
@@ -208,7 +210,7 @@ def _check_capabilities(cluster: ClusterClient, submission: Submission, names: S
 
 
 def _await_ready(fleet: Fleet, names: Sequence[str], check: Callable[[str], str]) -> dict[str, str]:
-    """Return the check's output of each host, once it is ready.
+    """Return the output of `check` for each host, once all are ready.
 
     Raises:
         SeveralHostsError: for hosts that failed, or that are not ready in time.
@@ -232,7 +234,7 @@ def _await_ready(fleet: Fleet, names: Sequence[str], check: Callable[[str], str]
                 raise SeveralHostsError(slow, ADVICE, UsageError.code)
             if late:
                 step.what = f"waiting for {', '.join(f'{name} ({state})' for name, state in late.items())}"
-                time.sleep(_AGAIN_SECONDS)
+                time.sleep(_POLL_SECONDS)
     return outputs
 
 
@@ -248,9 +250,9 @@ def _check_host(name: str, free: dict[str, int], missing: list[str], submission:
 
 
 def _check_output(cluster: ClusterClient, submission: Submission) -> None:
-    """Check that no other job runs with the same output; jobs on the same hosts take turns in it.
+    """Check that no other job writes to the output at the same time; jobs that need the same host never do.
 
-    Other trials' output would pass for a new trial's.
+    A tuning job's output must be empty: files of an earlier trial would be read as a new one's.
     """
     if submission.job.study and find(cluster, submission.record()).files:
         raise UsageError(
@@ -272,7 +274,7 @@ def _check_output(cluster: ClusterClient, submission: Submission) -> None:
 
 
 def overlap(one: str, other: str) -> bool:
-    """Return True if two folders are one, or one is in the other."""
+    """Return True if two folders are the same, or one is in the other."""
     first, second = (posixpath.normpath(path) + "/" for path in (one, other))
     return bool(one and other) and (first.startswith(second) or second.startswith(first))
 

@@ -1,4 +1,4 @@
-"""The trials of a tuning job: for people, the best first, and as Cloud ML's `trainingOutput`."""
+"""The trials of a tuning job, as a table with the best first, and as Cloud ML's `trainingOutput`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ops import terminal
 from ops.errors import OpsError, UsageError
 from ops.submit.tuning import HYPERPARAMETERS, build_study, check_hyperparameters
 
-_MOST_ROWS, _MOST_WORDS = 30, 120
+_MOST_ROWS, _MOST_CHARACTERS = 30, 120
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class TuningResult:
         return best(self.study, self.trials)
 
     def state(self, trial: Trial) -> str:
-        """Return the trial's state; one that ran when its job ended has ended with it."""
+        """Return the trial's state; CANCELLED if it still ran when its job ended."""
         return str(JobState.CANCELLED) if self.record.final and not trial.final else str(trial.state)
 
     def output(self) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class TuningResult:
         return f"{text}; best is trial {first.trialId}, {value}: {' '.join(flags(first.hyperparameters))}"
 
     def line(self) -> str:
-        """Return a line on the study.
+        """Describe the study in one line.
 
         For example `MAXIMIZE accuracy over learning-rate from 0.001 to 0.1 (UNIT_LOG_SCALE), units of 16, 32; 5 at once`.
         """
@@ -96,7 +96,7 @@ class TuningResult:
             terminal.duration(trial.seconds(self.record.endTime or now())),
             str(trial.restarts) if trial.restarts else None,
             trial.replica,
-            trial.errorMessage[:_MOST_WORDS] or None,
+            trial.errorMessage[:_MOST_CHARACTERS] or None,
         )
 
 

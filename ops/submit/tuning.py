@@ -1,4 +1,4 @@
-"""`hyperparameters:` of config.yaml, as Cloud ML had it: checked, and made the study of a job."""
+"""Check `hyperparameters:` of config.yaml, as Cloud ML had it, and build the study of a job from it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from ops.terminal import plural
 
 HYPERPARAMETERS = "hyperparameters"
 """The key of a job's trainingInput."""
-_FAILED_LEAST, _FAILED_SHARE = 3, 4
+# By default one of 4 trials may fail, or 3 if that is more.
+_MIN_FAILED, _TRIALS_PER_FAILED = 3, 4
 
 
 def check_hyperparameters(value: Any, path: str) -> dict[str, Any]:
     """Check `trainingInput.hyperparameters`."""
-    from ops.config_values import validate  # reads with pydantic, which takes time to import
+    from ops.config_values import validate  # imports pydantic, which is slow
     from ops.submit.schema import Hyperparameters
 
     return validate(Hyperparameters, value, path).given()
@@ -59,7 +60,7 @@ def build_study(options: Mapping[str, Any], args: Sequence[str], job_dir: str, j
         hyperparameterMetricTag=options.get("hyperparameterMetricTag", METRIC_TAG),
         maxTrials=trials,
         maxParallelTrials=options.get("maxParallelTrials", 1),
-        maxFailedTrials=options.get("maxFailedTrials") or min(trials, max(_FAILED_LEAST, trials // _FAILED_SHARE)),
+        maxFailedTrials=options.get("maxFailedTrials") or min(trials, max(_MIN_FAILED, trials // _TRIALS_PER_FAILED)),
         algorithm=Algorithm(options.get("algorithm", Algorithm.ALGORITHM_UNSPECIFIED)),
         enableTrialEarlyStopping=options.get("enableTrialEarlyStopping", False),
         resumePreviousJobId=options.get("resumePreviousJobId", ""),
@@ -70,7 +71,7 @@ def build_study(options: Mapping[str, Any], args: Sequence[str], job_dir: str, j
 
 
 def required_counts(options: Mapping[str, Any], inventory: Inventory) -> dict[Role, int]:
-    """Return the part of a cluster that runs N trials at once, one on a host: the master and workers."""
+    """Return the counts of master and workers that run trials at once, one on each host."""
     most = min(options.get("maxParallelTrials", 1), options.get("maxTrials", 1), 1 + len(inventory.of_role(Role.WORKER)))
     return {Role.MASTER: 1, **({Role.WORKER: most - 1} if most > 1 else {})}
 
@@ -81,12 +82,12 @@ def limit_note(options: Mapping[str, Any], inventory: Inventory) -> str:
     available = sum(required_counts(options, inventory).values())
     if limit <= available:
         return ""
-    hosts_of_it = f"stack {inventory.stack} has {plural(available, 'host')} for trials"
-    return f"maxParallelTrials is {limit}, and {hosts_of_it}: that many run at once"
+    hosts = f"stack {inventory.stack} has {plural(available, 'host')} for trials"
+    return f"maxParallelTrials is {limit}, and {hosts}: that many run at once"
 
 
 def add_prior_results(study: Study, original: Study | None, trials: Sequence[Trial]) -> Study:
-    """Return the study with the results of `original` and its trials, and of earlier ones.
+    """Return the study with the resumed job's results: its `trials`, and the earlier ones of its study `original`.
 
     Raises:
         UsageError: if the job had no study, or tuned something else.
@@ -100,15 +101,19 @@ def add_prior_results(study: Study, original: Study | None, trials: Sequence[Tri
         differs = [
             each.parameterName for each in study.params if each not in original.params and each.parameterName in names[0]
         ]
-        differences = [(missing, "which lacks here"), (has, "which it did not tune"), (differs, "whose values were others")]
+        differences = [
+            (missing, "which this job does not tune"),
+            (has, "which it did not tune"),
+            (differs, "whose values were others"),
+        ]
         what = (
             "; ".join(f"{', '.join(parameters)}, {how}" for parameters, how in differences if parameters) or "in another order"
         )
         raise UsageError(f"resumePreviousJobId {job_id} tuned other hyperparameters: {what}")
     for key in ("goal", "hyperparameterMetricTag"):
-        if (then := getattr(original, key)) != getattr(study, key):
+        if (before := getattr(original, key)) != getattr(study, key):
             raise UsageError(
-                f"resumePreviousJobId {job_id} had {key} {then}, and this one {getattr(study, key)}: make them the same"
+                f"resumePreviousJobId {job_id} had {key} {before}, and this one {getattr(study, key)}: make them the same"
             )
     prior_trials = [PriorTrial(each.hyperparameters, each.finalMetric.objectiveValue) for each in trials if each.finalMetric]
     if not prior_trials:

@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
     if failures := fleet.connect_each(inventory.names).failures:
         raise SeveralHostsError(failures, "all hosts are needed")
     command = host_stream.install_command(version)
-    outcome = fleet.each(inventory.names, lambda name: fleet.must(name, command, "push", stream(name)), _SECONDS)
+    outcome = fleet.each(inventory.names, lambda name: fleet.check_output(name, command, "push", stream(name)), _SECONDS)
     for name, error in outcome.failures.items():
         print(f"{name}: {error}", file=sys.stderr)
     return 1 if outcome.failures else 0

@@ -124,7 +124,7 @@ class Pipe:
     def send(self, data: bytes) -> None:
         self._process.stdin.write(data)
 
-    def line(self, seconds: float) -> bytes:
+    def read_line(self, seconds: float) -> bytes:
         return self._output(seconds).readline()
 
     def read(self, size: int, seconds: float) -> bytes:

@@ -15,7 +15,7 @@ from jobs.queue import QueueEntry
 from jobs.queue_monitor import QueueMonitor
 from jobs.records import JobRecord, ReplicaRecord
 from jobs.serialization import RecordError
-from ops.submit.claim import OvertakenError, Submitter
+from ops.submit.claim import LeaseLostError, Submitter
 
 
 class NeverClearsQueue(QueueMonitor):
@@ -32,7 +32,7 @@ class WritesWithoutLease(Submitter):
 
     def _write(self, change: Callable[[JobRecord], JobRecord]) -> None:
         if self._stored is None:
-            raise OvertakenError(None)
+            raise LeaseLostError(None)
         stored = Stored(change(self._stored.record), "")
         while True:
             current = self._ledger.store.read(paths.job(self._entry.jobId))

@@ -272,23 +272,23 @@ def test_links_in_an_output_are_followed_once(root: Path) -> None:
     real = {"ckpt-1/m": 1, "ckpt-2/m": 1, "ckpt-2/deep/n": 1, "file": 1, "x.csv": 2}
     assert store.walk("jobs/j/output") == real
     linked = {f"{link}/{name}": 1 for link in ("latest", "link") for name in ("m", "deep/n")}
-    sizes, left_out = store.listing("jobs/j/output")
+    sizes, skipped = store.walk_following_links("jobs/j/output")
     assert sizes == {**real, **linked, "ckpt-2/other/m": 1, "best/m": 1}
-    assert left_out == ["all", "ckpt-2/up", "data", "long", "nowhere", "outside", "passwd", "pipe"]
-    assert store.listing("jobs/j/output/latest") == ({"m": 1, "deep/n": 1}, ["other", "up"])
-    assert store.listing("jobs/none") == ({}, [])
+    assert skipped == ["all", "ckpt-2/up", "data", "long", "nowhere", "outside", "passwd", "pipe"]
+    assert store.walk_following_links("jobs/j/output/latest") == ({"m": 1, "deep/n": 1}, ["other", "up"])
+    assert store.walk_following_links("jobs/none") == ({}, [])
 
 
-def test_many_links_to_many_files_are_left_out(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_links_to_many_files_are_skipped(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder_bucket, "_MOST_LINKED", 5)
     store = FolderBucket(root)
     for name in ("a", "b"):
         store.create(f"files/{name}", b"1")
     for number in range(4):
         (root / f"link-{number}").symlink_to("files")
-    sizes, left_out = store.listing("")
+    sizes, skipped = store.walk_following_links("")
     assert sorted(sizes) == ["files/a", "files/b", "link-0/a", "link-0/b", "link-1/a", "link-1/b"]
-    assert left_out == ["link-2", "link-3"]
+    assert skipped == ["link-2", "link-3"]
 
 
 def test_a_name_may_be_as_long_as_the_disk_allows(root: Path, tmp_path: Path) -> None:
@@ -299,7 +299,7 @@ def test_a_name_may_be_as_long_as_the_disk_allows(root: Path, tmp_path: Path) ->
     assert (tmp_path / name).read_bytes() == b"two"
 
 
-def test_an_unreadable_file_or_folder_is_not_left_out(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_file_or_folder_is_not_skipped(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = FolderBucket(root)
     store.create("a/b/c", b"1")
     stat = Path.stat
@@ -345,9 +345,9 @@ def test_a_listing_leaves_out_what_a_job_has_closed(root: Path, monkeypatch: pyt
     with pytest.raises(BucketError, match="Permission denied"):
         store.walk("a")
     monkeypatch.setattr(os, "scandir", list_unless_closed)
-    assert store.listing("a") == ({"open/c": 1}, ["closed", "file", "listed/c"])
+    assert store.walk_following_links("a") == ({"open/c": 1}, ["closed", "file", "listed/c"])
     with pytest.raises(BucketError, match="Permission denied"):
-        store.listing("a/closed")
+        store.walk_following_links("a/closed")
 
 
 def test_a_listing_leaves_out_paths_that_are_too_long(root: Path) -> None:
@@ -361,8 +361,8 @@ def test_a_listing_leaves_out_paths_that_are_too_long(root: Path) -> None:
         here = below
     os.close(here)
     try:
-        sizes, left_out = store.listing("a")
-        assert (sizes, [path.strip("n/") for path in left_out]) == ({"b": 1}, [""])
+        sizes, skipped = store.walk_following_links("a")
+        assert (sizes, [path.strip("n/") for path in skipped]) == ({"b": 1}, [""])
         with pytest.raises(BucketError, match="File name too long"):
             store.walk("a")
     finally:

@@ -22,7 +22,7 @@ from ops import client, terminal
 from ops.client import Client
 from ops.cluster.cluster import ClusterClient
 from ops.errors import DONE, FAILED, OpsError, SeveralHostsError, UsageError
-from ops.submit.claim import CancelledError, OvertakenError, Submitter
+from ops.submit.claim import CancelledError, LeaseLostError, Submitter
 from ops.submit.end import cancel, wait
 
 HOSTS = ["master-0", "worker-0"]
@@ -169,7 +169,7 @@ def test_a_job_that_is_being_submitted_is_cancelled(cluster: ClusterClient, ledg
     assert record is not None
     assert record.record.state is JobState.CANCELLED
     assert ledger.queue().entries == []
-    with pytest.raises((CancelledError, OvertakenError)):
+    with pytest.raises((CancelledError, LeaseLostError)):
         submitter.renew()
 
 

@@ -189,9 +189,8 @@ trainingInput:
     assert not job.use_chief
     assert (job.policy["maxRestarts"], job.policy["lostAfterSeconds"]) == (2, 9.5)
     assert job.notes == (
-        f"region in {tmp_path}/config.yaml: ignored, the cluster is where and what pulumi made it",
-        f"runtimeVersion in {tmp_path}/config.yaml: ignored, "
-        "no Python of today has TensorFlow 1, of which tf.compat.v1 is left",
+        f"region in {tmp_path}/config.yaml: ignored, the stack defines region and Python",
+        f"runtimeVersion in {tmp_path}/config.yaml: ignored, no current Python has TensorFlow 1; TensorFlow 2 has tf.compat.v1",
         f"args in {tmp_path}/config.yaml: ignored, the command line has others",
     )
 

@@ -37,7 +37,7 @@ class FakeFleet:
     def __init__(self) -> None:
         self.commands: list[tuple[str, str]] = []
 
-    def must(self, name: str, command: str, what: str) -> str:
+    def check_output(self, name: str, command: str, what: str) -> str:
         self.commands.append((name, command))
         return ""
 
@@ -84,14 +84,14 @@ def test_a_hosts_root_deletes_a_job_in_a_bucket_on_hosts(cluster: ClusterClient,
     failures: dict[str, HostError] = {}
     commands: list[tuple[str, str]] = []
 
-    def must(name: str, command: str, what: str) -> str:
+    def check_output(name: str, command: str, what: str) -> str:
         commands.append((name, command))
         if " remove " in command and name in failures:
             assert what == "could not delete job00, it ended"
             raise failures[name]
         return ""
 
-    cluster.fleet.must = must  # type: ignore[method-assign]
+    cluster.fleet.check_output = check_output  # type: ignore[method-assign]
     cluster.inventory = replace(cluster.inventory, operator_bucket=f"sftp://{bucket}")
     line = "sudo -n /usr/lib/scaletier/root-helper remove job00"
     assert delete(cluster, "job00", sure=True) == 0

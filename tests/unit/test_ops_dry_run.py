@@ -147,7 +147,7 @@ def test_dry_run_prints_what_it_ignores(
     (tmp_path / "mine/task.py").write_text("")
     flags = JobFlags("job01", config=str(config))
     assert dry_run(InventoryOnly(inventory), flags, package_folder, as_json=True) == 0  # type: ignore[arg-type]
-    note = f"region in {config}: ignored, the cluster is where and what pulumi made it"
+    note = f"region in {config}: ignored, the stack defines region and Python"
     assert note in capsys.readouterr().err.splitlines()
     with pytest.raises(UsageError, match="--resume continues in the output of that job, and --job-dir names another"):
         dry_run(InventoryOnly(inventory), replace(flags, resume="old", job_dir="/bucket/x"), package_folder, as_json=True)  # type: ignore[arg-type]

@@ -61,7 +61,7 @@ class FakeFleet:
     def any_connection(self) -> None:
         raise AssertionError("the bucket is a directory")
 
-    def must(self, name: str, command: str, what: str, stdin: bytes) -> str:
+    def check_output(self, name: str, command: str, what: str, stdin: bytes) -> str:
         self.commands.append((name, command))
         put_output(self.inventory, "export/Servo/1800000000/saved_model.pb", saved_model())
         return ""
@@ -208,7 +208,9 @@ def test_a_bucket_of_google_needs_the_lender_of_credentials(
     cluster: ClusterClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     streams: list[tuple[str, str, bytes]] = []
-    monkeypatch.setattr(cluster.fleet, "must", lambda name, command, _, stdin: streams.append((name, command, stdin)) or "")
+    monkeypatch.setattr(
+        cluster.fleet, "check_output", lambda name, command, _, stdin: streams.append((name, command, stdin)) or ""
+    )
     monkeypatch.setattr("ops.cluster.output.open_bucket", lambda _: FolderBucket(tmp_path / "bucket/jobs/job01/output"))
     put_output(cluster.inventory, "model-7.index", b"")
     put_job(cluster.ledger, replace(existing_job(cluster.ledger, "job01"), trainingInput={"jobDir": "gs://other/out"}))

@@ -85,7 +85,7 @@ def test_an_unknown_stack_is_not_chosen(folders: list[str], requested: str, sele
 
 
 def test_several_stacks_need_a_choice() -> None:
-    with pytest.raises(UsageError, match="more than one stack is up: say --stack, or set PULUMI_STACK, to one of a, b"):
+    with pytest.raises(UsageError, match="more than one stack is up: set --stack or PULUMI_STACK to one of a, b"):
         choose_stack(["a", "b"], "", lambda: None)
 
 

@@ -76,11 +76,11 @@ def test_a_channel_sends_bursts_and_reads_lines_and_bytes() -> None:
         *(("send", data[start : start + 262_144]) for start in (0, 262_144, 524_288)),
     ]
     session.calls.clear()
-    assert channel.line(5) == b"one"
+    assert channel.read_line(5) == b"one"
     assert [size for what, size in session.calls if what == "recv"] == [262_144] * 2
     assert all(0 < seconds <= 5 for what, seconds in session.calls if what == "timeout")  # type: ignore[operator]
     session.calls.clear()
-    assert (channel.line(5), channel.read(3, 7), channel.read(9, 7)) == (b"two", b"res", b"t")
+    assert (channel.read_line(5), channel.read(3, 7), channel.read(9, 7)) == (b"two", b"res", b"t")
     assert session.calls == [], "a line and bytes that have come are not waited for"
     assert channel.read(9, 7) == b"more"
     assert session.calls == [("timeout", 7), ("recv", 9)]

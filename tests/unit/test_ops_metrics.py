@@ -23,7 +23,7 @@ from jobs.chunks import LogFilter
 from jobs.records import JobRecord
 from jobs.states import JobState
 from ops.cluster.cluster import ClusterClient
-from ops.cluster.output import LARGEST_FILE, JobOutput
+from ops.cluster.output import MAX_RESULT_BYTES, JobOutput
 from ops.errors import HostError
 from ops.submit import metrics
 
@@ -36,7 +36,7 @@ class OneHost:
     def any_connection(self) -> Any:
         return SimpleNamespace(original_host="master-0")
 
-    def must(self, name: str, command: str, what: str) -> str:
+    def check_output(self, name: str, command: str, what: str) -> str:
         assert (name, what) == ("master-0", "could not read summaries, it ended")
         words = shlex.split(command)
         program = [word.replace("$$", "$") for word in words[words.index("--") + 1 :]]  # escaped for systemd-run
@@ -100,10 +100,10 @@ def test_a_file_of_any_size_or_depth_is_no_harm(
     read_metrics: Callable[[Log], dict[str, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "jobs/job01/output/metrics.json"
-    file.write_text('{"loss": 1}' + " " * LARGEST_FILE)
+    file.write_text('{"loss": 1}' + " " * MAX_RESULT_BYTES)
     assert read_metrics([]) == {}
     assert capsys.readouterr().err == "the results of job01 cannot be read: metrics.json has 1.0 MB; 1.0 MB is the most\n"
-    file.write_text("[" * (LARGEST_FILE // 2))
+    file.write_text("[" * (MAX_RESULT_BYTES // 2))
     assert read_metrics([]) == {}
 
 
@@ -128,7 +128,7 @@ def test_results_that_cannot_be_read_are_noted(
 @pytest.mark.parametrize("printed", ["", "no JSON"])
 def test_a_host_that_prints_no_scalars_has_none(inventory: Inventory, printed: str) -> None:
     class Silent(OneHost):
-        def must(self, name: str, command: str, what: str) -> str:
+        def check_output(self, name: str, command: str, what: str) -> str:
             assert shlex.split(command)[-2:] == ["/bucket/jobs/job01/output", "7"]
             return printed
 

@@ -59,7 +59,7 @@ class FakeServer:
                 outcome.failures[name] = error
         return outcome
 
-    def must(self, name: str, command: str, what: str, stdin: bytes | None = None) -> str:
+    def check_output(self, name: str, command: str, what: str, stdin: bytes | None = None) -> str:
         assert command.startswith("sudo -n /usr/lib/scaletier/root-helper ")
         if name in self.unreachable:
             raise self.unreachable[name]

@@ -45,13 +45,13 @@ def test_the_wait_ends_when_all_answer_or_time_is_over(
 ) -> None:
     clock = Clock()
     monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: 100.0))
-    fleet: Any = Fleet(clock, worker=1040.0, ps=1000.0 + power_on.SECONDS + 10)
+    fleet: Any = Fleet(clock, worker=1040.0, ps=1000.0 + power_on.START_SECONDS + 10)
     assert power_on.start_and_wait(fleet, ["worker-0"], lambda _: None, clock.pass_, clock) == {}
     assert clock() == 1040.0
     assert capsys.readouterr().err.splitlines()[-1] == "starting 1 host 1 of 1 (0.0 s)"
     clock.time = 1000.0
     failures = power_on.start_and_wait(fleet, ["worker-0", "ps-0"], lambda _: None, clock.pass_, clock)
-    assert ({*failures}, clock()) == ({"ps-0"}, 1000.0 + power_on.SECONDS)
+    assert ({*failures}, clock()) == ({"ps-0"}, 1000.0 + power_on.START_SECONDS)
     assert capsys.readouterr().err.splitlines()[-1] == "starting 2 hosts 1 of 2 (0.0 s)"
 
 
@@ -143,7 +143,7 @@ def test_why_there_is_no_token_is_asked_for_once(monkeypatch: pytest.MonkeyPatch
         raise PowerError("no login")
 
     monkeypatch.setattr(power_on, "_token", token)
-    get = power_on._OneToken(POWER)
+    get = power_on._CachedToken(POWER)
     for _ in range(2):
         with pytest.raises(PowerError, match=r"^no login$"):
             get()

@@ -178,11 +178,11 @@ def test_a_command_without_a_package_names_no_local_script(folder: Path, command
 @pytest.mark.parametrize(
     ("package_folder", "command", "message"),
     [
-        ("parts", "python parts/one.py", "names the file parts/one.py, and runs in parts, where that is not: write one.py"),
+        ("parts", "python parts/one.py", "names the file parts/one.py, and runs in parts, which lacks it: write one.py"),
         (
             "parts",
             "bash run.sh",
-            "names the file run.sh, and runs in parts, where that is not: give --package the folder of it",
+            "names the file run.sh, and runs in parts, which lacks it: give --package the folder of it",
         ),
         (".", "python -O ignored.py", "names the file ignored.py, which is left out of packages: take it out of the ignore "),
         (None, "python -m http.server", None),

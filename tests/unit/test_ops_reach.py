@@ -59,7 +59,7 @@ class FakeFleet:
     def each(self, names: Iterable[str], work: Callable[[str], Any], seconds: float) -> Outcome[Any]:
         return fan_out(names, work, seconds)
 
-    def must(self, name: str, command: str, what: str, stdin: bytes | None = None) -> str:
+    def check_output(self, name: str, command: str, what: str, stdin: bytes | None = None) -> str:
         self.commands.append((name, "end-serving" not in command))
         self.on_command(name)
         return ""
@@ -357,7 +357,7 @@ def test_serve_prints_the_address_of_a_local_port(
     @contextlib.contextmanager
     def forward(opener: ServingClient, loopback: str, ports: range, unanswered: Any) -> Iterator[SimpleNamespace]:
         assert (opener, loopback, ports, unanswered) == (servers, "127.0.0.1", range(1234, 1235), servers.try_last)
-        forwards.append(SimpleNamespace(port=1234, port_there=0))
+        forwards.append(SimpleNamespace(port=1234, remote_port=0))
         yield forwards[-1]
 
     def interrupt(_: float) -> None:
@@ -377,7 +377,7 @@ def test_serve_prints_the_address_of_a_local_port(
     assert output.err == f"curl -d '{{\"instances\": […]}}' {url}:predict; Ctrl-C ends it\n"
     assert started == [0], "before the first request"
     assert servers.requests == [("serving-0", "/v1/models/m"), ("serving-1", "/v1/models/m"), ("serving-1", HEALTH)]
-    assert [each.port_there for each in forwards] == [8501]
+    assert [each.remote_port for each in forwards] == [8501]
     servers.answers = dict.fromkeys(servers.names, NOT_RUNNING)
     with pytest.raises(OpsError, match=r"^no model server answers on serving-0, serving-1: fab deploy starts it$"):
         serve.serve(cluster, "m", "1234")

@@ -85,16 +85,16 @@ def fleet(cluster: Inventory) -> Iterator[Fleet]:
 def test_a_command_returns_output_and_exit_code(fleet: Fleet) -> None:
     result = fleet.run("master-0", "cat; echo out; echo err >&2; exit 3", b"in\n" * 100_000)
     assert (result.exit_code, result.output) == (3, "in\n" * 100_000 + "out\nerr\n")
-    assert fleet.must("master-0", "echo 'a  b'", "failed") == "a  b\n"
+    assert fleet.check_output("master-0", "echo 'a  b'", "failed") == "a  b\n"
     with pytest.raises(HostError, match=r"^master-0 could not stop, it ended with exit code 1: no such unit$"):
-        fleet.must("master-0", "echo no such unit; exit 1", "could not stop, it ended")
+        fleet.check_output("master-0", "echo no such unit; exit 1", "could not stop, it ended")
     message = (
         r"^master-0 keeps its log with exit code 1; it is not ready, or older than this scaletier \(pulumi up\): sudo: a pass"
     )
     with pytest.raises(HostError, match=message):
-        fleet.must("master-0", "echo sudo: a password is required; exit 1", "keeps its log")
+        fleet.check_output("master-0", "echo sudo: a password is required; exit 1", "keeps its log")
     with pytest.raises(HostError, match=r"^master-0 keeps its log with exit code 1: disk full$"):
-        fleet.must("master-0", "echo sudo: a warning; echo disk full; exit 1", "keeps its log")
+        fleet.check_output("master-0", "echo sudo: a warning; echo disk full; exit 1", "keeps its log")
 
 
 def test_large_input_may_stay_unread(fleet: Fleet) -> None:
@@ -138,7 +138,7 @@ def test_a_broken_connection_is_opened_again(fleet: Fleet) -> None:
     first = fleet.connection("ps-0")
     assert fleet.connection("ps-0") is fleet.any_connection() is first
     with pytest.raises(HostError, match=r"ps-0 \(10.0.0.32\) broke off"):
-        fleet.must("ps-0", "vanish", "x")
+        fleet.check_output("ps-0", "vanish", "x")
     assert "ps-0" not in fleet._open
     assert fleet.run("ps-0", "echo back").output == "back\n"
 
@@ -532,7 +532,7 @@ def test_records_in_a_bucket_by_sftp(cluster: Inventory, fleet: Fleet) -> None:
     assert [job.state for job in ledger.jobs()[0]] == ["PREPARING"]
     for name in fleet.inventory.names[:-1]:  # also the host of the channel breaks
         with pytest.raises(HostError):
-            fleet.must(name, "vanish", "x")
+            fleet.check_output(name, "vanish", "x")
     ledger.change_job(preparing, preparing.record.to(JobState.RUNNING))
     assert [job.state for job in ledger.jobs()[0]] == ["RUNNING"]
     (folder / "jobs/job01/job.json").write_bytes(b"{")

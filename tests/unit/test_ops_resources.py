@@ -87,10 +87,10 @@ def test_all_or_none_roles_are_requested_together(inventory: Inventory) -> None:
         ({"replicas": "worker=3"}, "--replicas worker=3 needs 3 workers, and stack test (CUSTOM) has 2: take no more"),
         ({"replicas": "boss"}, "--replicas 'boss' is no role; valid are ps, master, worker, evaluator, such as"),
         ({"replicas": "workers"}, "--replicas 'workers' is no role; did you mean worker?; valid are"),
-        ({"replicas": "worker=many"}, "--replicas 'worker=many' is no number of them"),
+        ({"replicas": "worker=many"}, "--replicas 'worker=many' has no valid number"),
         ({"replicas": "worker=1,worker=2"}, "--replicas names worker twice: say it once"),
-        ({"replicas": "worker=2 ps=1"}, "--replicas 'worker=2 ps=1' is no number of them: worker=2 is two workers,"),
-        ({"replicas": f"worker={'9' * 5000}"}, "is no number of them"),
+        ({"replicas": "worker=2 ps=1"}, "--replicas 'worker=2 ps=1' has no valid number: worker=2 is two workers,"),
+        ({"replicas": f"worker={'9' * 5000}"}, "has no valid number"),
         ({"replicas": "master=2"}, "--replicas master=2: a job has one master"),
         ({"replicas": "master=0"}, "--replicas master=0: a job has one master"),
         ({"replicas": " ,"}, "--replicas names no role"),
@@ -143,19 +143,19 @@ def test_a_role_that_the_cluster_lacks_may_be_named_for_none(inventory: Inventor
             "{scaleTier: CUSTOM}",
             "CUSTOM",
             "masterType is missing: scaleTier CUSTOM needs it, stack test has n1-highcpu-8; leave scaleTier and the types out, "
-            "and the counts alone take hosts of it",
+            "to choose hosts of it by the counts alone",
         ),
         (
             "{workerType: n1-highmem-8}",
             "CUSTOM",
             "workerType is n1-highmem-8, but stack test has n1-highcpu-8: run pulumi config set workerType n1-highmem-8 && "
-            "pulumi up, or leave scaleTier and the types out, and the counts alone take hosts of it",
+            "pulumi up, or leave scaleTier and the types out, to choose hosts of it by the counts alone",
         ),
         (
             "{workerType: n1-highmem-8}",
             "STANDARD_1",
-            "workerType is n1-highmem-8, but stack test has n1-highcpu-8: leave scaleTier and the types out, and the counts "
-            "alone take hosts of it",
+            "workerType is n1-highmem-8, but stack test has n1-highcpu-8: leave scaleTier and the types out, to choose hosts "
+            "of it by the counts alone",
         ),
         (
             "{scaleTier: BASIC, workerCount: 4, evaluatorCount: 1}",

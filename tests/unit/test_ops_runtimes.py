@@ -278,7 +278,7 @@ def test_a_tensorflow_1_version_in_config_is_ignored(local_inventory: Inventory,
     old = build_job(JobFlags("j", config=write_config(tmp_path, "runtimeVersion: 1.15")), local_inventory)
     elsewhere = build_job(JobFlags("j", config=write_config(tmp_path, "runtimeVersion: 2.19")), inventory)
     path = tmp_path / "config.yaml"
-    reason = "no Python of today has TensorFlow 1, of which tf.compat.v1 is left"
+    reason = "no current Python has TensorFlow 1; TensorFlow 2 has tf.compat.v1"
     assert (old.runtime, old.notes) == (None, (f"runtimeVersion in {path}: ignored, {reason}",))
     reason = "the stack defines the hosts' Python"
     assert (elsewhere.runtime, elsewhere.notes) == (None, (f"runtimeVersion in {path}: ignored, {reason}",))
@@ -311,7 +311,7 @@ def test_a_target_without_runtimes_is_an_error(inventory: Inventory) -> None:
     google = replace(inventory, operator_bucket="gs://mine", tensorflow="2.20.0")
     with pytest.raises(UsageError, match=r"have the Python of their image only, with TensorFlow 2\.20\.0"):
         build_job(JobFlags("j", runtime_version="2.21"), google)
-    with pytest.raises(UsageError, match="were made before they could have any: run pulumi up"):
+    with pytest.raises(UsageError, match="are too old for runtimes: run pulumi up"):
         build_job(JobFlags("j", runtime_version="2.20"), replace(inventory, operator_bucket="sftp:///bucket"))
 
 

@@ -36,7 +36,7 @@ class Pipe:
         assert self.process.stdin is not None
         self.process.stdin.write(data)
 
-    def line(self, seconds: float) -> bytes:
+    def read_line(self, seconds: float) -> bytes:
         line = self._output(seconds).readline()
         if self.breaks == "after":
             raise ConnectionResetError("reset by peer")
@@ -261,7 +261,7 @@ class Recorder:
     def send(self, data: bytes) -> None:
         self.sent.append(data)
 
-    def line(self, seconds: float) -> bytes:
+    def read_line(self, seconds: float) -> bytes:
         self.limits.append(seconds)
         if isinstance(self.answer, Exception):
             raise self.answer

@@ -46,7 +46,7 @@ from ops.package import host_stream, package
 from ops.package.trainer_config import Data, TrainerConfig
 from ops.submit import job_plan, manifest, runner, train
 from ops.submit import submit as module
-from ops.submit.claim import OvertakenError, Submitter
+from ops.submit.claim import LeaseLostError, Submitter
 from ops.submit.config import JobFlags, build_job
 from ops.submit.program import SHIPPED
 from ops.submit.submit import Submission, submit
@@ -72,7 +72,9 @@ class FakeFleet:
                 self.sent[name] = b"".join(self.parts[-1])
         return self.answers(name, command) or CommandResult(name, 0, "")
 
-    def must(self, name: str, command: str, what: str, stdin: bytes | tuple[bytes, ...] | None = None, sent: Any = None) -> str:
+    def check_output(
+        self, name: str, command: str, what: str, stdin: bytes | tuple[bytes, ...] | None = None, sent: Any = None
+    ) -> str:
         result = self.run(name, command, stdin)
         if sent:
             sent(len(self.sent.get(name, b"")))
@@ -401,11 +403,11 @@ def test_holders_and_takers_of_hosts_are_described(submission: Submission, ledge
         "follow it with fab logs all --job job00 --follow"
     )
     gone = "the record of job job01 is gone from the bucket: start it again under another id"
-    assert str(module._overtaken_error("job01", OvertakenError(None))) == gone
-    assert str(OvertakenError(None)) == "the job is gone"
+    assert str(module._lease_lost_error("job01", LeaseLostError(None))) == gone
+    assert str(LeaseLostError(None)) == "the job is gone"
     ended = JobRecord("job01").ended("why\nmore")
     continued = "job job01 continued without this fab train, and is FAILED: why"
-    assert str(module._overtaken_error("job01", OvertakenError(ended))) == continued
+    assert str(module._lease_lost_error("job01", LeaseLostError(ended))) == continued
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -707,7 +709,7 @@ def ready_answer(free_bytes: int, missing: str = "") -> Callable[[str, str], Com
 def test_a_preparing_host_is_waited_for(
     submission: Submission, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(train, "_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(train, "_POLL_SECONDS", 0.0)
     checks_of: list[str] = []
 
     def answer(name: str, command: str) -> CommandResult | None:
@@ -811,7 +813,7 @@ def test_an_unreachable_candidate_is_replaced_by_another(submission: Submission,
     )
     assert checked_submission.candidates == {"master-0": ["worker-0", "worker-1"]}
     assert checked_submission.record().candidates == checked_submission.candidates
-    assert "master-0 does not answer: the job goes without this host" in capsys.readouterr().err
+    assert "master-0 does not answer: the job does not use this host" in capsys.readouterr().err
     unreachable = answer_without("master-0", "worker-0", "worker-1")
     with pytest.raises(SeveralHostsError, match=r"master-0 does not answer.*run pulumi up, which brings back what is missing"):
         train.check_hosts(make_cluster(FakeFleet(submission.inventory, unreachable)), part)
@@ -845,7 +847,7 @@ def test_stopped_hosts_are_started_on_request(submission: Submission, ledger: Le
         match=r"ps-0 does not answer; .*: fab train --start-hosts \(or startHosts: true in config.yaml\) starts those that",
     ):
         train.check_hosts(make_cluster(FakeFleet(inventory, answer), ledger), startable)
-    monkeypatch.setattr(power_on, "_start", lambda _: start)
+    monkeypatch.setattr(power_on, "_build_start_request", lambda _: start)
     with_start = replace(startable, job=replace(submission.job, start_hosts=True))
     assert train.check_hosts(make_cluster(FakeFleet(inventory, answer), ledger), with_start).excluded == frozenset()
     assert sorted(started) == ["ps-0", "worker-1"]

@@ -20,7 +20,7 @@ from jobs.queue import QueueEntry
 from jobs.queue_monitor import NOT_HANDED_OVER, QueueMonitor
 from jobs.records import JobRecord, Plan
 from jobs.states import JobState
-from ops.submit.claim import BusyError, CancelledError, Canceller, OvertakenError, Submitter, UsedBeforeError
+from ops.submit.claim import BusyError, CancelledError, Canceller, LeaseLostError, Submitter, UsedBeforeError
 
 HOSTS = ["master-0", "worker-0"]
 LEASE = 15.0
@@ -170,11 +170,11 @@ def test_a_submission_killed_at_any_step_ends_after_its_lease(bucket: Bucket, la
     # The submitter was only suspended, and continues.
     store.before = lambda method, name: None
     if last == "queue":
-        with pytest.raises(OvertakenError, match="FAILED"):
+        with pytest.raises(LeaseLostError, match="FAILED"):
             submitter.claim(may_wait=True)
     else:
         for step in (submitter.prepare, submitter.hand_over, submitter.renew):
-            with pytest.raises(OvertakenError, match="FAILED") as caught:
+            with pytest.raises(LeaseLostError, match="FAILED") as caught:
                 step()
             assert caught.value.record == bucket.job()
         before = bucket.job()
@@ -228,7 +228,7 @@ def test_a_hand_over_with_a_lost_answer_leaves_the_replicas_job(bucket: Bucket) 
     before = bucket.job()
     submitter.hand_over()
     assert bucket.job() == before
-    with pytest.raises(OvertakenError, match="RUNNING"):
+    with pytest.raises(LeaseLostError, match="RUNNING"):
         submitter.prepare()
 
 
@@ -258,7 +258,7 @@ def test_the_canceller_ends_a_silent_submission(bucket: Bucket) -> None:
     assert ended == bucket.job()
     assert (bucket.job().state, bucket.job().errorMessage) == ("CANCELLED", "cancelled; no replica was alive")
     assert (bucket.queue(), requests) == ([], ["job01"])
-    with pytest.raises(OvertakenError):
+    with pytest.raises(LeaseLostError):
         submitter.prepare()
 
 

@@ -292,7 +292,7 @@ def make_forward(ports: list[int]) -> Callable[[FakeTransport], Forward]:
 def test_connections_are_forwarded_in_parallel() -> None:
     transport = FakeTransport()
     with make_forward([0])(transport) as forward:
-        forward.port_there = 6006
+        forward.remote_port = 6006
         pairs = [socket.socketpair() for _ in range(20)]
         threads = [threading.Thread(target=forward.carry, args=(forwarded_end, ("127.0.0.1", 1))) for _, forwarded_end in pairs]
         for thread in threads:

@@ -324,9 +324,15 @@ def test_a_study_resumes_from_previous_results() -> None:
     for previous_keys, message in (
         (None, "tuned no hyperparameters"),
         ({"params": [{**ONE, "maxValue": 8}]}, "tuned other hyperparameters: x, whose values were others$"),
-        ({"params": [ONE, {**ONE, "parameterName": "y"}]}, "tuned other hyperparameters: y, which lacks here$"),
-        ({"params": [{**ONE, "parameterName": "y"}]}, "hyperparameters: y, which lacks here; x, which it did not tune$"),
-        ({"params": [{**ONE, "parameterName": "b"}, {**ONE, "parameterName": "a"}, ONE]}, "hyperparameters: a, b, which lacks"),
+        ({"params": [ONE, {**ONE, "parameterName": "y"}]}, "tuned other hyperparameters: y, which this job does not tune$"),
+        (
+            {"params": [{**ONE, "parameterName": "y"}]},
+            "hyperparameters: y, which this job does not tune; x, which it did not tune$",
+        ),
+        (
+            {"params": [{**ONE, "parameterName": "b"}, {**ONE, "parameterName": "a"}, ONE]},
+            "hyperparameters: a, b, which this job does not tune",
+        ),
         ({"params": [ONE], "goal": "MINIMIZE"}, "had goal MINIMIZE, and this one MAXIMIZE"),
         ({"params": [ONE], "hyperparameterMetricTag": "loss"}, "had hyperparameterMetricTag loss"),
     ):
