@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import PurePosixPath
 from typing import Any
 
 import pulumi
@@ -156,14 +158,21 @@ class LxdTarget(Target):
 
     def create(self, path: str, content: bytes) -> None:
         """Write a file in the stack's bucket unless it exists, through the first running host."""
+        target = PurePosixPath(BUCKET, path)
+        temporary = str(target.with_name(f".{secrets.token_hex(16)}"))
         try:
             with errors("LXD"):
                 if (instance := running(self.preflight.names.project)) is None:
                     raise LxdError("no host of the stack runs")
+                instance.files.put(temporary, content, mode=0o644)
                 try:
-                    instance.files.get(f"{BUCKET}/{path}")
-                except pylxd.exceptions.NotFound:
-                    instance.files.put(f"{BUCKET}/{path}", content, mode=0o644)
+                    # A put would overwrite another writer's file; ln fails if there is one, as FolderBucket's link(2) does.
+                    link = {"command": ["ln", "--no-target-directory", temporary, str(target)]}
+                    operation = instance.api["exec"].post(json=link).json()["operation"]
+                    instance.client.operations.wait_for_operation(operation)
+                finally:
+                    instance.files.delete(temporary)
+                instance.files.get(str(target))  # raises NotFound if ln failed for another reason
         except LxdError as error:
             raise TargetError(f"the bucket does not take {path} ({error}): try again") from None
 
