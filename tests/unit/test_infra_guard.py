@@ -278,17 +278,17 @@ def test_a_local_queue_that_cannot_be_read_protects_its_jobs(monkeypatch: pytest
     lxd.preflight = SimpleNamespace(names=LxdNames("scaletier-local-abcdef"))  # type: ignore[assignment]
     lxd.config = target.LxdConfig.parse({})
     monkeypatch.setattr(target, "hosts_of", lambda _: ["ps-0"])
-    monkeypatch.setattr(target, "running", lambda _: None)
+    monkeypatch.setattr(target, "running_host", lambda _: None)
     with pytest.raises(
         TargetError, match=r"no host runs .*: `fab doctor --fix` starts them, or `pulumi config set disruptJobs"
     ):
         protect()
-    monkeypatch.setattr(target, "running", lambda _: fail(500))
+    monkeypatch.setattr(target, "running_host", lambda _: fail(500))
     with pytest.raises(TargetError, match=r"^the bucket: busy"):
         protect()
-    monkeypatch.setattr(target, "running", lambda _: fail(404))
+    monkeypatch.setattr(target, "running_host", lambda _: fail(404))
     protect()
-    monkeypatch.setattr(target, "running", lambda _: None)
+    monkeypatch.setattr(target, "running_host", lambda _: None)
     lxd.config = target.LxdConfig.parse({"disruptJobs": "true"})
     protect()
     lxd.config = target.LxdConfig.parse({})
