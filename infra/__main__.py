@@ -20,33 +20,33 @@ from infra.scale_tiers import SpecError, TargetError
 from infra.target import Target
 from infra.templates import ROOT
 
-# Informs Pulumi's language host that the error was already printed.
-_SHOWN = 32
+# The exit code for an error that was already printed: Pulumi prints no other.
+_EXIT_ERROR_PRINTED = 32
 
 
 def main() -> None:
     """Build the stack; report every user error in one line."""
     stack = pulumi.get_stack()
-    if elsewhere := backend.foreign_state_note(ROOT):
-        pulumi.log.info(elsewhere)
+    if note := backend.foreign_state_note(ROOT):
+        pulumi.log.info(note)
     raw = {
         key.partition(":")[2]: value
         for key, value in pulumi.runtime.config.get_config_env().items()
         if key.startswith("scaletier:")
     }
     try:
-        before = state.before()
-        require_same_target(before.target, ClusterConfig.target_of(raw))
+        previous = state.read_state()
+        require_same_target(previous.target, ClusterConfig.target_of(raw))
         target_type = import_target_type(ClusterConfig.target_of(raw))
         config = target_type.config_type.parse(raw)
-        target = target_type(stack, config.spec(), config, before)
-        change = Change(removed_hosts(before.hosts, target.spec), target.replaced_hosts())
+        target = target_type(stack, config.spec(), config, previous)
+        change = Change(removed_hosts(previous.hosts, target.spec), target.replaced_hosts())
         protect_jobs(change, target.read, target.create, pulumi.runtime.is_dry_run(), config.disrupt_jobs)
     except (SpecError, TargetError) as error:
         pulumi.log.error(str(error))
         # The exit leaves coroutines of the SDK that were never awaited.
         warnings.filterwarnings("ignore", message="coroutine .* was never awaited")
-        sys.exit(_SHOWN)
+        sys.exit(_EXIT_ERROR_PRINTED)
     key = OperatorKey("operator-key", comment=f"scaletier-{stack}")
     cluster = target.build(key.publicKey)
     inventory = cluster.inventory(stack, target.spec, config)
@@ -54,15 +54,15 @@ def main() -> None:
     contents = {"folder": folder, "inventory": inventory, "privateKey": key.privateKey}
     files = OperatorFiles("operator-files", contents, ResourceOptions(depends_on=list(cluster.ready)))
     cluster.declare_guard([files])
-    # With these two `fab` works wherever the stack's state is. The inventory is secret only to keep it off the screen.
+    # `fab` reads these two from the stack's state on any machine. The inventory is secret only to keep it off the screen.
     pulumi.export("inventory", pulumi.Output.secret(inventory))
     pulumi.export("operatorKey", key.privateKey)
-    # Not from the inventory, which waits for the hosts: a preview shows these.
+    # A preview shows the other outputs, because they do not come from the inventory, which waits for the hosts.
     pulumi.export("target", config.target)
     pulumi.export("scaleTier", str(target.spec.scale_tier))
     pulumi.export("bucket", cluster.bucket)
     pulumi.export("retainBucket", config.retain_bucket)
-    pulumi.export("hosts", {host_id.name: at for host_id, at in zip(cluster.hosts, cluster.addresses, strict=True)})
+    pulumi.export("hosts", {host_id.name: address for host_id, address in zip(cluster.hosts, cluster.addresses, strict=True)})
     pulumi.export("sshConfig", f"{folder}/ssh_config")
     if cluster.hourly_costs is not None:
         pulumi.export("hourlyCost", round(sum(cluster.hourly_costs.values()), 4))
@@ -70,8 +70,8 @@ def main() -> None:
 
 
 def import_target_type(name: str) -> type[Target]:
-    """Return the type of a target; only that one is imported, as a provider's library takes seconds."""
-    # The import creates hundreds of thousands of objects, and garbage collection would take a quarter of its time.
+    """Return the class of a target. Import no other target, because importing its libraries takes seconds."""
+    # The import creates hundreds of thousands of objects: garbage collection would take a quarter of its time.
     gc.disable()
     try:
         target: type[Target] = importlib.import_module(f"infra.{name}.target").TARGET

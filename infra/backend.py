@@ -23,7 +23,7 @@ _GZIP = b"\x1f\x8b"
 
 
 class BackendError(RuntimeError):
-    """A state that cannot be read; the message is one line that says which and why."""
+    """A state cannot be read; the message is one line with the state and the reason."""
 
 
 def own_url(root: Path) -> str:
@@ -38,15 +38,15 @@ def url(root: Path) -> str:
     return f"file://{folder}" if folder else backend.rstrip("/")
 
 
-def local_folder(given: str) -> Path | None:
+def local_folder(backend_url: str) -> Path | None:
     """Return the folder of a `file://` URL, None for any other."""
-    if not given.startswith("file://"):
+    if not backend_url.startswith("file://"):
         return None
-    return Path(given.removeprefix("file://").partition("?")[0]).expanduser().resolve()
+    return Path(backend_url.removeprefix("file://").partition("?")[0]).expanduser().resolve()
 
 
 def is_own(root: Path) -> bool:
-    """Tell whether the state in use is the checkout's own."""
+    """Return whether the state in use is the checkout's own."""
     return local_folder(url(root)) == (root / FOLDER).resolve()
 
 
@@ -73,47 +73,47 @@ def unused_passphrase_warning(root: Path) -> str:
     return f"{name} is not used: the stacks of this checkout have the passphrase in {FOLDER}/passphrase" if name else ""
 
 
-def mentions(given: str, word: str) -> bool | None:
-    """Tell whether a stack in a local state mentions a name; None if the state is not local or may not be read."""
-    folder = local_folder(given)
+def mentions(backend_url: str, word: str) -> bool | None:
+    """Return whether a stack in a local state mentions a name; None if the state is not local or cannot be read."""
+    folder = local_folder(backend_url)
     if folder is None:
         return None
     try:
-        return any(word.encode() in text for text in _states(folder))
+        return any(word.encode() in text for text in _stack_files(folder))
     except OSError:
         return None
 
 
-def has_stack(given: str, stack: str) -> bool:
-    """Tell whether a local state has a stack of that name."""
-    folder = local_folder(given)
+def has_stack(backend_url: str, stack: str) -> bool:
+    """Return whether a local state has a stack of that name."""
+    folder = local_folder(backend_url)
     suffixes = (".json", ".json.gz")
     return folder is not None and any((folder / f".pulumi/stacks/scaletier/{stack}{end}").exists() for end in suffixes)
 
 
-def damaged(given: str) -> Iterator[tuple[str, str]]:
-    """Yield each file of a local state that a killed Pulumi left cut off: a description, and the command that fixes it.
+def damaged_files(backend_url: str) -> Iterator[tuple[str, str]]:
+    """Yield a description of each file of a local state that a killed Pulumi left cut off, and the command that fixes it.
 
-    Pulumi replaces a state file atomically, but writes the .attrs file beside it in place; it works without that file. The
+    Pulumi replaces a state file atomically, but writes the .attrs file beside it in place; Pulumi works without that file. The
     command is empty if the state and Pulumi's backup of it are both cut off.
     """
-    folder = local_folder(given)
+    folder = local_folder(backend_url)
     if folder is None:
         return
     for file in sorted((folder / ".pulumi/stacks/scaletier").glob("*.json*")):
-        stack, _, kind = file.name.rpartition(".json")
-        if kind in (".attrs", ".gz.attrs") and not _is_json(file):
+        stack, _, ending = file.name.rpartition(".json")
+        if ending in (".attrs", ".gz.attrs") and not _is_json(file):
             yield f"Pulumi was killed as it wrote {file}, and cannot read stack {stack}", f"rm {shlex.quote(str(file))}"
-        elif kind in ("", ".gz") and not _is_json(file, "checkpoint"):
-            before = file.with_name(f"{file.name}.bak")
-            usable = before.exists() and _is_json(before, "checkpoint")
-            copy = f"cp {shlex.quote(str(before))} {shlex.quote(str(file))}" if usable else ""
-            remark = "the copy of the one before is readable" if usable else "there is no readable copy of the one before"
+        elif ending in ("", ".gz") and not _is_json(file, "checkpoint"):
+            backup = file.with_name(f"{file.name}.bak")
+            usable = backup.exists() and _is_json(backup, "checkpoint")
+            copy = f"cp {shlex.quote(str(backup))} {shlex.quote(str(file))}" if usable else ""
+            remark = "Pulumi's backup of it is readable" if usable else "there is no readable backup of it"
             yield f"the state of stack {stack} is cut off ({file}); {remark}", copy
 
 
 def _is_json(file: Path, key: str = "") -> bool:
-    """Return False if a file is no JSON object, or one without this key; an unreadable file is not judged."""
+    """Return False if a file is no JSON object, or lacks this key; True if the file cannot be read."""
     try:
         content = file.read_bytes()
         record = json.loads(gzip.decompress(content) if content[:2] == _GZIP else content)
@@ -124,22 +124,22 @@ def _is_json(file: Path, key: str = "") -> bool:
     return isinstance(record, dict) and (not key or key in record)
 
 
-def _states(folder: Path) -> Iterator[bytes]:
-    """Yield the stacks of a local state; OSError if some may not be read."""
-    for parent, _, names in os.walk(folder / ".pulumi" / "stacks", onerror=_refused):
+def _stack_files(folder: Path) -> Iterator[bytes]:
+    """Yield the content of each stack's file in a local state; OSError if one cannot be read."""
+    for parent, _, names in os.walk(folder / ".pulumi" / "stacks", onerror=_raise_unless_missing):
         for name in names:
             if name.endswith((".json", ".json.gz")):
                 content = Path(parent, name).read_bytes()
                 yield gzip.decompress(content) if name.endswith(".gz") else content
 
 
-def _refused(error: OSError) -> None:
+def _raise_unless_missing(error: OSError) -> None:
     if not isinstance(error, FileNotFoundError | NotADirectoryError):
         raise error
 
 
 def run_pulumi(root: Path, *arguments: str) -> str:
-    """Return what `pulumi` prints about the state in use, for the project in the current folder.
+    """Run `pulumi` for the project in the current folder, with the state in use; return what it prints.
 
     Raises:
         BackendError: the state, its passphrase or the program cannot be used.
@@ -165,10 +165,10 @@ def reason(stderr: str) -> str:
 def explain(root: Path, why: str) -> str:
     """Return a message that names the unreadable state and the variable at fault."""
     where = f"{FOLDER} of this checkout" if is_own(root) else f"{url(root)} ({URL})"
-    return f"the state in {where} cannot be read: {_passphrase(root) if 'PASSPHRASE' in why.upper() else why}"
+    return f"the state in {where} cannot be read: {_passphrase_problem(root) if 'PASSPHRASE' in why.upper() else why}"
 
 
-def _passphrase(root: Path) -> str:
+def _passphrase_problem(root: Path) -> str:
     """Return why the passphrase does not decrypt the stack."""
     passphrase, file = os.environ.get(_PASSPHRASE), os.environ.get(_PASSPHRASE_FILE)
     own = root / FOLDER / "passphrase"

@@ -1,6 +1,6 @@
 """The stack's configuration, checked: `pulumi config set scaleTier STANDARD_1`.
 
-Keys are Cloud ML's (`projects.jobs#TrainingInput`) if it has one. A target adds its own by a subclass.
+Keys have the names of Cloud ML's, if it has such a key (`projects.jobs#TrainingInput`). A target adds its own in a subclass.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from infra.validation import Section, one_line
 
 _LABEL_KEY = re.compile(r"^[a-z][a-z0-9_-]{0,62}$")
 _LABEL_VALUE = re.compile(r"^[a-z0-9_-]{0,63}$")
-# Private by Python's table, but no host can have such an address: "this network", loopback, link-local, broadcast.
+# Python counts these ranges as private, but no host can use them: "this network", loopback, link-local, broadcast.
 _UNUSABLE = [ipaddress.IPv4Network(text) for text in ("0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "255.255.255.255/32")]
 
 
@@ -51,8 +51,8 @@ def private_range(example: str) -> AfterValidator:
 class ClusterConfig(Section):
     """Configuration keys of every target, in camelCase in `Pulumi.<stack>.yaml`; frozen.
 
-    `accelerator_type`, `accelerator_count` and `provisioning_model` are by role: `acceleratorType.worker: nvidia-tesla-t4`.
-    Local hosts have no accelerators, so their target refuses these later, before it declares anything.
+    `accelerator_type`, `accelerator_count` and `provisioning_model` map roles to values:
+    `acceleratorType.worker: nvidia-tesla-t4`. The LXD target later refuses accelerators, before it declares any resource.
     """
 
     model_config = ConfigDict(alias_generator=to_camel)
@@ -78,7 +78,7 @@ class ClusterConfig(Section):
 
     json_keys: ClassVar[frozenset[str]] = frozenset({"labels", "acceleratorType", "acceleratorCount", "provisioningModel"})
     role_keys: ClassVar[tuple[str, ...]] = ("accelerator_type", "accelerator_count", "provisioning_model")
-    """Maps by role that may name only roles of the cluster."""
+    """Keys whose maps may name only roles of the cluster."""
     max_hosts: ClassVar[Mapping[Role, int]] = {}
     """The number of addresses for each role, if the target limits it."""
 
@@ -126,31 +126,31 @@ class ClusterConfig(Section):
 
     def spec(self) -> ClusterSpec:
         """Return the cluster of this configuration; SpecError if there can be no such cluster."""
-        spec = self._with_servers(self._tier_spec())
+        spec = self._with_serving_hosts(self._tier_spec())
         for role, role_spec in spec.roles.items():
-            if role_spec.count > (most := self.max_hosts.get(role, role_spec.count)):
-                raise SpecError(f"{role} count {role_spec.count} is too high; valid are 0 to {most}")
+            if role_spec.count > (limit := self.max_hosts.get(role, role_spec.count)):
+                raise SpecError(f"{role} count {role_spec.count} is too high; valid are 0 to {limit}")
         for key in self.role_keys:
             for role in getattr(self, key):
                 if role not in spec.roles:
                     name = f"{to_camel(key)}.{role}"
                     raise SpecError(f"scaletier:{name}: this cluster has no {role}; it has {', '.join(spec.roles)}")
-        roles = {role: self._equipped(role, role_spec) for role, role_spec in spec.roles.items()}
+        roles = {role: self._with_accelerator(role, role_spec) for role, role_spec in spec.roles.items()}
         return dataclasses.replace(spec, roles=roles)
 
-    def _equipped(self, role: Role, role_spec: RoleSpec) -> RoleSpec:
-        kind = self.accelerator_type.get(role) or (role_spec.accelerator.type if role_spec.accelerator else None)
-        if role in self.accelerator_count and not kind:
+    def _with_accelerator(self, role: Role, role_spec: RoleSpec) -> RoleSpec:
+        gpu_type = self.accelerator_type.get(role) or (role_spec.accelerator.type if role_spec.accelerator else None)
+        if role in self.accelerator_count and not gpu_type:
             raise SpecError(
                 f"scaletier:acceleratorCount.{role} needs the type too: "
                 f"`pulumi config set --path acceleratorType.{role} nvidia-tesla-t4`"
             )
         default = role_spec.accelerator.count if role_spec.accelerator else 1
-        accelerator = Accelerator(kind, self.accelerator_count.get(role, default)) if kind else None
+        accelerator = Accelerator(gpu_type, self.accelerator_count.get(role, default)) if gpu_type else None
         return dataclasses.replace(role_spec, accelerator=accelerator, spot=self.provisioning_model.get(role) == "SPOT")
 
-    def _with_servers(self, tier: ClusterSpec) -> ClusterSpec:
-        """Return the tier with hosts for models: by default like the workers, or like the master if it is the only host."""
+    def _with_serving_hosts(self, tier: ClusterSpec) -> ClusterSpec:
+        """Return the tier with serving hosts, whose default machine type is that of the workers, or of the master if none."""
         if not self.serving_count:
             if self.serving_type:
                 raise SpecError(
@@ -158,8 +158,8 @@ class ClusterConfig(Section):
                     "`pulumi config set servingCount 1`, or `pulumi config rm servingType`"
                 )
             return tier
-        usual = tier.roles.get(Role.WORKER, tier.roles[Role.MASTER]).machine_type
-        servers = RoleSpec(self.serving_count, self.serving_type or usual)
+        default_type = tier.roles.get(Role.WORKER, tier.roles[Role.MASTER]).machine_type
+        servers = RoleSpec(self.serving_count, self.serving_type or default_type)
         return dataclasses.replace(tier, roles={**tier.roles, Role.SERVING: servers})
 
     def _tier_spec(self) -> ClusterSpec:
@@ -182,7 +182,7 @@ class ClusterConfig(Section):
         for role, (key, count, machine_type) in sizes.items():
             if count and not machine_type:
                 raise SpecError(f"scaleTier CUSTOM needs scaletier:{key}Type: `pulumi config set {key}Type n1-highcpu-8`")
-            # A count of 0 that was set says that the type is kept for later.
+            # A user who sets the count to 0 keeps the type for later.
             if machine_type and not count and f"{key}Count" not in given:
                 raise SpecError(
                     f"scaletier:{key}Type is {machine_type}, and scaletier:{key}Count is not set: "

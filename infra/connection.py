@@ -1,4 +1,4 @@
-"""Files in `.scaletier/<stack>/` by which `fab` and plain `ssh -F` reach a cluster.
+"""Files in `.scaletier/<stack>/` with which `fab` and plain `ssh -F` reach a cluster.
 
 They are made of its inventory and the operator's key. `pulumi up` writes them where it runs, `fab connect` on other machines.
 """
@@ -20,14 +20,14 @@ FOLDER = ".scaletier"
 
 def files(folder: Path, inventory: str, private_key: str) -> dict[str, str]:
     """Return the content of a folder's files by name, from an inventory in JSON; KeyError if it lacks a key."""
-    facts: Mapping[str, Any] = json.loads(inventory)
-    hosts = facts["hosts"]
+    cluster: Mapping[str, Any] = json.loads(inventory)
+    hosts = cluster["hosts"]
     keys = {host["sshHost"]: host["hostKey"] for host in hosts}
     return {
         "inventory.json": inventory,
         "id_ed25519": private_key,
         "known_hosts": "".join(f"{name} {key}\n" for name, key in sorted(keys.items()) if key),
-        "ssh_config": render("ssh_config.j2", hosts=hosts, folder=str(folder), proxy_command=facts["proxyCommand"]),
+        "ssh_config": render("ssh_config.j2", hosts=hosts, folder=str(folder), proxy_command=cluster["proxyCommand"]),
     }
 
 
@@ -51,7 +51,7 @@ def contents_match(folder: Path, contents: Mapping[str, str]) -> bool:
 
 
 def remove(folder: Path) -> None:
-    """Remove the folder, and its parent if that has no other stack's."""
+    """Remove the folder, and its parent if no other stack has a folder there."""
     shutil.rmtree(folder, ignore_errors=True)
     with suppress(OSError):
         folder.parent.rmdir()

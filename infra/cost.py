@@ -33,7 +33,7 @@ class HostSpec:
 
 @dataclass(frozen=True)
 class Cost:
-    """US dollars an hour: of one host by role, of all hosts by role, of the cluster; `date` of the prices."""
+    """US dollars an hour: of one `host` by role, of all hosts of a role, of the `network`; `date` of the prices."""
 
     host: Mapping[Role, float]
     roles: Mapping[Role, float]
@@ -54,39 +54,39 @@ class Cost:
 
 
 def round_up(dollars: float) -> str:
-    """Return the lowest limit in whole cents that allows a cost of at most four decimals."""
+    """Return a cost rounded up to whole cents, so that this maxHourlyCost allows it."""
     return f"{math.ceil(round(dollars * 100, 2)) / 100:.2f}"
 
 
 @cache
 def price_list() -> Mapping[str, Any]:
-    """Return the parsed file."""
+    """Return the parsed `prices.yaml`."""
     prices: Mapping[str, Any] = yaml.safe_load(PRICES.read_text())
     return prices
 
 
 def hourly(prices: Mapping[str, Any], region: str, hosts: Mapping[Role, tuple[int, HostSpec]]) -> Cost | None:
-    """Return the cost of hosts by role; None if the list lacks a price of the region or of a part of a host."""
-    listed = prices["regions"].get(region)
-    if listed is None:
+    """Return the cost of hosts by role; None if the list lacks the region, or a price of a part of a host."""
+    region_prices = prices["regions"].get(region)
+    if region_prices is None:
         return None
     try:
-        host = {role: round(_host(listed, host_spec), 4) for role, (_, host_spec) in hosts.items()}
+        host = {role: round(_host_cost(region_prices, host_spec), 4) for role, (_, host_spec) in hosts.items()}
     except KeyError:
         return None
     count = sum(number for number, _ in hosts.values())
     return Cost(
         host=host,
         roles={role: round(number * host[role], 4) for role, (number, _) in hosts.items()},
-        network=round(min(count * listed["nat"]["host"], listed["nat"]["most"]), 4),
+        network=round(min(count * region_prices["nat"]["host"], region_prices["nat"]["most"]), 4),
         date=str(prices["date"]),
     )
 
 
-def _host(listed: Mapping[str, Any], host_spec: HostSpec) -> float:
+def _host_cost(prices: Mapping[str, Any], host_spec: HostSpec) -> float:
     kind = "spot" if host_spec.spot else "onDemand"
-    rates = listed["machines"][host_spec.series][kind]
-    gpus = host_spec.accelerator.count * listed["gpus"][host_spec.accelerator.type][kind] if host_spec.accelerator else 0.0
-    disk = host_spec.disk_size * listed["disks"][host_spec.disk_type] / _HOURS_A_MONTH
-    address = listed["address"][kind] if host_spec.public_address else 0.0
+    rates = prices["machines"][host_spec.series][kind]
+    gpus = host_spec.accelerator.count * prices["gpus"][host_spec.accelerator.type][kind] if host_spec.accelerator else 0.0
+    disk = host_spec.disk_size * prices["disks"][host_spec.disk_type] / _HOURS_A_MONTH
+    address = prices["address"][kind] if host_spec.public_address else 0.0
     return float(host_spec.cpus * rates["vcpu"] + host_spec.memory * rates["gib"] + gpus + disk + address)

@@ -35,7 +35,7 @@ _MIN_FREE, _LOW_FREE = _GIB, 5 * _GIB
 
 def checks(stack: str | None) -> dict[str, Check]:
     """Return all checks of this machine, and of the stack if there is one."""
-    inventory = known(stack) if stack else None
+    inventory = local_inventory(stack) if stack else None
     target = inventory["target"] if inventory else configured_target(stack)
     # Imported here, so the libraries of one target are not needed for the other.
     target_checks: Mapping[str, Any] = importlib.import_module(f"infra.{target}.doctor").CHECKS
@@ -46,7 +46,7 @@ def checks(stack: str | None) -> dict[str, Check]:
 
 
 def _as_warnings(check: Check) -> Iterator[Finding]:
-    """Yield a check's errors as warnings, because without a stack nothing needs the target yet."""
+    """Yield a check's findings, errors as warnings: without a stack nothing needs the target yet."""
     try:
         for finding in check():
             yield replace(finding, severity=Severity.WARNING) if finding.severity is Severity.ERROR else finding
@@ -63,7 +63,7 @@ def configured_target(stack: str | None) -> str:
         return "lxd"
 
 
-def known(stack: str) -> dict[str, Any] | None:
+def local_inventory(stack: str) -> dict[str, Any] | None:
     """Return the stack's local inventory, or None if there is none."""
     file = ROOT / FOLDER / stack / "inventory.json"
     try:
@@ -75,7 +75,7 @@ def known(stack: str) -> dict[str, Any] | None:
 
 def pulumi() -> Iterator[Finding]:
     """Check that Pulumi's command runs and is new enough."""
-    least = str(yaml.safe_load((ROOT / "Pulumi.yaml").read_text())["requiredPulumiVersion"]).removeprefix(">=")
+    required = str(yaml.safe_load((ROOT / "Pulumi.yaml").read_text())["requiredPulumiVersion"]).removeprefix(">=")
     program = shutil.which("pulumi") or str(Path(sys.prefix, "bin", "pulumi"))
     try:
         result = subprocess.run([program, "version"], capture_output=True, text=True, timeout=60, check=False)
@@ -83,36 +83,36 @@ def pulumi() -> Iterator[Finding]:
         yield fail(f"pulumi does not run ({error.strerror})", "make pulumi")
         return
     version = result.stdout.strip().removeprefix("v")
-    if numbers(version) < numbers(least):
-        yield fail(f"pulumi is {version or 'without a version'}, and {least} is needed", "make pulumi")
+    if version_numbers(version) < version_numbers(required):
+        yield fail(f"pulumi is {version or 'without a version'}, and {required} is needed", "make pulumi")
     else:
         yield ok(f"pulumi {version}")
 
 
 def state(stack: str | None) -> Iterator[Finding]:
-    """Check that the current state is whole and opens, and that it has the hosts of the local inventory."""
+    """Check that the state in use is not damaged, can be decrypted, and has the hosts of the local inventory."""
     state_note = backend.foreign_state_note(ROOT) or f"the state in use is this checkout's, {backend.FOLDER}"
     if unused := backend.unused_passphrase_warning(ROOT):
         yield ok(unused)
-    damage = [*backend.damaged(backend.url(ROOT))]
+    damage = [*backend.damaged_files(backend.url(ROOT))]
     yield from (fail(what, command) for what, command in damage)
     if stack is None:
         yield ok(state_note)
         return
-    here = ROOT / FOLDER / stack / "inventory.json"
+    inventory_file = ROOT / FOLDER / stack / "inventory.json"
     try:
         deployment = json.loads(backend.run_pulumi(ROOT, "stack", "export", "--show-secrets", "--stack", stack))["deployment"]
     except backend.BackendError as error:
         if f"no stack named '{stack}' found" not in str(error):
-            named = re.compile(rf"stack {re.escape(stack)}(?: |$)")
-            yield from [] if any(named.search(what) for what, _ in damage) else [fail(str(error))]
-        elif here.exists():
+            mention = re.compile(rf"stack {re.escape(stack)}(?: |$)")
+            yield from [] if any(mention.search(what) for what, _ in damage) else [fail(str(error))]
+        elif inventory_file.exists():
             yield warning(f"{state_note}; it has no stack {stack}, whose hosts are in the local inventory", _remedy(stack))
         return
     if pending := [str(each["resource"]["urn"]).rpartition("::")[2] for each in deployment.get("pending_operations") or ()]:
         clear = "pulumi up, then pulumi refresh --clear-pending-creates"
         yield warning(f"an update did not end, and the state has {', '.join(pending)} as pending", clear)
-    if here.exists() and here.read_text() != _inventory_of(deployment):
+    if inventory_file.exists() and inventory_file.read_text() != _inventory_of(deployment):
         yield warning(f"{state_note}; its stack {stack} has other hosts than the local inventory", "fab connect")
         return
     yield ok(state_note)
@@ -154,13 +154,13 @@ def machine() -> Iterator[Finding]:
 
 def free_space(where: str, free: int) -> Finding:
     """Return a finding about the free bytes of a disk."""
-    problem, remedy = f"{free / _GIB:.1f} GiB are free on {where}", "make room, or fab prune"
+    text, remedy = f"{free / _GIB:.1f} GiB are free on {where}", "make room, or fab prune"
     if free < _MIN_FREE:
-        return fail(problem, remedy)
-    return warning(problem, remedy) if free < _LOW_FREE else ok(problem)
+        return fail(text, remedy)
+    return warning(text, remedy) if free < _LOW_FREE else ok(text)
 
 
-def numbers(version: str) -> tuple[int, ...]:
+def version_numbers(version: str) -> tuple[int, ...]:
     """Return a version such as `3.250.0` as numbers, for comparison."""
     return tuple(map(int, re.findall(r"\d+", version)[:3]))
 
@@ -171,7 +171,7 @@ def main(arguments: list[str]) -> None:
     try:
         findings = run_checks(checks(stack), SECONDS, "--fix" in arguments)
     except (OSError, ValueError, KeyError, ImportError) as error:
-        findings = run_checks({"inventory": partial(_unreadable, stack, error)}, SECONDS)
+        findings = run_checks({"inventory": partial(_unreadable_inventory, stack, error)}, SECONDS)
     printed: set[str] = set()
     for finding in findings:
         if finding.what in printed:
@@ -181,7 +181,7 @@ def main(arguments: list[str]) -> None:
         sys.stdout.flush()
 
 
-def _unreadable(stack: str | None, error: Exception) -> Iterator[Finding]:
+def _unreadable_inventory(stack: str | None, error: Exception) -> Iterator[Finding]:
     yield fail(f"the inventory of stack {stack} cannot be read ({error!r})", "pulumi up, or fab connect")
 
 

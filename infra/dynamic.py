@@ -22,7 +22,7 @@ logging.getLogger("grpc").setLevel(logging.CRITICAL)
 
 
 _configuration: dict[str, Callable[[str], str | None]] = {}
-# Modules that were renamed: states of older stacks have their old names.
+# The present names of renamed modules: states of older stacks have the old names.
 _MOVED = {"infra.lxd.seal": "infra.lxd.bucket_guard"}
 # Pulumi calls providers from many threads. Two threads that import pylxd for the first time together can deadlock, as its
 # modules import each other.
@@ -40,7 +40,7 @@ def configuration(key: str) -> str | None:
 class ModuleProvider(ResourceProvider):
     """Pass each call to a module, which implements one kind of resource.
 
-    The module has `create(props)`, which returns the id and the outputs. It may also have, where the default is not enough:
+    The module has `create(props)`, which returns the id and the outputs. It may also have, if the default does not suffice:
 
     - `read(id, props)`: returns the resource's properties, or None if it no longer exists. Default: the state's properties.
     - `update(id, old, new)`: changes the resource in place. Default: calls `create`.
@@ -64,39 +64,39 @@ class ModuleProvider(ResourceProvider):
         _configuration["get"] = req.config.get
 
     def create(self, props: Props) -> CreateResult:
-        return CreateResult(*self._member("create")(plain(props)))
+        return CreateResult(*self._member("create")(normalize(props)))
 
     def read(self, id_: str, props: Props) -> ReadResult:
-        state = self._member("read", lambda _, props: props)(id_, plain(props))
+        state = self._member("read", lambda _, props: props)(id_, normalize(props))
         return ReadResult(id_, state) if state is not None else ReadResult("", {})
 
     def update(self, id_: str, old: Props, new: Props) -> UpdateResult:
         if update := self._member("update"):
-            return UpdateResult(update(id_, plain(old), plain(new)))
-        return UpdateResult(self._member("create")(plain(new))[1])
+            return UpdateResult(update(id_, normalize(old), normalize(new)))
+        return UpdateResult(self._member("create")(normalize(new))[1])
 
     def diff(self, id_: str, old: Props, new: Props) -> DiffResult:
-        changed = changes(plain(old), plain(new))
+        changed = changes(normalize(old), normalize(new))
         replaces = sorted(changed & self._member("REPLACE_ON_CHANGES", frozenset()))
         return DiffResult(bool(changed), replaces, delete_before_replace=self._member("DELETE_FIRST", True))
 
     def delete(self, id_: str, props: Props) -> None:
-        self._member("delete", lambda *_: None)(id_, plain(props))
+        self._member("delete", lambda *_: None)(id_, normalize(props))
 
 
-def plain(props: Mapping[str, Any]) -> Props:
-    """Return a resource's properties as its module expects them: whole numbers as int, no keys of Pulumi's own."""
-    return {key: _whole(value) for key, value in props.items() if not key.startswith("__")}
+def normalize(props: Mapping[str, Any]) -> Props:
+    """Return a resource's properties as its module expects them: whole numbers as int, without Pulumi's own keys."""
+    return {key: _whole_as_int(value) for key, value in props.items() if not key.startswith("__")}
 
 
-def _whole(value: Any) -> Any:
+def _whole_as_int(value: Any) -> Any:
     """Return a value with whole numbers as int, because Pulumi sends all numbers as floats."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, dict):
-        return {key: _whole(item) for key, item in value.items()}
+        return {key: _whole_as_int(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_whole(item) for item in value]
+        return [_whole_as_int(item) for item in value]
     return value
 
 

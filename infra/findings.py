@@ -1,4 +1,4 @@
-"""Findings of the doctor's checks, and their execution: in parallel, with a time limit, errors caught."""
+"""Findings of the doctor's checks. The checks run in parallel, with a time limit; their errors are caught."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Severity(StrEnum):
-    """The severity of a finding; a warning breaks nothing for now."""
+    """The severity of a finding; a warning is about a problem that breaks nothing yet."""
 
     OK = "ok"
     WARNING = "warning"
@@ -23,8 +23,8 @@ class Severity(StrEnum):
 class Finding:
     """The result of a check.
 
-    `remedy` is the command that fixes a problem. `fix` does the same; it is None if there is none, or it could remove
-    something. `fix_error` is the reason why a fix that was tried failed.
+    `remedy` is the command that fixes a problem. `fix` is a function that does the same; it is None if there is none, or if
+    the command could delete something. `fix_error` is the reason why a fix failed.
     """
 
     severity: Severity
@@ -69,7 +69,7 @@ def fail(what: str, remedy: str = "", fix: Callable[[], object] | None = None) -
 def run_checks(checks: Mapping[str, Check], seconds: float, fix: bool = False) -> Iterator[Finding]:
     """Yield findings as they come, each with its check's name; with `fix`, apply safe remedies.
 
-    A check that fails is a finding too, and so is one that exceeds `seconds`, whose thread goes on.
+    The error of a check that raises is a finding too. So is each check that exceeds `seconds`; its thread keeps running.
     """
     results: queue.SimpleQueue[tuple[str, Finding | None]] = queue.SimpleQueue()
 
@@ -101,7 +101,7 @@ def _apply_fix(finding: Finding) -> Finding:
     assert finding.fix
     try:
         finding.fix()
-    except Exception as error:  # noqa: BLE001  it stays as it is, and the finding says so
+    except Exception as error:  # noqa: BLE001  the problem remains, and the finding says so
         return replace(finding, fix_error=one_line(error))
     return replace(finding, fixed=True)
 

@@ -28,7 +28,7 @@ def require_same_target(previous: str | None, target: str) -> None:
 
 
 def removed_hosts(previous: Iterable[str], spec: ClusterSpec) -> list[str]:
-    """Return the hosts before the change, running or not, that the new cluster lacks."""
+    """Return the hosts of the previous cluster, running or not, that the new one lacks."""
     stay = {host_id.name for host_id in spec.hosts}
     return [name for name in previous if name not in stay]
 
@@ -51,7 +51,7 @@ class Change:
 
 @dataclass(frozen=True)
 class AffectedJob:
-    """A job that loses hosts by a change: the reason, and whether it can continue."""
+    """A job that a change disrupts: the reason, and whether the job can continue."""
 
     job_id: str
     why: str
@@ -59,7 +59,7 @@ class AffectedJob:
 
 
 def affected_jobs(queue: Queue, change: Change, read: Read) -> list[AffectedJob]:
-    """Return each job that has one of these hosts, or that waits and could not start on the hosts that remain."""
+    """Return each job that has a host of the change, or waits for more hosts than would remain."""
     jobs = []
     for entry in queue.entries:
         if entry.has_hosts and (lost_hosts := [host for host in entry.hosts if host in change.hosts]):
@@ -71,9 +71,9 @@ def affected_jobs(queue: Queue, change: Change, read: Read) -> list[AffectedJob]
 
 
 def _can_continue(content: bytes | None, replicas: list[str]) -> bool:
-    """Return True if the job's plan has all of these replicas as optional.
+    """Return True if all of these replicas are optional in the job's plan.
 
-    Also return True if the plan is unreadable: a job is never cancelled without knowing its plan.
+    Also return True if the plan is missing or unreadable: a job whose plan is unknown is never cancelled.
     """
     try:
         return content is None or all(map(Plan.from_json(content).is_optional, replicas))

@@ -37,7 +37,7 @@ class Host:
     """A host, named after its role; a replica of that name may run on another host.
 
     Attributes:
-        ssh_host: what ssh connects to, which has the public `host_key`.
+        ssh_host: the name or address that ssh connects to; `host_key` is its public key.
         hourly_cost: US dollars, None without a price.
         create_time: RFC 3339, None if unknown.
         start: path of the request that starts the host, below the URL of `PowerAccess`; None if only `pulumi up` starts it.
@@ -66,21 +66,21 @@ class Host:
 
     @property
     def hardware(self) -> tuple[object, ...]:
-        """The properties that interchangeable hosts share; a spot host's cost differs."""
+        """The properties that interchangeable hosts share; only the cost tells spot hosts from others."""
         gpu = self.accelerator and tuple(sorted(self.accelerator.items()))
         return self.machine_type, self.cpus, self.memory_bytes, gpu, self.hourly_cost
 
 
 @dataclass(frozen=True, kw_only=True)
 class PowerAccess:
-    """The requests that start a stopped host: a POST below a URL.
+    """Access to the API that starts a stopped host: a POST to `url` with the host's `start` path.
 
     Attributes:
         url, operator_url: the URL as hosts and as the operator reach it.
         token: a URL from which a host gets its token.
         token_command: a command that prints the operator's token.
         preempted: a URL that answers TRUE on a host that is being preempted.
-        headers: of requests to `token` and `preempted`.
+        headers: HTTP headers of the requests to `token` and `preempted`.
     """
 
     json_key: ClassVar = staticmethod(camel_case)
@@ -101,9 +101,9 @@ class Inventory(Record):
         bucket, operator_bucket: the bucket as hosts and as the operator name it.
         proxy_command: ssh's ProxyCommand, None if the operator reaches the hosts' addresses.
         shared_cpus: number of processors that the hosts share, None if each has its own.
-        runtimes, operator_runtimes: the folder of the jobs' own Pythons as hosts and as the operator name it; None if the
-            hosts can have none.
-        tensorflow: version on the hosts; None for the version in trainer/requirements.txt.
+        runtimes, operator_runtimes: the folder of the jobs' own Python environments as hosts and as the operator name it; None
+            if jobs can have none.
+        tensorflow: its version on the hosts; None for the version in trainer/requirements.txt.
         python: minor version of the hosts' Python.
         power: None if only `pulumi up` starts hosts.
         folder: the folder of the operator's files, from which it was read; not in the JSON.
@@ -145,7 +145,7 @@ class Inventory(Record):
 
     @property
     def replicas(self) -> tuple[str, ...]:
-        """The names of the replicas of a full job, which equal those of the job hosts; in the order in which they lead."""
+        """The replicas of a job on all job hosts, named like these hosts; in the order in which they may become leader."""
         return (self.chief.name, *(host.name for host in self.job_hosts if host.role is not Role.MASTER))
 
     @property
@@ -159,7 +159,7 @@ class Inventory(Record):
         return sum_if_known(host.hourly_cost for host in self.hosts)
 
     def start_requests(self, operator: bool = False) -> records.Power | None:
-        """Return how hosts, or the operator, start each host that has a start path; None if only `pulumi up` can."""
+        """Return the requests with which hosts, or the operator, start a host; None if only `pulumi up` starts hosts."""
         if (power := self.power) is None:
             return None
         url = power.operator_url if operator else power.url
@@ -171,7 +171,7 @@ class Inventory(Record):
         return tuple(host for host in self.hosts if host.role is role)
 
     def subset(self, counts: Mapping[Role, int], scale_tier: str | None = None) -> Inventory:
-        """Return the first hosts of each role as a cluster of its own; all job hosts if there are no counts."""
+        """Return the first hosts of each role as a cluster of its own; all job hosts if `counts` is empty."""
         hosts = tuple(host for host in self.job_hosts if not counts or host.index < counts.get(host.role, 0))
         return replace(self, hosts=hosts, scale_tier=scale_tier or self.scale_tier)
 
@@ -182,12 +182,12 @@ class Inventory(Record):
 
     def cluster(self, chief_key: str = "chief") -> dict[str, list[str]]:
         """Return TF_CONFIG's `cluster`: role to `host:2222`, the same on every host, without the evaluator."""
-        of_role: dict[str, list[str]] = {}
+        addresses: dict[str, list[str]] = {}
         for host in self.job_hosts:
             if host.role is not Role.EVALUATOR:
                 key = chief_key if host.role is Role.MASTER else str(host.role)
-                of_role.setdefault(key, []).append(f"{host.address}:{TENSORFLOW_PORT}")
-        return of_role
+                addresses.setdefault(key, []).append(f"{host.address}:{TENSORFLOW_PORT}")
+        return addresses
 
 
 def sum_if_known(numbers: Iterable[float | None]) -> float | None:

@@ -28,7 +28,7 @@ def create(props: Props) -> tuple[str, Props]:
 
 
 def read(name: str, props: Props) -> Props | None:
-    """Return an empty inventory if the files differ, as on another machine, so that Pulumi sees a change and writes them."""
+    """Return an empty inventory if the files are outdated or changed: Pulumi then sees a difference and writes them."""
     if not (ROOT / props["folder"]).is_dir():
         return None
     same = bool(props.get("inventory")) and contents_match(ROOT / props["folder"], _contents(props))

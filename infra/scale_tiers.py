@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 PYTHON, PYTHON_WITH_GPUS = "3.11", "3.12"
-"""The Python of the stock images: Debian 12's, and Ubuntu 24.04's, which all hosts of a stack with GPUs have."""
+"""The versions of Python in the images: Debian 12, and Ubuntu 24.04, which all hosts of a stack with GPUs have."""
 
 
 class SpecError(ValueError):
@@ -60,7 +60,7 @@ class ScaleTier(StrEnum):
 
 @dataclass(frozen=True)
 class Accelerator:
-    """GPUs of one host: Compute Engine's accelerator type and how many."""
+    """GPUs of one host: Compute Engine's accelerator type and their number."""
 
     type: str
     count: int = 1
@@ -68,7 +68,7 @@ class Accelerator:
 
 @dataclass(frozen=True)
 class RoleSpec:
-    """Properties of a role's replicas; `machine_type` is Compute Engine's name."""
+    """Properties of a role's hosts; `machine_type` is Compute Engine's name."""
 
     count: int
     machine_type: str
@@ -142,7 +142,7 @@ def preset(tier: ScaleTier) -> ClusterSpec:
 
 
 def custom(roles: Mapping[Role, RoleSpec]) -> ClusterSpec:
-    """Return a CUSTOM cluster of roles that have hosts; a target limits their number. SpecError if there is no master."""
+    """Return a CUSTOM cluster of the roles that have hosts; SpecError if there is not exactly one master."""
     present = {role: roles[role] for role in Role if role in roles and roles[role].count > 0}
     if present.get(Role.MASTER, RoleSpec(0, "")).count != 1:
         raise SpecError("scaleTier CUSTOM needs exactly one master: set masterType, such as n1-highcpu-8")

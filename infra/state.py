@@ -9,12 +9,12 @@ from typing import Any
 
 import pulumi
 
-from infra.dynamic import Props, plain
+from infra.dynamic import Props, normalize
 from infra.scale_tiers import TargetError
 
-# Seconds before each attempt: the engine may be writing the state, and a file that is half there is no state.
+# Seconds before each attempt: the engine may be writing the state, and a half-written file cannot be read.
 _PAUSES = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
-READ = "pulumi:pulumi:readStackResourceOutputs"
+READ_FUNCTION = "pulumi:pulumi:readStackResourceOutputs"
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,9 @@ class StackState:
     resources: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def of(self, kind: str) -> dict[str, Props]:
-        """Return the outputs of the resources whose type ends so, such as `lxd:Host`, by name."""
+        """Return the outputs of the resources whose type ends in `kind`, such as `lxd:Host`, by the resource's name."""
         return {
-            urn.rpartition("::")[2]: plain(resource["outputs"])
+            urn.rpartition("::")[2]: normalize(resource["outputs"])
             for urn, resource in self.resources.items()
             if str(resource["type"]).endswith(kind)
         }
@@ -38,18 +38,18 @@ class StackState:
 
     @property
     def retains_bucket(self) -> bool:
-        """True if the last update had retainBucket: Pulumi deletes or retains a replaced bucket by what its state says."""
+        """True if the last update had retainBucket: this decides whether Pulumi retains or deletes a replaced bucket."""
         return any(outputs.get("retainBucket") for outputs in self.of("pulumi:Stack").values())
 
     @property
     def hosts(self) -> list[str]:
-        """The hosts of the last update by the stack's outputs; none if there is no cluster yet."""
+        """The names of the last update's hosts, from the stack's outputs; empty if there is no cluster yet."""
         return [str(name) for outputs in self.of("pulumi:Stack").values() for name in outputs.get("hosts") or {}]
 
 
-def before() -> StackState:
-    """Return the state that the last operation, even a killed one, left; empty for a new stack. TargetError without one."""
-    # In full: a short name is looked for in the user's own organisation, where the backend has such.
+def read_state() -> StackState:
+    """Return the state that the last operation, even a killed one, left; empty for a new stack; may raise TargetError."""
+    # A backend with organisations would look for a name without one in the user's own organisation.
     name = f"{pulumi.get_organization()}/{pulumi.get_project()}/{pulumi.get_stack()}"
     reason = ""
     for pause in _PAUSES:
@@ -62,5 +62,5 @@ def before() -> StackState:
 
 
 def _read(name: str) -> StackState:
-    answer = pulumi.runtime.invoke(READ, {"stackName": name})
+    answer = pulumi.runtime.invoke(READ_FUNCTION, {"stackName": name})
     return StackState((answer.value or {}).get("outputs") or {})

@@ -1,4 +1,4 @@
-"""Define the interface of a target, and make the inventory from its resources."""
+"""The interface of a target, and the inventory of its resources."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from infra.state import StackState
 
 @dataclass(frozen=True)
 class ClusterResources:
-    """The resources that a target declared, as the inventory and the stack's outputs need them.
+    """The properties of a target's resources that the inventory and the stack's outputs need.
 
     Attributes:
         hosts: for each host, the `Host` fields that only the target can fill.
@@ -27,7 +27,7 @@ class ClusterResources:
         host_keys: the public host keys, by the names in `ssh_hosts`.
         bucket, operator_bucket: these fields of the `Inventory`.
         inventory_fields: the other `Inventory` fields that only the target can fill.
-        hourly_costs: US dollars by role, and of what belongs to no role; None without prices.
+        hourly_costs: US dollars by role, and by name of what belongs to no role (`network`); None without prices.
         ready: the resources that exist once all hosts are ready.
         declare_guard: a function that declares the resource that a destroy deletes first, `BucketGuard` for local hosts. Its
             argument is the resources declared before it. By default it declares nothing.
@@ -48,8 +48,8 @@ class ClusterResources:
     def inventory(self, stack: str, spec: ClusterSpec, config: ClusterConfig) -> Output[str]:
         """Return the inventory as JSON, the stack output that `fab` reads; it holds no secret."""
 
-        def to_json(known: Mapping[str, Any]) -> str:
-            outputs = zip(known["addresses"], known["ssh_hosts"], known["create_times"], strict=True)
+        def to_json(values: Mapping[str, Any]) -> str:
+            outputs = zip(values["addresses"], values["ssh_hosts"], values["create_times"], strict=True)
             hosts = tuple(
                 Host(
                     name=host_id.name,
@@ -57,7 +57,7 @@ class ClusterResources:
                     index=host_id.index,
                     address=address,
                     ssh_host=ssh_host,
-                    host_key=known["host_keys"].get(ssh_host),
+                    host_key=values["host_keys"].get(ssh_host),
                     machine_type=spec.roles[host_id.role].machine_type,
                     accelerator=to_plain(spec.roles[host_id.role].accelerator),
                     create_time=create_time,
@@ -70,8 +70,8 @@ class ClusterResources:
                 target=config.target,
                 scale_tier=str(spec.scale_tier),
                 hosts=hosts,
-                bucket=known["bucket"],
-                operator_bucket=known["operator_bucket"],
+                bucket=values["bucket"],
+                operator_bucket=values["operator_bucket"],
                 labels=config.labels,
                 **self.inventory_fields,
             )
@@ -91,8 +91,8 @@ class Target(ABC):
     """A cluster on a target, before an update; a target's package assigns its subclass to TARGET in `target.py`.
 
     The constructor reads the environment before any resource is declared. It sets `spec` to the cluster, with the GPUs that its
-    machine types include, and raises TargetError if the target would refuse the cluster. `state` is the stack's state. It is
-    read only once per run, because a second read could differ.
+    machine types include, and raises TargetError if the target would refuse the cluster. `state` is the stack's state, read
+    only once per run, because a second read could differ.
     """
 
     config_type: ClassVar[type[ClusterConfig]]
@@ -114,5 +114,5 @@ class Target(ABC):
         """Write a file in the bucket unless it exists; raise TargetError if that fails."""
 
     def replaced_hosts(self) -> list[str]:
-        """Return the existing hosts that the update will replace, as far as it is known before."""
+        """Return the existing hosts that the update will replace, as far as the target knows before it."""
         return []

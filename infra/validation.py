@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, mod
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 _REFUSAL = "refusal"
-_LONGEST = 100
-# pydantic's words for a type, and those of a reader of YAML.
+_MAX_SHOWN = 100
+# pydantic's words for a type, and plain words for a user who writes YAML.
 _WORDS = {
     "a valid boolean": "true or false",
     "a valid dictionary": "a mapping of names",
@@ -27,7 +27,7 @@ _WORDS = {
 class Section(BaseModel):
     """A mapping of known keys; a key without a value counts as not given.
 
-    Old keys in the input are added to the validation context, if that is a dict: their old names by the present ones.
+    If the validation context is a dict, each old key in the input is added to it: its old name, by the present one.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True)
@@ -39,7 +39,7 @@ class Section(BaseModel):
 
     @classmethod
     def valid_keys(cls) -> list[str]:
-        """Return the keys, its own before those it has in common."""
+        """Return the valid keys, the class's own before inherited ones."""
         names = sorted(cls.model_fields, key=lambda name: name not in cls.__annotations__)
         return [cls.model_fields[name].alias or name for name in names]
 
@@ -75,7 +75,7 @@ class Section(BaseModel):
 
 
 def refusal(text: str, key: str = "") -> PydanticCustomError:
-    """Return an error whose text follows the path, of the key if one is named, instead of the value."""
+    """Return an error that is printed as a path and this text, without the value; `key` extends the path."""
     # pydantic cannot show a key that is no UTF-8.
     text, key = (each.encode(errors="replace").decode() for each in (text, key))
     return PydanticCustomError(_REFUSAL, "{text}", {"text": text, "key": key})
@@ -88,17 +88,17 @@ def one_line(error: ValidationError, path: str, separator: str) -> str:
         path: where the configuration is, such as `config.yaml`.
         separator: what stands between the path and a key.
     """
-    return "; ".join(dict.fromkeys(_line(item, path, separator) for item in error.errors(include_url=False)))
+    return "; ".join(dict.fromkeys(_format_error(item, path, separator) for item in error.errors(include_url=False)))
 
 
-def _line(item: ErrorDetails, path: str, separator: str) -> str:
+def _format_error(item: ErrorDetails, path: str, separator: str) -> str:
     context: dict[str, Any] = item.get("ctx", {})
     keys = _path([*item["loc"], *([context["key"]] if context.get("key") else [])])
     where, value, text = f"{path}{separator}{keys}" if keys else path, item["input"], item["msg"]
     if item["type"] == _REFUSAL:
         return f"{where} {text}"
     if "expected" in context:
-        return f"{where} {_shown(value)} is unknown; valid are {_list(context['expected'])}"
+        return f"{where} {_show(value)} is unknown; valid are {_list(context['expected'])}"
     text = text.removeprefix("Value error, ")
     if text.startswith("Input should be "):
         text = text.replace("Input should be", "must be").partition(", ")[0]
@@ -107,10 +107,10 @@ def _line(item: ErrorDetails, path: str, separator: str) -> str:
         if text.endswith("a list") and isinstance(value, str | int | float):
             text = f"{text} such as [{value}]"
         quote = ": quote it" if item["type"] == "string_type" and not isinstance(value, list | dict) else ""
-        return f"{where} {text}, not {_shown(value)}{quote}"
+        return f"{where} {text}, not {_show(value)}{quote}"
     if text.startswith("must be "):
-        return f"{where} {text}, not {_shown(value)}"
-    return f"{where} {_shown(value)} is invalid: {text}"
+        return f"{where} {text}, not {_show(value)}"
+    return f"{where} {_show(value)} is invalid: {text}"
 
 
 def _path(keys: Sequence[str | int]) -> str:
@@ -123,8 +123,8 @@ def _list(expected: str) -> str:
     return expected.replace("'", "").replace(" or ", ", ")
 
 
-def _shown(value: object) -> str:
+def _show(value: object) -> str:
     try:
-        return repr(value)[:_LONGEST]
+        return repr(value)[:_MAX_SHOWN]
     except ValueError:
         return "a number too large to show"

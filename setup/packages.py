@@ -32,10 +32,10 @@ def run(*command: str, environment: Mapping[str, str] | None = None) -> int:
 def install(extra: str) -> int:
     """Install the project and what the extra needs; return an exit code."""
     pip = (sys.executable, "-m", "pip")
-    options = settings.of_pip()
+    options = settings.read_pip()
     uv = str(Path(sys.executable).with_name("uv"))
     arguments = (*_CONSTRAINTS, "--editable", f".[{extra}]")
-    if not settings.lacking(options) and not run(*pip, "install", "-q", _QUIET, "--only-binary=:all:", *_CONSTRAINTS, "uv"):
+    if not settings.unsupported(options) and not run(*pip, "install", "-q", _QUIET, "--only-binary=:all:", *_CONSTRAINTS, "uv"):
         if not run(
             uv, "pip", "install", "--python", sys.executable, *arguments, environment=settings.translate(options, os.environ)
         ):

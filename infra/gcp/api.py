@@ -1,8 +1,8 @@
-"""Call Google's REST APIs for what Pulumi's provider cannot do: quotas, host keys, objects in the bucket, leftovers.
+"""Call Google's REST APIs for what Pulumi's provider cannot do: quotas, host keys, objects in the bucket, orphans.
 
-Credentials and endpoints come from the same places as the provider's. Credentials are the first of: the token in `gcp:`
-configuration or in the environment, the key in either, Application Default Credentials. An endpoint is that of `gcp:`
-configuration, of the environment, or Google's.
+Credentials and endpoints are those of the provider. Credentials are the first of: the token in `gcp:` configuration or in the
+environment, the key in one of these, Application Default Credentials. An endpoint is the first of: `gcp:` configuration, the
+environment, Google's.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from google.auth.transport.requests import AuthorizedSession
 from infra.scale_tiers import TargetError
 
 ReadConfig = Callable[[str], str | None]
-"""A function that returns a value of the stack's configuration by its key, such as `gcp:zone`; it makes no HTTP request."""
+"""A function that returns a value of the stack's configuration by its key, such as `gcp:zone`."""
 
 
 class ApiEndpoint(NamedTuple):
-    """The sources of an API's base URL: the first of a configuration key and a variable that is set, else a default."""
+    """The sources of an API's base URL: a configuration key, else an environment variable, else a default."""
 
     key: str
     variable: str
@@ -45,7 +45,7 @@ _SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
 _TOKEN = ("GOOGLE_OAUTH_ACCESS_TOKEN",)
 _KEY = ("GOOGLE_CREDENTIALS", "GOOGLE_CLOUD_KEYFILE_JSON", "GCLOUD_KEYFILE_JSON")
 TIMEOUT = 20.0
-_AT_ONCE = 16
+_MAX_THREADS = 16
 LOGIN = "`gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS to a key file"
 
 
@@ -58,44 +58,44 @@ class UnreachableError(GcpError):
 
 
 class ApiError(GcpError):
-    """An error of a REST API: its HTTP `status`, and Google's name for it as `reason`, such as `accessNotConfigured`."""
+    """An error of a REST API: its HTTP `status`, and Google's `reason`, such as `accessNotConfigured`."""
 
     def __init__(self, message: str, status: int, reason: str) -> None:
         super().__init__(message)
         self.status, self.reason = status, reason
 
 
-def endpoint(api: ApiEndpoint, get: ReadConfig) -> str:
+def endpoint(api: ApiEndpoint, read_config: ReadConfig) -> str:
     """Return the base URL of an API, with a slash at its end."""
-    return (get(api.key) or os.environ.get(api.variable) or api.default).rstrip("/") + "/"
+    return (read_config(api.key) or os.environ.get(api.variable) or api.default).rstrip("/") + "/"
 
 
-def session(get: ReadConfig) -> requests.Session:
-    """Return a session, which threads may share for reading; GcpError if there are no valid credentials."""
-    client: requests.Session = AuthorizedSession(credentials(get), refresh_status_codes=())
+def session(read_config: ReadConfig) -> requests.Session:
+    """Return a session, with which threads may send GETs at once; GcpError if there are no valid credentials."""
+    client: requests.Session = AuthorizedSession(credentials(read_config), refresh_status_codes=())
     return client
 
 
-def credentials(get: ReadConfig) -> Any:
+def credentials(read_config: ReadConfig) -> Any:
     """Return the operator's credentials; GcpError if there are no valid credentials."""
     try:
-        return _credentials(get)
+        return _credentials(read_config)
     except (google.auth.exceptions.GoogleAuthError, OSError, ValueError) as error:
         raise GcpError(f"no Google credentials ({_first_sentence(error)}): run {LOGIN}") from None
 
 
-def _credentials(get: ReadConfig) -> Any:
-    token = get("gcp:accessToken") or _first(_TOKEN)
+def _credentials(read_config: ReadConfig) -> Any:
+    token = read_config("gcp:accessToken") or _first_variable(_TOKEN)
     if token:
         return google.oauth2.credentials.Credentials(token)
-    key = get("gcp:credentials") or _first(_KEY)
+    key = read_config("gcp:credentials") or _first_variable(_KEY)
     if key:
         info = json.loads(key if key.lstrip().startswith("{") else Path(key).expanduser().read_text())
         return google.auth.load_credentials_from_dict(info, scopes=_SCOPES)[0]
     return google.auth.default(scopes=_SCOPES)[0]
 
 
-def _first(names: tuple[str, ...]) -> str | None:
+def _first_variable(names: tuple[str, ...]) -> str | None:
     return next((os.environ[name] for name in names if os.environ.get(name)), None)
 
 
@@ -159,9 +159,9 @@ def instance_url(props: Mapping[str, Any], instance: str, what: str) -> str:
 
 
 def guest_attributes(
-    client: requests.Session, props: Mapping[str, Any], hosts: Iterable[str], space: str, what: str
+    client: requests.Session, props: Mapping[str, Any], hosts: Iterable[str], namespace: str, what: str
 ) -> dict[str, dict[str, str]]:
-    """Return, by host, what hosts have written into a namespace of their guest attributes; ask all in parallel.
+    """Return the guest attributes of hosts in a namespace, by host; read all hosts in parallel.
 
     Source: Compute Engine documentation, "Guest attributes".
 
@@ -172,19 +172,19 @@ def guest_attributes(
         GcpError: the operator lacks the permission; the message begins with `what`, such as "host key".
     """
 
-    def ask(host: str) -> dict[str, str]:
+    def read_host(host: str) -> dict[str, str]:
         instance = props["hosts"][host]
         try:
-            answer = get_json(client, instance_url(props, instance, "getGuestAttributes"), queryPath=f"{space}/")
+            answer = get_json(client, instance_url(props, instance, "getGuestAttributes"), queryPath=f"{namespace}/")
         except ApiError as error:
             if error.status in (401, 403):
                 raise GcpError(f"{what} of {instance}: {error} (needs compute.instances.getGuestAttributes)") from None
-            return {}  # not written yet, or Google is busy: both pass
+            return {}  # not written yet, or Google is busy: the caller tries again
         except UnreachableError:
             return {}
         items = (answer.get("queryValue") or {}).get("items") or []
         return {str(item.get("key")): str(item.get("value", "")).strip() for item in items}
 
     names = list(hosts)
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return dict(zip(names, pool.map(ask, names), strict=True))
+    with ThreadPoolExecutor(_MAX_THREADS) as pool:
+        return dict(zip(names, pool.map(read_host, names), strict=True))

@@ -16,7 +16,7 @@ from infra.gcp.discovery import Discovery
 from infra.gcp.firewall import IAP_RANGE, ClusterFirewall
 from infra.gcp.hostkeys import HostKeys
 from infra.gcp.identity import ServiceIdentity
-from infra.gcp.image import ImageArchive, image, python, startup_script, version
+from infra.gcp.image import StoredRuntime, image, python_version, startup_script, version
 from infra.gcp.instances import HostArgs, InstanceHost
 from infra.gcp.names import GoogleNames
 from infra.gcp.network import ClusterNetwork
@@ -28,7 +28,7 @@ from infra.runtime.recipe import Recipe, recipe
 from infra.scale_tiers import HostId, Role
 from infra.target import ClusterResources
 
-# Google charges for requests: 31 hosts that polled each second, with a heartbeat each 5 s, would cost 20 cents an hour.
+# Google charges for requests: 31 hosts that poll each second, with a heartbeat each 5 s, would cost 20 cents an hour.
 POLL_SECONDS = 4.0
 # Source: Compute Engine documentation, "Predefined metadata keys" and "Preemptible VM instances".
 _METADATA = "http://metadata.google.internal/computeMetadata/v1/instance"
@@ -38,8 +38,8 @@ _METADATA = "http://metadata.google.internal/computeMetadata/v1/instance"
 class ProjectState:
     """The Google Cloud project before an update.
 
-    `compute` and `storage` are the endpoints of these APIs. `foreign_bucket_exists` is True if the bucket exists and is not in
-    the stack's state.
+    `compute` and `storage` are the endpoints of these APIs. `unrecorded_bucket_exists` is True if the stack's bucket exists and
+    is not in its state.
     """
 
     names: GoogleNames
@@ -47,7 +47,7 @@ class ProjectState:
     compute: str
     storage: str
     cost: Cost | None
-    foreign_bucket_exists: bool
+    unrecorded_bucket_exists: bool
     discovery: Discovery
 
 
@@ -65,7 +65,7 @@ class GcpCluster(ComponentResource):
         self.spec, self.place, names = project_state.discovery.spec, project_state.discovery.place, project_state.names
         network, subnet, firewall_project, owned_subnet = self._network()
         labels = {**config.labels, "scaletier-stack": names.stack}
-        bucket_options = config.retain_bucket, config.force_destroy, project_state.foreign_bucket_exists
+        bucket_options = config.retain_bucket, config.force_destroy, project_state.unrecorded_bucket_exists
         self.bucket = Storage(self.place, project_state.bucket, labels, *bucket_options, self.child_opts).bucket
         identity = ServiceIdentity(self.place.project, names, self.spec.roles, config.service_account, self.child_opts)
         bindings = identity.grant(self.bucket)
@@ -87,7 +87,7 @@ class GcpCluster(ComponentResource):
             ).rules
         accelerators = {role: spec.accelerator for role, spec in self.spec.roles.items()}
         gpus = any(accelerators.values())
-        self.python = python(gpus)
+        self.python = python_version(gpus)
         recipes = {role: recipe(config.runtime_version, gpu, self.python) for role, gpu in accelerators.items()}
         runtimes = {each: self._runtime(each) for each in dict.fromkeys(recipes.values())}
         scripts = {role: self._script(role, each, runtimes[each]) for role, each in recipes.items()}
@@ -106,15 +106,15 @@ class GcpCluster(ComponentResource):
                     authorized_key=authorized_key,
                     startup_script=scripts[host_id.role],
                 ),
-                # No host starts before its firewall exists and it may use the bucket.
+                # No host starts before its firewall exists and its account may use the bucket.
                 [*rules, *bindings[host_id.role]],
                 self.child_opts,
             )
             for host_id in self.spec.hosts
         }
-        jobs = {host_id.name: host.created_name for host_id, host in self.hosts.items() if host_id.role.runs_jobs}
-        identity.let_start(self.place.zone, jobs)
-        # The inputs for reading the guest attributes of all hosts.
+        outputs = {id_.name: host.instance_name_output for id_, host in self.hosts.items() if id_.role.runs_jobs}
+        identity.allow_start(self.place.zone, outputs)
+        # The inputs of both resources that read guest attributes.
         attribute_inputs: dict[str, Any] = {
             "endpoint": project_state.compute,
             "project": self.place.project,
@@ -124,16 +124,15 @@ class GcpCluster(ComponentResource):
         }
         self.keys = HostKeys("host-keys", {**attribute_inputs, "timeout": config.host_key_timeout}, self.child_opts)
         versions = {host_id.name: scripts[host_id.role].apply(version) for host_id in self.spec.hosts}
-        # HostsReady waits until the changed hosts are ready.
-        changed = ResourceOptions(parent=self, depends_on=list(self.hosts.values()))
-        HostsReady("ready", {**attribute_inputs, "scripts": versions, "timeout": config.ready_timeout}, changed)
+        after_hosts = ResourceOptions(parent=self, depends_on=list(self.hosts.values()))
+        HostsReady("ready", {**attribute_inputs, "scripts": versions, "timeout": config.ready_timeout}, after_hosts)
         self.register_outputs({"bucket": self.bucket})
 
     def _network(self) -> tuple[Output[str], Output[str], str, Resource | None]:
         """Return the links of network and subnet, the network's project, and the subnet if the stack owns it."""
         state, config = self.project_state, self.config
-        if other := state.discovery.subnet:
-            return Output.from_input(other.network), Output.from_input(other.link), other.project, None
+        if existing := state.discovery.subnet:
+            return Output.from_input(existing.network), Output.from_input(existing.link), existing.project, None
         own = ClusterNetwork(self.place, state.names, config.network, config.flow_logs, self.child_opts)
         return own.network, own.subnet, self.place.project, own.subnet_resource
 
@@ -155,18 +154,18 @@ class GcpCluster(ComponentResource):
         config, accelerator, existing = self.config, self.spec.roles[role].accelerator, self.project_state.discovery.subnet
         network = existing.range if existing else config.network
         return Output.all(host_recipe, self.bucket, runtime.sha256).apply(
-            lambda known: startup_script(ImageArchive(*known), accelerator, config.idle_timeout, network, config.egress_closed)
+            lambda parts: startup_script(StoredRuntime(*parts), accelerator, config.idle_timeout, network, config.egress_closed)
         )
 
     def _ssh_host(self, host: InstanceHost) -> Output[str]:
-        """Return the host for ssh: the instance's name with IAP, else the address that the operator reaches."""
+        """Return what ssh connects to: the instance's name with IAP, else the address that the operator reaches."""
         if self.config.operator_cidr is None:
             return Output.from_input(host.instance_name)
-        # A host that is stopped has no public address until it runs again.
+        # A stopped host has no public address until it runs again.
         return host.public_address.apply(lambda public: public or host.address)
 
     def resources(self) -> ClusterResources:
-        """Return the resources for the inventory and the stack's outputs."""
+        """Return the properties of the resources for the inventory and the stack's outputs."""
         place, cost = self.place, self.project_state.cost
         self.keys.late.apply(_warn_of_missing_keys)
         machines = {
@@ -183,8 +182,8 @@ class GcpCluster(ComponentResource):
             for host_id, host in self.hosts.items()
         }
         ssh_hosts = {host_id.name: self._ssh_host(host) for host_id, host in self.hosts.items()}
-        by_ssh_host = Output.all(keys=self.keys.hostKeys, ssh_hosts=Output.all(**ssh_hosts)).apply(
-            lambda known: {known["ssh_hosts"][name]: key for name, key in known["keys"].items()}
+        host_keys = Output.all(keys=self.keys.hostKeys, ssh_hosts=Output.all(**ssh_hosts)).apply(
+            lambda values: {values["ssh_hosts"][name]: key for name, key in values["keys"].items()}
         )
         bucket = self.bucket.apply(lambda name: f"gs://{name}")
         through_iap = f"gcloud compute start-iap-tunnel %h %p --listen-on-stdin --project {place.project} --zone {place.zone}"
@@ -193,7 +192,7 @@ class GcpCluster(ComponentResource):
             addresses=[host.address for host in self.hosts.values()],
             ssh_hosts=list(ssh_hosts.values()),
             create_times=[host.create_time for host in self.hosts.values()],
-            host_keys=by_ssh_host,
+            host_keys=host_keys,
             bucket=bucket,
             operator_bucket=bucket,
             inventory_fields={
@@ -209,7 +208,7 @@ class GcpCluster(ComponentResource):
 
 
 def _power(endpoint: str) -> PowerAccess:
-    """Return the requests that start hosts.
+    """Return the access to the API that starts hosts.
 
     The operator may have configured another endpoint. Hosts always use Google's, which they reach without a public address.
     """

@@ -1,4 +1,4 @@
-"""Configuration of the Google Cloud target; project, region and zone are the provider's (`gcp:zone`)."""
+"""Configuration of the Google Cloud target; project, region and zone are keys of Pulumi's provider, such as `gcp:zone`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from infra.gcp.machines import gpu_name
 from infra.gcp.names import BUCKET, MAX_HOSTS
 from infra.scale_tiers import ClusterSpec, Role, SpecError
 
-_LEAST_IDLE = 300
+_MIN_IDLE = 300
 _MAX_LABELS = 56
 
 
 def _seconds(value: object) -> int:
     """Return the seconds of a time such as 30m, 0 for never."""
     match = re.match(r"^(\d+)(s|m|h)?$", str(value))
-    if not match or 0 < (seconds := int(match[1]) * {"s": 1, "m": 60, "h": 3600, None: 1}[match[2]]) < _LEAST_IDLE:
+    if not match or 0 < (seconds := int(match[1]) * {"s": 1, "m": 60, "h": 3600, None: 1}[match[2]]) < _MIN_IDLE:
         raise ValueError("write a time of 5 minutes or more, such as 30m or 2h, or 0 for never")
     return seconds
 
@@ -62,9 +62,9 @@ Version = Annotated[str, matches(r"2\.\d{1,2}\.\d{1,2}", "write a whole version 
 class GcpConfig(ClusterConfig):
     """Configuration keys of the Google Cloud target.
 
-    `network` is the address range of the stack's own subnet; `subnetwork` names an existing one instead. `zones` are tried in
-    order; `service_account` is by role. `idle_timeout`, `host_key_timeout` and `ready_timeout` are in seconds, `boot_disk_size`
-    in GiB, `max_hourly_cost` in US dollars.
+    `network` is the address range of the stack's own subnet; `subnetwork` names an existing subnet instead. Hosts are in the
+    first of `zones` that offers the whole cluster; `service_account` is by role. `idle_timeout`, `host_key_timeout` and
+    `ready_timeout` are in seconds, `boot_disk_size` in GiB, `max_hourly_cost` in US dollars.
     """
 
     image: Image | None = None
@@ -92,7 +92,7 @@ class GcpConfig(ClusterConfig):
 
     @property
     def egress_closed(self) -> bool:
-        """True if we restrict outbound traffic. False with `subnetwork`: the network's owner decides there."""
+        """True if the stack restricts outbound traffic. False with `subnetwork`: that network's owner decides."""
         return self.egress == "closed" and self.subnetwork is None
 
     @field_validator("zones", mode="before")

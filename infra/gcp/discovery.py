@@ -1,6 +1,6 @@
-"""State of the project before an update: the cluster's zone, its hosts, and another's subnet.
+"""Read the project before an update: the cluster's zone, its hosts, and an existing subnet.
 
-What Google does not answer is None, or the local copy: then it refuses later by itself.
+If Google does not answer, hosts are None, and machine types those of the local copy; the update may then fail.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MACHINE = "items(name,architecture,guestCpus,memoryMb,accelerators),nextPageTok
 class Catalogue:
     """The machine types and GPUs of a zone. `gpu_zones` are the zones of each GPU, by its name.
 
-    It lacks Arm machine types: images and the hosts' Python are for x86-64.
+    There are no Arm machine types: images and the hosts' Python are for x86-64.
     """
 
     zone: str
@@ -57,12 +57,12 @@ class Catalogue:
 
 
 def local_catalogue(zone: str) -> Catalogue:
-    """Return the local copy, which lacks some types and later changes."""
+    """Return the catalogue in this program, which lacks some types and later changes."""
     return Catalogue(zone, MACHINES, GPU_ZONES)
 
 
 def _catalogue(client: requests.Session, compute: str, place: Place) -> Catalogue:
-    """Return the answer of the API at `compute`, or the local copy if it has none."""
+    """Return the catalogue of the API at `compute`, or the local one if the API does not answer."""
     project, here = f"{compute}projects/{place.project}", f"{compute}projects/{place.project}/zones/{place.zone}"
     try:
         listed_types = get_all(client, f"{here}/machineTypes", fields=_MACHINE)
@@ -85,7 +85,7 @@ def _machine(item: Mapping[str, Any]) -> MachineType:
 
 @dataclass(frozen=True)
 class ExistingHost:
-    """A host of the stack that is there; `disk` in GiB."""
+    """A host of the stack that exists; `disk` in GiB."""
 
     name: str
     zone: str
@@ -98,7 +98,7 @@ class ExistingHost:
 
 @dataclass(frozen=True)
 class Subnet:
-    """A subnet that is not the stack's, with its `range`, and its network of `project`, both as links."""
+    """A subnet that the stack does not own; `link` and `network` are links, `project` is the network's."""
 
     link: str
     network: str
@@ -109,7 +109,7 @@ class Subnet:
 
 @dataclass(frozen=True)
 class Discovery:
-    """The chosen zone, the cluster with the GPUs of its machine types, and its `hosts`, None if they are unknown."""
+    """The chosen zone, the cluster with the GPUs of its machine types, and its existing `hosts`, None if unknown."""
 
     place: Place
     spec: ClusterSpec
@@ -119,31 +119,37 @@ class Discovery:
 
 
 def discover(
-    spec: ClusterSpec, choice: Sequence[Place], names: GoogleNames, subnetwork: str | None, get: ReadConfig
+    spec: ClusterSpec, choice: Sequence[Place], names: GoogleNames, subnetwork: str | None, read_config: ReadConfig
 ) -> Discovery:
-    """Choose the hosts' zone, else the first that offers all; SpecError if none does, GcpError if a subnet cannot be used."""
-    client, compute = session(get), endpoint(COMPUTE, get)
+    """Choose the zone of existing hosts, else the first that offers the whole cluster.
+
+    SpecError if no zone offers it, GcpError if the subnet cannot be used.
+    """
+    client, compute = session(read_config), endpoint(COMPUTE, read_config)
     existing = existing_hosts(client, compute, choice[0].project, names)
     zones = {host.zone for host in existing or ()}
-    stay = [place for place in choice if place.zone in zones]
-    place, resolved, offers = _first(spec, [_catalogue(client, compute, place) for place in stay or choice], stay or choice)
-    other = subnet(client, compute, subnetwork, place) if subnetwork else None
-    if other and len(resolved.hosts) > (room := other.range.num_addresses - _RESERVED_ADDRESSES):
+    candidates = [place for place in choice if place.zone in zones] or choice
+    catalogues = [_catalogue(client, compute, place) for place in candidates]
+    place, resolved, catalogue = _first_complete(spec, catalogues, candidates)
+    other_subnet = subnet(client, compute, subnetwork, place) if subnetwork else None
+    if other_subnet and len(resolved.hosts) > (room := other_subnet.range.num_addresses - _RESERVED_ADDRESSES):
         raise GcpError(
-            f"subnetwork {other.link} has {other.range}, which has room for {room} hosts, and this cluster has "
+            f"subnetwork {other_subnet.link} has {other_subnet.range}, which has room for {room} hosts, and this cluster has "
             f"{len(resolved.hosts)}: take a larger subnet, or a smaller tier"
         )
-    return Discovery(place, resolved, offers, existing, other)
+    return Discovery(place, resolved, catalogue, existing, other_subnet)
 
 
-def _first(spec: ClusterSpec, catalogues: Sequence[Catalogue], choice: Sequence[Place]) -> tuple[Place, ClusterSpec, Catalogue]:
-    why = []
-    for place, candidate in zip(choice, catalogues, strict=True):
+def _first_complete(
+    spec: ClusterSpec, catalogues: Sequence[Catalogue], places: Sequence[Place]
+) -> tuple[Place, ClusterSpec, Catalogue]:
+    problems = []
+    for place, catalogue in zip(places, catalogues, strict=True):
         try:
-            return place, candidate.resolve(spec), candidate
+            return place, catalogue.resolve(spec), catalogue
         except SpecError as error:
-            why.append(str(error) if len(choice) == 1 else f"{place.zone}: {error}")
-    raise SpecError("; ".join(why))
+            problems.append(str(error) if len(places) == 1 else f"{place.zone}: {error}")
+    raise SpecError("; ".join(problems))
 
 
 def existing_hosts(client: requests.Session, compute: str, project: str, names: GoogleNames) -> tuple[ExistingHost, ...] | None:
@@ -155,14 +161,14 @@ def existing_hosts(client: requests.Session, compute: str, project: str, names: 
             for item in listed.get("instances") or ():
                 if str(item["name"]).startswith(f"{names.prefix}-"):
                     gpus = [
-                        Accelerator(_end(gpu["acceleratorType"]), int(gpu["acceleratorCount"]))
+                        Accelerator(_last_part(gpu["acceleratorType"]), int(gpu["acceleratorCount"]))
                         for gpu in item.get("guestAccelerators") or ()
                     ]
                     instances.append(
                         ExistingHost(
                             name=str(item["name"]).removeprefix(f"{names.prefix}-"),
-                            zone=_end(scope),
-                            machine_type=_end(item["machineType"]),
+                            zone=_last_part(scope),
+                            machine_type=_last_part(item["machineType"]),
                             accelerator=gpus[0] if gpus else None,
                             spot=(item.get("scheduling") or {}).get("provisioningModel") == "SPOT",
                             disk=sum(int(disk.get("diskSizeGb", 0)) for disk in item.get("disks") or ()),
@@ -181,16 +187,16 @@ def subnet(client: requests.Session, compute: str, name: str, place: Place) -> S
     if match and match[2] != place.region:
         raise GcpError(f"subnetwork {name} is in {match[2]}, and {place.zone} is in {place.region}: take one of that region")
     try:
-        facts = get_json(client, f"{compute}{link}")
-        network, inside = _LINK.search(str(facts["network"])), ipaddress.IPv4Network(facts["ipCidrRange"])
+        answer = get_json(client, f"{compute}{link}")
+        network, range_ = _LINK.search(str(answer["network"])), ipaddress.IPv4Network(answer["ipCidrRange"])
     except (ApiError, KeyError, ValueError) as error:
         raise GcpError(
             f"subnetwork {link} cannot be used ({error}): it must be there, and you need compute.networkUser"
         ) from None
     if not network:
-        raise GcpError(f"subnetwork {link} is in {facts['network']}, which is no network")
-    return Subnet(link, network[0], network[1], bool(facts.get("privateIpGoogleAccess")), inside)
+        raise GcpError(f"subnetwork {link} is in {answer['network']}, which is no network")
+    return Subnet(link, network[0], network[1], bool(answer.get("privateIpGoogleAccess")), range_)
 
 
-def _end(link: object) -> str:
+def _last_part(link: object) -> str:
     return str(link).rpartition("/")[2]

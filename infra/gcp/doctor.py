@@ -15,7 +15,7 @@ Inventory = Mapping[str, Any] | None
 
 
 def hosts(inventory: Inventory) -> Iterator[Finding]:
-    """Check that the instances exist and run, by the Compute API."""
+    """Check that the instances of job hosts exist and run."""
     if inventory is None or not inventory.get("power"):
         return
     client, running, count = session(configuration()), 0, 0
@@ -38,8 +38,8 @@ def hosts(inventory: Inventory) -> Iterator[Finding]:
         yield ok(f"all {running} hosts run that jobs are for")
 
 
-def leftovers(_: Inventory) -> Iterator[Finding]:
-    """Find resources with the stack's names that are in no state. Those that another state may have are not reported."""
+def orphans(_: Inventory) -> Iterator[Finding]:
+    """Find resources with the stack's names that are not in its state; one warning if another state may have them."""
     resources, has_state = of_stack(configuration())
     if resources and not has_state:
         yield warning(
@@ -49,13 +49,13 @@ def leftovers(_: Inventory) -> Iterator[Finding]:
         )
         return
     command = "python -m infra.gcp.orphans"
-    # One command deletes them all, so a host that runs must not be among them.
-    used = any(item.runs for item in resources)
-    remedy = f"{command} lists them; if nobody needs them, {command} --delete" if used else f"{command} --delete"
+    # One command deletes them all, so list them first if a host runs.
+    any_runs = any(item.runs for item in resources)
+    remedy = f"{command} lists them; if nobody needs them, {command} --delete" if any_runs else f"{command} --delete"
     for item in resources:
         yield warning(f"{item.kind} {item.name} is in no state{', and runs' if item.runs else ''}", remedy)
     if not resources:
         yield ok("all that bears the stack's names is in its state")
 
 
-CHECKS = {"hosts": hosts, "orphans": leftovers}
+CHECKS = {"hosts": hosts, "orphans": orphans}

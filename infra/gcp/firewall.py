@@ -1,4 +1,7 @@
-"""The firewall table as VPC rules: one rule a row, by service account; all else is refused and logged."""
+"""The firewall table as VPC rules: one rule for each row, by service account.
+
+All other inbound traffic, and with closed egress all other outbound traffic, is refused and logged.
+"""
 
 from __future__ import annotations
 
@@ -10,29 +13,29 @@ from pulumi import ComponentResource, Output, Resource, ResourceOptions
 from pulumi_gcp.compute import Firewall, FirewallAllowArgs, FirewallDenyArgs, FirewallLogConfigArgs
 
 from infra.gcp.names import GoogleNames
-from infra.ports import FIREWALL, allowed
+from infra.ports import FIREWALL, firewall_rows
 from infra.scale_tiers import ClusterSpec, Role
 
-# Private Google Access: Google's APIs by an address that only hosts inside Google reach. Source: VPC documentation, "Configure
+# Private Google Access: addresses of Google's APIs that only hosts inside Google reach. Source: VPC documentation, "Configure
 # Private Google Access", private.googleapis.com.
 GOOGLE_RANGE = ipaddress.IPv4Network("199.36.153.8/30")
-# Where IAP's tunnels come from. Source: Identity-Aware Proxy documentation, "Using IAP for TCP forwarding".
+# The source addresses of IAP's tunnels. Source: Identity-Aware Proxy documentation, "Using IAP for TCP forwarding".
 IAP_RANGE = ipaddress.IPv4Network("35.235.240.0/20")
 ALLOW_PRIORITY = 1000
-# Below every rule of ours, and above the hidden rule of all networks, which cannot be logged (65535).
+# After all other rules of the stack, but before the implied rule of every network (65535), which cannot be logged.
 DENY_PRIORITY = 65000
 
 
 class ClusterFirewall(ComponentResource):
-    """`rules` are the rules, for hosts to wait for.
+    """The VPC rules; hosts depend on `rules`.
 
     Args:
-        project: the network's.
+        project: that of the network.
         accounts: the service accounts by role.
         operator: the range that ssh may come from.
-        shared: others use the network too, and their hosts get no rules.
-        hosts_range: the range of the hosts, if they may reach only that and Google's APIs.
-        gpu_driver_roles: roles whose hosts may reach the web all the same, to fetch the driver of their GPUs.
+        shared: True if the network has other hosts too; the rules do not apply to those.
+        hosts_range: the range of the hosts, if they may reach only each other and Google's APIs.
+        gpu_driver_roles: roles whose hosts may reach the web nevertheless, for the driver of their GPUs.
     """
 
     def __init__(
@@ -62,9 +65,9 @@ class ClusterFirewall(ComponentResource):
                 source_ranges=None if row.source else [str(operator)],
                 target_service_accounts=[accounts[row.destination]],
             )
-            for row in allowed(spec)
+            for row in firewall_rows(spec)
         ]
-        # What hosts may reach: answers need no rule, and the metadata server is always reachable.
+        # Outbound traffic: replies need no rule, and the metadata server is always reachable.
         if hosts_range is not None:
             ports = list(dict.fromkeys(text for row in FIREWALL if row.source for text in row.ranges))
             rules += [
@@ -83,7 +86,7 @@ class ClusterFirewall(ComponentResource):
         """Declare a rule for TCP to these ports; without ports, one that refuses and logs everything."""
         return Firewall(
             name,
-            name=self._names.of(name),
+            name=self._names.resource_name(name),
             project=self._project,
             network=self._network,
             description=why,

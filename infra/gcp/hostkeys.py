@@ -1,4 +1,4 @@
-"""The hosts' ssh keys, as Google's guest agent publishes them, so that ssh knows each key before it connects.
+"""The hosts' public ssh keys, which Google's guest agent publishes, so that ssh knows each key before it connects.
 
 Source: Compute Engine documentation, "Guest attributes", namespace `hostkeys`.
 """
@@ -21,12 +21,12 @@ _POLL = 2.0
 
 
 class HostKeys(ModuleResource, module="gcp", name="HostKeys"):
-    """The ssh keys of all hosts, as a resource.
+    """The public ssh keys of all hosts, as a resource.
 
     Inputs: endpoint (of the Compute API), project, zone, hosts (host to instance name), created (host to instance id: a
     recreated host has a new key), timeout (seconds).
 
-    Outputs: hostKeys (host to key), late (the hosts that have no key yet; the next `pulumi up` reads theirs again).
+    Outputs: hostKeys (host to key), late (the hosts without a key; the next `pulumi up` reads their keys again).
     """
 
     module_name = __name__
@@ -45,11 +45,11 @@ def read(name: str, props: Props) -> Props | None:
 
 def update(name: str, old: Props, new: Props) -> Props:
     keys = old.get("hostKeys") or {}
-    same = {host: keys[host] for host in new["hosts"] if host in keys and _same(host, old, new)}
-    return _outputs(new, read_keys(new, same, new["timeout"]))
+    unchanged = {host: keys[host] for host in new["hosts"] if host in keys and _is_same_instance(host, old, new)}
+    return _outputs(new, read_keys(new, unchanged, new["timeout"]))
 
 
-def _same(host: str, old: Props, new: Props) -> bool:
+def _is_same_instance(host: str, old: Props, new: Props) -> bool:
     return all((old.get(key) or {}).get(host) == new[key][host] for key in ("hosts", "created"))
 
 
@@ -58,7 +58,7 @@ def _outputs(props: Props, keys: Mapping[str, str]) -> Props:
 
 
 def read_keys(props: Props, known: Mapping[str, str], seconds: float) -> dict[str, str]:
-    """Return the keys of all hosts; a host without one at the time limit is left out. GcpError if Google refuses to answer."""
+    """Return the keys by host, without hosts that have none after `seconds`. GcpError if Google refuses the request."""
     keys, deadline, client = dict(known), time.monotonic() + seconds, None
     while missing := [host for host in props["hosts"] if host not in keys]:
         if client and time.monotonic() + _POLL > deadline:
@@ -66,7 +66,7 @@ def read_keys(props: Props, known: Mapping[str, str], seconds: float) -> dict[st
         if client:
             time.sleep(_POLL)
         client = client or session(configuration)
-        written = guest_attributes(client, props, missing, "hostkeys", "host key")
+        attributes = guest_attributes(client, props, missing, "hostkeys", "host key")
         # Accept only a well-formed key of the type that our sshd has.
-        keys |= {host: f"{_KIND} {key}" for host in missing if _KEY.match(key := written[host].get(_KIND, ""))}
+        keys |= {host: f"{_KIND} {key}" for host in missing if _KEY.match(key := attributes[host].get(_KIND, ""))}
     return {host: keys[host] for host in props["hosts"] if host in keys}

@@ -17,17 +17,17 @@ from infra.scale_tiers import PYTHON, PYTHON_WITH_GPUS, Accelerator
 from infra.templates import ROOT, render
 
 DEBIAN = "projects/debian-cloud/global/images/family/debian-12"
-# Secure Boot takes signed kernel modules alone, and Debian has no NVIDIA driver that is signed; Canonical signs Ubuntu's.
+# Secure Boot loads only signed kernel modules. Debian has no signed NVIDIA driver; Canonical signs Ubuntu's.
 # Source: Compute Engine documentation, "Install GPU drivers", on VMs that use Secure Boot.
 UBUNTU = "projects/ubuntu-os-cloud/global/images/family/ubuntu-2404-lts-amd64"
-# The names that hosts ask: TensorFlow and fsspec for objects, replicas to have a host started.
+# The APIs that hosts call: TensorFlow and fsspec for objects in the bucket, replicas to start a host.
 APIS = ("storage.googleapis.com", "www.googleapis.com", "compute.googleapis.com")
 _DRIVERS = ("580-server", "570-server", "550-server")
 
 _ROLE = ROOT / "ansible" / "roles" / "host"
-# A Google host has its network from its image, and the VPC's firewall, which no host can flush. Google's guest agent brings its
-# host key and authorized key, and writes its name and the metadata server's into /etc/hosts.
-NOT_HERE = frozenset(
+# Google's image configures the network; the VPC has the firewall, which no host can flush. Google's guest agent creates the
+# host key, installs the authorized key, and writes the names of the host and the metadata server into /etc/hosts.
+LOCAL_ONLY_FILES = frozenset(
     {
         "etc/hosts",
         "etc/systemd/network/50-scaletier.network",
@@ -47,8 +47,8 @@ class _File:
 
 
 @dataclass(frozen=True)
-class ImageArchive:
-    """A runtime as hosts find it: in this bucket, with this hash."""
+class StoredRuntime:
+    """A runtime's archive in a bucket, with its hash, which hosts download."""
 
     recipe: Recipe
     bucket: str
@@ -60,26 +60,25 @@ class ImageArchive:
 
 
 def image(chosen: str | None, gpus: bool) -> str:
-    """Return the image of a stack's hosts: the configured one, else Debian 12, or Ubuntu if any has GPUs.
+    """Return the image of a stack's hosts: the configured one, else Debian 12, or Ubuntu if any host has GPUs.
 
-    All hosts have the same one, since a job's packages are built for one Python.
+    All hosts have the same image, since a job's packages are built for one version of Python.
     """
     return chosen or (UBUNTU if gpus else DEBIAN)
 
 
-def python(gpus: bool) -> str:
-    """Return the version of Python in such an image."""
+def python_version(gpus: bool) -> str:
     return PYTHON_WITH_GPUS if gpus else PYTHON
 
 
 def startup_script(
-    archive: ImageArchive,
+    archive: StoredRuntime,
     accelerator: Accelerator | None,
     idle_seconds: int,
     network: ipaddress.IPv4Network,
     egress_closed: bool,
 ) -> str:
-    """Return a host's start-up script: the same text for the same role, runtime and kind of machine.
+    """Return a host's start-up script: equal for hosts with the same arguments.
 
     `network` is the range of the cluster's hosts. With `egress_closed`, hosts reach Google's APIs
     by their private address only.
@@ -106,7 +105,7 @@ def startup_script(
 
 
 def version(script: str) -> str:
-    """Return the version that a host reports after this script: a hash of all else in it."""
+    """Return the version that a host reports after it has run this script: a hash of the rest of the script."""
     return next(line.partition("=")[2] for line in script.splitlines() if line.startswith("script="))
 
 
@@ -115,7 +114,7 @@ def _files() -> list[_File]:
     entries = []
     for path in sorted(top.rglob("*")):
         name = path.relative_to(top).as_posix()
-        if path.is_file() and name not in NOT_HERE:
+        if path.is_file() and name not in LOCAL_ONLY_FILES:
             mode = "0755" if path.stat().st_mode & 0o100 else "0440" if name.startswith("etc/sudoers.d/") else "0644"
             entries.append(_File(f"/{name}", mode, path.read_text()))
     return entries

@@ -1,4 +1,4 @@
-"""The hosts: one instance per host. Each is a resource of its own, so changing one does not affect the others."""
+"""The hosts: each is an instance and a resource of its own, so a change of one does not affect others."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 class HostArgs:
     """Inputs of one host; `startup_script` runs at every boot.
 
-    `subnet` is the link of the host's subnet. `owned_subnet` is that subnet's resource, or None if the
-    stack does not own it: then the host's address is reserved.
+    `subnet` is the link of the host's subnet. `owned_subnet` is the subnet's resource, or None if the stack does not own the
+    subnet: then the host's address is reserved.
     """
 
     place: Place
@@ -50,12 +50,12 @@ class HostArgs:
 class InstanceHost(ComponentResource):
     """A host: its instance and its address, which is reserved if the stack does not own the subnet.
 
-    Outputs: `instance_name`, `created_name` (the same, as an output that is known once the instance exists), `address`
+    Outputs: `instance_name`, `instance_name_output` (the same, known once the instance exists), `address`
     (internal), `public_address` (empty if it has none), `instance_id`, `create_time` (RFC 3339).
     """
 
     instance_name: str
-    created_name: Output[str]
+    instance_name_output: Output[str]
     address: Output[str]
     public_address: Output[str]
     instance_id: Output[str]
@@ -63,7 +63,7 @@ class InstanceHost(ComponentResource):
 
     def __init__(self, host_id: HostId, args: HostArgs, after: Sequence[Resource], opts: ResourceOptions) -> None:
         super().__init__("scaletier:gcp:Host", host_id.name, None, opts)
-        self.instance_name = args.names.of(host_id.name)
+        self.instance_name = args.names.resource_name(host_id.name)
         role, config = args.role, args.config
         self.address = (
             Output.from_input(address(config.network, host_id)) if args.owned_subnet else self._reserved(host_id, args)
@@ -113,13 +113,13 @@ class InstanceHost(ComponentResource):
                 depends_on=list(after),
                 delete_before_replace=True,
                 replacement_trigger=_replacement_trigger(role.accelerator, config.public_address),
-                # Another range replaces the subnet, which Google deletes only if it has no hosts.
+                # A new address range replaces the subnet, which Google deletes only if it has no hosts.
                 replace_with=[args.owned_subnet] if args.owned_subnet else None,
                 # Some machine types include local disks, which this program does not manage.
                 ignore_changes=["scratchDisks"],
             ),
         )
-        self.created_name = instance.name
+        self.instance_name_output = instance.name
         self.instance_id, self.create_time = instance.instance_id, instance.creation_timestamp
         self.public_address = instance.network_interfaces.apply(
             lambda interfaces: (interfaces[0].access_configs[0].nat_ip or "") if interfaces[0].access_configs else ""
@@ -127,7 +127,7 @@ class InstanceHost(ComponentResource):
         self.register_outputs({"instance": self.instance_name, "address": self.address})
 
     def _reserved(self, host_id: HostId, args: HostArgs) -> Output[str]:
-        """Reserve an address and return it: a recreated host has it again, so its peers can reach it."""
+        """Reserve an address and return it: a recreated host has the same, so its peers can reach it."""
         reserved = Address(
             f"{host_id.name}-address",
             name=self.instance_name,
@@ -143,14 +143,14 @@ class InstanceHost(ComponentResource):
 def _replacement_trigger(gpus: Accelerator | None, public: bool) -> str:
     """Return a text that changes if the host's GPUs change or it gets or loses a public address: then it is replaced.
 
-    If the inputs no longer name them, the provider reads them from the host, and would keep them.
+    If the inputs no longer name GPUs or an address, the provider takes them from the existing host, and would keep them.
     """
-    reach = "public" if public else "private"
-    return f"{reach}, {gpus.count} x {gpus.type}" if gpus else reach
+    access = "public" if public else "private"
+    return f"{access}, {gpus.count} x {gpus.type}" if gpus else access
 
 
 def _scheduling(role: RoleSpec) -> InstanceSchedulingArgs:
-    """Return the scheduling: spot hosts and hosts with GPUs cannot migrate while they run.
+    """Return the scheduling options: spot hosts and hosts with GPUs cannot migrate while they run.
 
     Source: Compute Engine documentation, "Spot VMs" and "GPU VMs and host maintenance events".
     """

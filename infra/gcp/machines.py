@@ -1,6 +1,6 @@
 """Machine types, and their GPUs: pure tables and look-ups.
 
-`discovery.Catalogue` has the answer of Google's API for a zone. Source: Compute Engine documentation, "General-purpose machine
+`discovery.Catalogue` has what Google's API returns for a zone. Source: Compute Engine documentation, "General-purpose machine
 family", "Accelerator-optimized machine family" and "GPU machine types" (which counts go with how many vCPUs of N1).
 """
 
@@ -87,17 +87,17 @@ def check_disk(kind: MachineType, disk_type: str) -> None:
 
 
 def gpu_name(text: str) -> str:
-    """Compute Engine's name of a GPU, from it or from Cloud ML's (`NVIDIA_TESLA_T4`)."""
+    """Return Compute Engine's name of a GPU, from that name or Cloud ML's (`NVIDIA_TESLA_T4`)."""
     return text.strip().lower().replace("_", "-")
 
 
 def machine(name: str, machines: Mapping[str, MachineType] = MACHINES) -> MachineType:
-    """Return the machine type of that name. Raises SpecError that lists those of the same series, or the series."""
+    """Return the machine type of that name; SpecError lists the types of the same series, or all series."""
     if name in machines:
         return machines[name]
     series = re.split(r"[-_]", name, maxsplit=1)[0].lower()
-    alike = [kind for kind in machines if kind.startswith(f"{series}-")]
-    valid = ", ".join(alike or dict.fromkeys(f"{kind.partition('-')[0]}-…" for kind in machines))
+    same_series = [kind for kind in machines if kind.startswith(f"{series}-")]
+    valid = ", ".join(same_series or dict.fromkeys(f"{kind.partition('-')[0]}-…" for kind in machines))
     raise SpecError(f"machine type {name!r} is unknown; valid are {valid}")
 
 
@@ -106,7 +106,7 @@ def resolve_accelerator(
 ) -> Accelerator | None:
     """Return the GPUs of a machine type: those requested, validated, or those that the type includes.
 
-    Raises SpecError for a pair that Compute Engine refuses, with the valid ones.
+    Raises SpecError, with the valid choices, for GPUs that Compute Engine does not offer with the machine type.
     """
     name = kind.name
     if accelerator is None:

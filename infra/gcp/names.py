@@ -1,4 +1,4 @@
-"""Names and addresses of a stack on Google Cloud: pure, so that they are equal on every machine."""
+"""Names and addresses of a stack on Google Cloud: pure functions, so they are equal on every machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BUCKET = (
 class GoogleNames:
     """Names of a stack; `prefix` has at most 20 characters.
 
-    A service account's id has at most 30, and `-evaluator` is the longest ending.
+    A service account's id has at most 30 characters, and `-evaluator` is the longest ending.
     """
 
     prefix: str
@@ -35,11 +35,11 @@ class GoogleNames:
 
     @property
     def role_title(self) -> str:
-        """The title of the custom role, whose id has a suffix that Pulumi draws."""
-        return self.of("start")
+        """The title of the custom IAM role that lets hosts start the stack's instances. Pulumi adds random digits to its id."""
+        return self.resource_name("start")
 
-    def of(self, *parts: str) -> str:
-        """Return a name of RFC 1035, at most 63 characters."""
+    def resource_name(self, *parts: str) -> str:
+        """Return a resource's name, of RFC 1035, at most 63 characters."""
         return "-".join((self.prefix, *parts))
 
 
@@ -62,9 +62,9 @@ def _hash(project: str, name: str) -> str:
     return hashlib.sha256(f"{project}\0{name}".encode()).hexdigest()
 
 
-def names_of(project: str, stack: str, before: StackState) -> GoogleNames:
-    """Return the names in the stack's state, which a renamed stack keeps, or new ones."""
-    for host, outputs in before.of("compute/instance:Instance").items():
+def names_of(project: str, stack: str, state: StackState) -> GoogleNames:
+    """Return the names in the stack's state, which a renamed stack keeps; new names if it has no host."""
+    for host, outputs in state.of("compute/instance:Instance").items():
         label = (outputs.get("labels") or {}).get("scaletier-stack")
         if label and outputs.get("project") == project:
             prefix = str(outputs["name"]).removesuffix(f"-{host}")

@@ -25,11 +25,11 @@ from infra.gcp.zones import Place
 class ClusterNetwork(ComponentResource):
     """The network, as one component. Outputs: the links of the network and of its subnet.
 
-    `subnet_resource` is the subnet; if it is replaced, every host is replaced.
+    If `subnet_resource`, the subnet, is replaced, every host is replaced.
 
     Args:
         range_: the subnet's address range.
-        flow_logs: True to write samples of its traffic to Cloud Logging.
+        flow_logs: True to write samples of the subnet's traffic to Cloud Logging.
     """
 
     subnet_resource: Resource
@@ -40,7 +40,7 @@ class ClusterNetwork(ComponentResource):
         self, place: Place, names: GoogleNames, range_: ipaddress.IPv4Network, flow_logs: bool, opts: ResourceOptions
     ) -> None:
         super().__init__("scaletier:gcp:Network", "network", None, opts)
-        inside = ResourceOptions(parent=self)
+        child_opts = ResourceOptions(parent=self)
         network = Network(
             "network",
             name=names.prefix,
@@ -48,7 +48,7 @@ class ClusterNetwork(ComponentResource):
             description=f"scaletier, stack {names.stack}",
             auto_create_subnetworks=False,
             routing_mode="REGIONAL",
-            opts=inside,
+            opts=child_opts,
         )
         subnet = Subnetwork(
             "subnet",
@@ -63,10 +63,10 @@ class ClusterNetwork(ComponentResource):
             )
             if flow_logs
             else None,
-            opts=inside,
+            opts=child_opts,
         )
         router = Router(
-            "router", name=names.prefix, project=place.project, region=place.region, network=network.self_link, opts=inside
+            "router", name=names.prefix, project=place.project, region=place.region, network=network.self_link, opts=child_opts
         )
         RouterNat(
             "nat",
@@ -78,8 +78,8 @@ class ClusterNetwork(ComponentResource):
             source_subnetwork_ip_ranges_to_nat="LIST_OF_SUBNETWORKS",
             subnetworks=[RouterNatSubnetworkArgs(name=subnet.self_link, source_ip_ranges_to_nats=["ALL_IP_RANGES"])],
             log_config=RouterNatLogConfigArgs(enable=True, filter="ERRORS_ONLY"),
-            # Google identifies a NAT by project, region, router and name. If the new one came first, deleting the old one would
-            # delete it too.
+            # Google identifies a NAT by project, region, router and name. If the new NAT were created first, deleting the
+            # old one would delete it too.
             opts=ResourceOptions(parent=self, delete_before_replace=True),
         )
         self.subnet_resource = subnet

@@ -1,8 +1,8 @@
 """List and delete resources at Google that have this stack's names but are not in its state.
 
 A killed `pulumi up` leaves them. `python -m infra.gcp.orphans` prints those of the selected stack, one per line; `--delete`
-deletes them. They are hosts, networks, firewall rules, service accounts and the custom role. The bucket is never deleted: the
-next `pulumi up` reuses it. If the state is empty, another person's state may have the resources: then `--delete` also needs
+deletes them. They are hosts, networks, firewall rules, service accounts and the custom IAM role. The bucket is never deleted:
+the next `pulumi up` reuses it. If the state is empty, another person's state may have the resources: then `--delete` also needs
 `--state-is-lost`.
 """
 
@@ -49,7 +49,7 @@ _LIMIT = 300.0
 
 
 @dataclass(frozen=True)
-class Leftover:
+class Orphan:
     """A resource at Google: its kind, its id in Pulumi's state, its URL, and whether it is a host that runs."""
 
     kind: str
@@ -62,20 +62,20 @@ class Leftover:
         return self.id.rpartition("/")[2]
 
 
-def leftovers(project: str, own: GoogleNames, known: Iterable[str], get: ReadConfig) -> list[Leftover]:
+def find_orphans(project: str, names: GoogleNames, recorded_ids: Iterable[str], read_config: ReadConfig) -> list[Orphan]:
     """Return resources that have the stack's names and whose ids are not in its state, in the order of deletion."""
-    client, state = session(get), frozenset(known)
-    projects = {kind: [project] for kind in _COMPUTE} | {_FIREWALLS: _firewall_projects(project, get)}
-    resources = [item for kind in _COMPUTE for where in projects[kind] for item in _compute(client, where, kind, get)]
-    resources += _accounts(client, project, get)
-    resources = [resource for resource in resources if f"{resource.name}-".startswith(f"{own.prefix}-")]
-    resources += _roles(client, project, own.role_title, get)
-    return [resource for resource in resources if resource.id not in state]
+    client, recorded = session(read_config), frozenset(recorded_ids)
+    projects = {kind: [project] for kind in _COMPUTE} | {_FIREWALLS: _firewall_projects(project, read_config)}
+    resources = [item for kind in _COMPUTE for owner in projects[kind] for item in _compute(client, owner, kind, read_config)]
+    resources += _accounts(client, project, read_config)
+    resources = [resource for resource in resources if f"{resource.name}-".startswith(f"{names.prefix}-")]
+    resources += _roles(client, project, names.role_title, read_config)
+    return [resource for resource in resources if resource.id not in recorded]
 
 
-def delete(resources: Iterable[Leftover], get: ReadConfig) -> None:
-    """Delete sorted resources, one kind after the other; GcpError if Google refuses, or one exists after five minutes."""
-    client = session(get)
+def delete(resources: Iterable[Orphan], read_config: ReadConfig) -> None:
+    """Delete resources in their order, one kind after the other; GcpError if Google refuses, or one exists after 5 minutes."""
+    client = session(read_config)
     for kind, group in groupby(resources, attrgetter("kind")):
         items = list(group)
         for item in items:
@@ -94,7 +94,7 @@ def delete(resources: Iterable[Leftover], get: ReadConfig) -> None:
             time.sleep(_POLL)
 
 
-def _exists(client: requests.Session, item: Leftover) -> bool:
+def _exists(client: requests.Session, item: Orphan) -> bool:
     try:
         return not get_json(client, item.url).get("deleted")  # Google still returns a deleted role for weeks
     except ApiError as error:
@@ -103,33 +103,33 @@ def _exists(client: requests.Session, item: Leftover) -> bool:
         raise
 
 
-def _firewall_projects(project: str, get: ReadConfig) -> list[str]:
-    """Return the stack's project, and the one of the configured subnet if the stack's rules are there."""
-    given = {key: value for key in ("subnetwork", "firewall") if (value := get(f"scaletier:{key}"))}
-    config = GcpConfig.parse(given)
+def _firewall_projects(project: str, read_config: ReadConfig) -> list[str]:
+    """Return the stack's project, and the project of the configured subnet if the stack has firewall rules there."""
+    values = {key: value for key in ("subnetwork", "firewall") if (value := read_config(f"scaletier:{key}"))}
+    config = GcpConfig.parse(values)
     shared = config.subnetwork.split("/")[1:2] if config.subnetwork and config.firewall else []
     return list(dict.fromkeys([project, *shared]))
 
 
-def _compute(client: requests.Session, project: str, path: str, get: ReadConfig) -> Iterator[Leftover]:
-    base, kind = endpoint(COMPUTE, get), path.rpartition("/")[2]
+def _compute(client: requests.Session, project: str, path: str, read_config: ReadConfig) -> Iterator[Orphan]:
+    base, kind = endpoint(COMPUTE, read_config), path.rpartition("/")[2]
     for entry in get_all(client, f"{base}projects/{project}/{path}"):
         for item in entry[1].get(kind, []) if isinstance(entry, tuple) else [entry]:
             id_ = str(item["selfLink"]).partition("/compute/v1/")[2]
-            yield Leftover(_COMPUTE[path], id_, f"{base}{id_}", item.get("status") in _RUNNING)
+            yield Orphan(_COMPUTE[path], id_, f"{base}{id_}", item.get("status") in _RUNNING)
 
 
-def _accounts(client: requests.Session, project: str, get: ReadConfig) -> Iterator[Leftover]:
-    base = endpoint(IAM, get)
+def _accounts(client: requests.Session, project: str, read_config: ReadConfig) -> Iterator[Orphan]:
+    base = endpoint(IAM, read_config)
     for item in get_all(client, f"{base}projects/{project}/{_ACCOUNTS}", "accounts"):
-        yield Leftover("service account", str(item["name"]), f"{base}{item['name']}")
+        yield Orphan("service account", str(item["name"]), f"{base}{item['name']}")
 
 
-def _roles(client: requests.Session, project: str, title: str, get: ReadConfig) -> Iterator[Leftover]:
-    base = endpoint(IAM, get)
+def _roles(client: requests.Session, project: str, title: str, read_config: ReadConfig) -> Iterator[Orphan]:
+    base = endpoint(IAM, read_config)
     for item in get_all(client, f"{base}projects/{project}/roles", "roles"):
         if item.get("title") == title:
-            yield Leftover("role", str(item["name"]), f"{base}{item['name']}")
+            yield Orphan("role", str(item["name"]), f"{base}{item['name']}")
 
 
 def _pulumi(*arguments: str) -> Any:
@@ -143,31 +143,31 @@ def configuration() -> ReadConfig:
     return lambda key: (config.get(key) or {}).get("value")
 
 
-def of_stack(get: ReadConfig) -> tuple[list[Leftover], bool]:
+def of_stack(read_config: ReadConfig) -> tuple[list[Orphan], bool]:
     """Return the orphans of the selected stack, and whether its state has any resource at Google.
 
     If it has none, another state may have the resources with the stack's names.
     """
-    project_id = project(lambda key: get(f"gcp:{key}"), os.environ)
+    project_id = project(lambda key: read_config(f"gcp:{key}"), os.environ)
     resources = _pulumi("stack", "export").get("deployment", {}).get("resources") or []
     state = StackState({str(item.get("urn")): {"outputs": {}, **item} for item in resources})
-    own = names_of(project_id, _pulumi("stack", "--show-name"), state)
-    leftover_list = leftovers(project_id, own, [str(item.get("id")) for item in resources], get)
-    return leftover_list, any(str(item.get("type")).startswith("gcp:") for item in resources)
+    names = names_of(project_id, _pulumi("stack", "--show-name"), state)
+    orphans = find_orphans(project_id, names, [str(item.get("id")) for item in resources], read_config)
+    return orphans, any(str(item.get("type")).startswith("gcp:") for item in resources)
 
 
 def main(arguments: list[str]) -> None:
     """List the resources, and delete them with `--delete`; report an error in one line."""
     try:
-        get = configuration()
-        resources, has_state = of_stack(get)
+        read_config = configuration()
+        resources, has_state = of_stack(read_config)
         if "--delete" in arguments and not has_state and LOST not in arguments:
             raise GcpError(
                 f"this stack has nothing at Google in its state, {backend.url(ROOT)}, so another state may have what bears its "
                 f"name: nothing was deleted. If none has, --delete {LOST}"
             )
         if "--delete" in arguments:
-            delete(resources, get)
+            delete(resources, read_config)
     except (GcpError, SpecError, backend.BackendError) as error:
         sys.exit(f"leftovers: {error}")
     for resource in resources:

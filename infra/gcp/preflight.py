@@ -1,6 +1,6 @@
-"""Checks at every preview and before every update, so that one that is bound to fail creates nothing.
+"""Checks at every preview and before every update, so that an update that would fail creates nothing.
 
-They refuse only on a definite answer of Google: what they cannot see, the API refuses later by itself.
+They refuse only what Google's answers show to be impossible. If Google does not answer, the update itself fails later.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from infra.scale_tiers import Accelerator, ClusterSpec
 
 _QUOTAS = "https://console.cloud.google.com/iam-admin/quotas"
 _DISABLED = ("SERVICE_DISABLED", "accessNotConfigured")
-# Source: Compute Engine documentation, "Allocation quotas". A series that is not named is left to the API.
+# Source: Compute Engine documentation, "Allocation quotas". Other series are not checked here.
 _CPUS = {
     "n1": "CPUS",
     "e2": "CPUS",
@@ -41,26 +41,26 @@ _GPUS = {
     "nvidia-tesla-a100": "NVIDIA_A100_GPUS",
     "nvidia-a100-80gb": "NVIDIA_A100_80GB_GPUS",
 }
-# Quotas of the project. Hosts with preemptible quotas are left to the API: Google does not document whether they count.
+# Quotas of the project. Hosts with preemptible quotas are not counted here: Google does not document whether they count.
 _ALL_CPUS, _ALL_GPUS = "CPUS_ALL_REGIONS", "GPUS_ALL_REGIONS"
 _ADDRESSES = "IN_USE_ADDRESSES"
 _DISKS = {"pd-ssd": "SSD_TOTAL_GB", "pd-balanced": "SSD_TOTAL_GB", "pd-standard": "DISKS_TOTAL_GB"}
 
 
 def preflight(
-    discovery: Discovery, config: GcpConfig, bucket: str, stack: str, get: ReadConfig, recorded: bool = False
+    discovery: Discovery, config: GcpConfig, bucket: str, stack: str, read_config: ReadConfig, recorded: bool = False
 ) -> bool:
-    """Check credentials, API, zone, quotas and bucket; return True if the bucket has this stack's label.
+    """Check credentials, API, zone, quotas and bucket; return True if the bucket exists with this stack's label.
 
-    `recorded` is True if the stack's state has the bucket: then it needs no label, as it may have been imported by hand.
-    The usage of a quota is without the stack's own hosts. GcpError for the first check that fails.
+    `recorded` is True if the stack's state has the bucket: then it needs no label, as it may have been imported by hand. The
+    use of a quota does not include the stack's existing hosts. GcpError for the first check that fails.
     """
-    client, place, machines = session(get), discovery.place, discovery.catalogue.machines
-    region = _region(client, f"{endpoint(COMPUTE, get)}projects/{place.project}/regions/{place.region}", place)
+    client, place, machines = session(read_config), discovery.place, discovery.catalogue.machines
+    region = _region(client, f"{endpoint(COMPUTE, read_config)}projects/{place.project}/regions/{place.region}", place)
     zones = [str(link).rpartition("/")[2] for link in region.get("zones", [])]
     if zones and place.zone not in zones:
         raise GcpError(f"region {place.region} has no zone {place.zone}; it has {', '.join(sorted(zones))}")
-    quotas = [*region.get("quotas", []), *_project_quotas(client, f"{endpoint(COMPUTE, get)}projects/{place.project}")]
+    quotas = [*region.get("quotas", []), *_project_quotas(client, f"{endpoint(COMPUTE, read_config)}projects/{place.project}")]
     limits, usage = ({str(item["metric"]): float(item.get(what, 0)) for item in quotas} for what in ("limit", "usage"))
     own = quota_usage(discovery.hosts, machines, config.boot_disk_type, limits)
     disk = config.boot_disk_type, config.boot_disk_size
@@ -77,7 +77,7 @@ def preflight(
                 f"quota {name} {where} is {limit:g}{used} and this cluster needs {needed}: ask for more at "
                 f"{_QUOTAS}?project={place.project}, or take a smaller tier"
             )
-    return _bucket(client, f"{endpoint(STORAGE, get)}b", bucket, stack, place, recorded)
+    return _bucket(client, f"{endpoint(STORAGE, read_config)}b", bucket, stack, place, recorded)
 
 
 def quota_needs(
@@ -94,16 +94,16 @@ def quota_needs(
     """
     needed: Counter[str] = Counter()
     for role in spec.roles.values():
-        one = _host_usage(machines[role.machine_type], role.accelerator, role.spot, public_address, limits or {})
-        one[_DISKS[disk_type]] += disk_size
-        needed.update({name: role.count * count for name, count in one.items()})
+        host_usage = _host_usage(machines[role.machine_type], role.accelerator, role.spot, public_address, limits or {})
+        host_usage[_DISKS[disk_type]] += disk_size
+        needed.update({name: role.count * count for name, count in host_usage.items()})
     return dict(needed)
 
 
 def quota_usage(
     hosts: Sequence[ExistingHost] | None, machines: Mapping[str, MachineType], disk_type: str, limits: Mapping[str, float]
 ) -> Counter[str] | None:
-    """Return what the stack's hosts use of the quotas, as if all ran; None if it is unknown."""
+    """Return the use of quotas by the stack's existing hosts, as if all ran; None if it is unknown."""
     used: Counter[str] = Counter()
     for host in hosts or ():
         kind = machines.get(host.machine_type) or MACHINES.get(host.machine_type)
@@ -122,26 +122,26 @@ def _host_usage(
     if public_address:
         used[_ADDRESSES] = 1
 
-    def take(name: str | None, count: int, total: str) -> None:
+    def add(name: str | None, count: int, total: str) -> None:
         if name and spot and limits.get(f"PREEMPTIBLE_{name}"):
             used[f"PREEMPTIBLE_{name}"] += count
         elif name:
             used.update({name: count, total: count})
 
     cpus = _CPUS.get(kind.series)
-    take("CPUS" if cpus and spot and limits.get("PREEMPTIBLE_CPUS") else cpus, kind.cpus, _ALL_CPUS)
+    add("CPUS" if cpus and spot and limits.get("PREEMPTIBLE_CPUS") else cpus, kind.cpus, _ALL_CPUS)
     if accelerator:
-        take(_GPUS.get(accelerator.type), accelerator.count, _ALL_GPUS)
+        add(_GPUS.get(accelerator.type), accelerator.count, _ALL_GPUS)
     return used
 
 
-def has_content(bucket: str, get: ReadConfig) -> bool:
-    """Return True if a bucket has objects, older versions too, besides the hosts' Python, or Google refuses to say."""
-    url = f"{endpoint(STORAGE, get)}b/{bucket}/o"
+def has_content(bucket: str, read_config: ReadConfig) -> bool:
+    """Return True if a bucket has objects or old versions besides the hosts' Python, or Google refuses to list them."""
+    url = f"{endpoint(STORAGE, read_config)}b/{bucket}/o"
     try:
-        # Names before and after those in the folder: 0 follows / in ASCII.
-        for where in ({"endOffset": f"{RUNTIMES_FOLDER}/"}, {"startOffset": f"{RUNTIMES_FOLDER}0"}):
-            if get_json(session(get), url, versions="true", maxResults="1", **where).get("items"):
+        # List the names before and after those in the folder: 0 follows / in ASCII.
+        for name_range in ({"endOffset": f"{RUNTIMES_FOLDER}/"}, {"startOffset": f"{RUNTIMES_FOLDER}0"}):
+            if get_json(session(read_config), url, versions="true", maxResults="1", **name_range).get("items"):
                 return True
     except ApiError as error:
         return error.status != requests.codes.not_found
@@ -168,7 +168,7 @@ def _region(client: requests.Session, url: str, place: Place) -> Mapping[str, An
 
 
 def _project_quotas(client: requests.Session, url: str) -> list[Mapping[str, Any]]:
-    """Return the project's quotas of all regions; none if Google does not answer."""
+    """Return the project's quotas for all regions together; empty if Google does not answer."""
     try:
         quotas: list[Mapping[str, Any]] = get_json(client, url, fields="quotas").get("quotas", [])
     except (ApiError, UnreachableError):
@@ -178,7 +178,7 @@ def _project_quotas(client: requests.Session, url: str) -> list[Mapping[str, Any
 
 def _bucket(client: requests.Session, url: str, bucket: str, stack: str, place: Place, recorded: bool) -> bool:
     try:
-        facts = get_json(client, f"{url}/{bucket}")
+        resource = get_json(client, f"{url}/{bucket}")
         project_buckets = get_json(client, url, project=place.project, prefix=bucket).get("items", [])
     except ApiError as error:
         if error.status == 403:
@@ -189,7 +189,7 @@ def _bucket(client: requests.Session, url: str, bucket: str, stack: str, place: 
         return False
     except UnreachableError:
         return False
-    owner = (facts.get("labels") or {}).get("scaletier-stack")
+    owner = (resource.get("labels") or {}).get("scaletier-stack")
     if owner and owner != stack:
         raise GcpError(f"bucket {bucket} is that of the stack {owner}: `pulumi config set bucket ANOTHER-NAME`")
     if bucket not in [item.get("name") for item in project_buckets]:
@@ -197,7 +197,7 @@ def _bucket(client: requests.Session, url: str, bucket: str, stack: str, place: 
             f"bucket {bucket} is not in project {place.project} and no bucket can move: set gcp:project to where it is, or "
             "`pulumi config set bucket ANOTHER-NAME`"
         )
-    location = str(facts.get("location", place.region)).lower()
+    location = str(resource.get("location", place.region)).lower()
     if location != place.region:
         raise GcpError(
             f"bucket {bucket} is in {location} and no bucket can move: choose a zone of {location}, or create another stack in "

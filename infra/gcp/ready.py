@@ -1,4 +1,4 @@
-"""Readiness of all hosts after their start-up script: one resource, so that they boot in parallel."""
+"""Readiness of all hosts after their start-up scripts: one resource for all, so that hosts boot in parallel."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from infra.dynamic import ModuleResource, Props, configuration
 from infra.gcp.api import GcpError, get_json, guest_attributes, instance_url, session
 
 REPLACE_ON_CHANGES = frozenset({"project", "zone"})
-_NOTHING = "nothing said yet"
-_OTHER = "has not run its new start-up script yet"
+_NO_STATE = "nothing said yet"
+_OLD_SCRIPT = "has not run its new start-up script yet"
 _READY, _FAILED = "ready", "failed: "
 _POLL = 2.0
 _LAST_LINES = 3
@@ -21,16 +21,16 @@ _LAST_LINES = 3
 class HostsReady(ModuleResource, module="gcp", name="Ready"):
     """Readiness of all hosts, as a resource.
 
-    Inputs: endpoint (of the Compute API), project, zone, hosts (name to the instance's), created (name to the instance's id: a
-    recreated host begins from scratch), scripts (name to the version of its start-up script, which hosts run again when it has
-    changed), timeout (seconds; 0 does not wait).
+    Inputs: endpoint (of the Compute API), project, zone, hosts (host to instance name), created (host to instance id: a
+    recreated host is not ready), scripts (host to the version of its start-up script; hosts run a changed script), timeout
+    (seconds; 0 does not wait).
     """
 
     module_name = __name__
 
 
 def create(props: Props) -> tuple[str, Props]:
-    """Wait until every host has reported the end of its script; GcpError names those that are not ready, and why."""
+    """Wait until every host reports that it is ready; GcpError names the hosts that are not, and why."""
     client, deadline, printed = session(configuration), time.monotonic() + props["timeout"], ""
     while props["timeout"]:
         states = _states(client, props)
@@ -41,7 +41,7 @@ def create(props: Props) -> tuple[str, Props]:
         if not late:
             break
         if all(status.startswith(_FAILED) for status in late.values()) or time.monotonic() > deadline:
-            raise GcpError(f"{describe_late(late, props['timeout'])}; {_last_words(client, props, next(iter(late)))}")
+            raise GcpError(f"{describe_late(late, props['timeout'])}; {_serial_output(client, props, next(iter(late)))}")
         time.sleep(_POLL)
     return "ready", props
 
@@ -54,34 +54,35 @@ def progress(states: Mapping[str, str]) -> str:
 
 def describe_late(late: Mapping[str, str], seconds: int) -> str:
     """Return one line about the hosts that are not ready; pure."""
-    failed = all(phase.startswith(_FAILED) for phase in late.values())
-    return f"not ready{'' if failed else f' after {seconds} s'}: {', '.join(f'{host} {phase}' for host, phase in late.items())}"
+    failed = all(status.startswith(_FAILED) for status in late.values())
+    hosts = ", ".join(f"{host} {status}" for host, status in late.items())
+    return f"not ready{'' if failed else f' after {seconds} s'}: {hosts}"
 
 
 def _states(client: requests.Session, props: Props) -> dict[str, str]:
-    written = guest_attributes(client, props, props["hosts"], "scaletier", "state")
-    return {host: state(attributes, props["scripts"][host]) for host, attributes in written.items()}
+    hosts = guest_attributes(client, props, props["hosts"], "scaletier", "state")
+    return {host: state(attributes, props["scripts"][host]) for host, attributes in hosts.items()}
 
 
 def state(attributes: Mapping[str, str], script: str) -> str:
-    """Return a host's start-up state by its guest attributes; ready or failed of another script version does not count."""
-    status = attributes.get("state", _NOTHING)
-    over = status == _READY or status.startswith(_FAILED)
-    return _OTHER if over and attributes.get("script") != script else status
+    """Return a host's start-up state from its guest attributes, without the result of another version of the script."""
+    status = attributes.get("state", _NO_STATE)
+    ended = status == _READY or status.startswith(_FAILED)
+    return _OLD_SCRIPT if ended and attributes.get("script") != script else status
 
 
-def _last_words(client: requests.Session, props: Props, host: str) -> str:
-    """Return the end of a host's serial output, which has its start-up script's lines too."""
+def _serial_output(client: requests.Session, props: Props, host: str) -> str:
+    """Return the remedy, and the end of a host's serial output, which includes its start-up script's."""
     instance = props["hosts"][host]
-    again = f"fix it, then `gcloud compute instances reset {instance} --zone {props['zone']}` and `pulumi up`"
+    remedy = f"fix it, then `gcloud compute instances reset {instance} --zone {props['zone']}` and `pulumi up`"
     try:
         lines = str(get_json(client, instance_url(props, instance, "serialPort")).get("contents", "")).strip().splitlines()
     except GcpError:
         lines = []
-    return f"{again}; {host}'s serial output ends: {' / '.join(lines[-_LAST_LINES:])}" if lines else again
+    return f"{remedy}; {host}'s serial output ends: {' / '.join(lines[-_LAST_LINES:])}" if lines else remedy
 
 
 def read(name: str, props: Props) -> Props | None:
-    """Return None if a host reports that it is not ready: an update then waits for it again."""
+    """Return None if a host reports that it is not ready, so that the next update waits for it again."""
     states = _states(session(configuration), props).values()
-    return props if all(status in (_READY, _NOTHING) for status in states) else None
+    return props if all(status in (_READY, _NO_STATE) for status in states) else None

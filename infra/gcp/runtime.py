@@ -17,10 +17,10 @@ from infra.runtime import build
 from infra.runtime.recipe import Recipe
 
 REPLACE_ON_CHANGES = frozenset({"bucket", "python", "requirements", "constraints"})
-# Hosts get the name of the new one before the old one is deleted: a host that boots meanwhile finds its runtime.
+# Hosts get the name of the new runtime before the old one is deleted, so a host that boots meanwhile finds its runtime.
 DELETE_FIRST = False
-_PART = 32 << 20  # bytes; a broken connection repeats one part
-_ANSWER = 120.0  # seconds, for each of them
+_PART_BYTES = 32 << 20  # a broken connection repeats one part
+_PART_SECONDS = 120.0  # the time limit of one part
 _SHA256 = "sha256"
 
 
@@ -45,12 +45,12 @@ def create(props: Props) -> tuple[str, Props]:
         if sha256 is None:
             # The engine shows a provider's output beside the resource.
             print(f"building the hosts' Python {recipe.python} (a minute or three, once)", flush=True)
-            archive = build.archive(recipe)
+            archive = build.ensure_archive(recipe)
             print(f"uploading {archive.stat().st_size / 1e6:.0f} MB to gs://{props['bucket']}/{recipe.path}", flush=True)
             sha256 = _sha256(archive)
-            blob = bucket.blob(recipe.path, chunk_size=_PART)
+            blob = bucket.blob(recipe.path, chunk_size=_PART_BYTES)
             blob.metadata = {_SHA256: sha256}
-            blob.upload_from_filename(archive, content_type="application/gzip", timeout=_ANSWER)
+            blob.upload_from_filename(archive, content_type="application/gzip", timeout=_PART_SECONDS)
     return recipe.name, {**props, "path": recipe.path, "sha256": sha256}
 
 
@@ -67,14 +67,14 @@ def update(name: str, old: Props, new: Props) -> Props:
 
 
 def delete(name: str, props: Props) -> None:
-    """Delete all its versions: the bucket keeps old versions, and is not destroyed unless it is empty."""
+    """Delete all versions of the archive: the bucket keeps old versions, and only an empty bucket can be destroyed."""
     with _bucket(props, props["path"]) as bucket:
         for blob in list(bucket.list_blobs(prefix=props["path"], versions=True)):
             blob.delete()
 
 
 def _stored_sha256(bucket: Any, path: str) -> str | None:
-    """Return the recorded hash of the archive in the bucket, or None if there is none."""
+    """Return the hash in the metadata of the bucket's archive, or None if there is no archive."""
     blob = bucket.get_blob(path)
     digest = ((blob and blob.metadata) or {}).get(_SHA256)
     return str(digest) if digest else None
@@ -91,8 +91,8 @@ def _recipe(props: Props) -> Recipe:
 
 @contextmanager
 def _bucket(props: Props, path: str) -> Iterator[Any]:
-    """Yield the bucket of Google's library; GcpError if Google refuses, UnreachableError if there is no answer."""
-    import google.api_core.exceptions  # half a second, which a program that makes no runtime need not wait
+    """Yield the bucket of Google's library; GcpError if Google refuses, UnreachableError if it does not answer."""
+    import google.api_core.exceptions  # takes half a second, and not every run needs it
     from google.cloud import storage
 
     what = f"gs://{props['bucket']}/{path}"

@@ -1,4 +1,4 @@
-"""The stack's bucket of packages, records, logs, checkpoints: never public, and destroyed with content only by `force`."""
+"""The stack's bucket: never public, and destroyed with its content only if `forceDestroy` is set."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Storage(ComponentResource):
 
     Args:
         retain: True to leave the bucket in place when the stack is destroyed.
-        force: True to delete it with its content.
-        exists: True if the bucket exists already, left by a killed update or a destroyed stack. It is imported as it is, as
-            Pulumi refuses to import one that differs; the next update applies the settings.
+        force: True to delete it with its content when the stack is destroyed.
+        exists: True if the bucket exists already, left by a killed update or a destroyed stack. It is imported without a
+            change, because Pulumi refuses to import a bucket that differs; the next update applies the settings.
     """
 
     bucket: Output[str]

@@ -45,24 +45,24 @@ def cost(spec: ClusterSpec, config: GcpConfig, region: str, machines: Mapping[st
     return hourly(price_list(), region, hosts)
 
 
-def check_cost(price: Cost | None, most: float | None, region: str) -> None:
-    """Raise TargetError if the cluster costs more than `maxHourlyCost`, or has that limit and no price."""
-    if most is None:
+def check_cost(price: Cost | None, limit: float | None, region: str) -> None:
+    """Raise TargetError if the cluster costs more than `maxHourlyCost`, or this is set and the price is unknown."""
+    if limit is None:
         return
     if price is None:
         raise TargetError(
-            f"maxHourlyCost is {most:g} and infra/prices.yaml has no price for this cluster in {region}: add it there, "
+            f"maxHourlyCost is {limit:g} and infra/prices.yaml has no price for this cluster in {region}: add it there, "
             "or `pulumi config rm maxHourlyCost`"
         )
-    if price.total > most:
+    if price.total > limit:
         raise TargetError(
-            f"this cluster costs {price.line(region)}, more than maxHourlyCost {most:g}: take a smaller tier or spot hosts, "
+            f"this cluster costs {price.line(region)}, more than maxHourlyCost {limit:g}: take a smaller tier or spot hosts, "
             f"or `pulumi config set maxHourlyCost {round_up(price.total)}`"
         )
 
 
 def _log_choice(discovery: Discovery, choice: Sequence[Place]) -> None:
-    """Log the chosen zone and the next one, because Google reports a stock-out only during an update."""
+    """Log the chosen zone and the other ones, because Google reports a stock-out only during an update."""
     others = [place.zone for place in choice if place != discovery.place]
     if others:
         after = ",".join(others)
@@ -76,9 +76,9 @@ def _log_choice(discovery: Discovery, choice: Sequence[Place]) -> None:
         )
 
 
-def _check_own_hosts(has_hosts: bool, known: bool, project: str, stack: str) -> None:
-    """Raise TargetError if hosts have this stack's names, but its state has none: they belong to another state."""
-    if has_hosts and not known:
+def _check_own_hosts(has_hosts: bool, has_state: bool, project: str, stack: str) -> None:
+    """Raise TargetError if hosts have this stack's names, but its state has no cluster: another state has them."""
+    if has_hosts and not has_state:
         raise TargetError(
             f"project {project} has hosts of a stack {stack} that are not in this state. If a colleague's state has them, "
             "choose another stack name, or that state (PULUMI_BACKEND_URL). If their state was lost, remove them: "
@@ -101,9 +101,9 @@ def _bucket_of(state: StackState) -> str | None:
     return next((str(outputs["name"]) for outputs in state.of("storage/bucket:Bucket").values()), None)
 
 
-def _check_replaced_bucket(current: str | None, new: str, retain: bool, get: ReadConfig) -> None:
+def _check_replaced_bucket(current: str | None, new: str, retain: bool, read_config: ReadConfig) -> None:
     """Raise TargetError if the update would replace a bucket that contains data."""
-    if current and current != new and not retain and has_content(current, get):
+    if current and current != new and not retain and has_content(current, read_config):
         raise TargetError(
             f"this stack's bucket {current} contains data, and {new} would replace it: `pulumi config set bucket {current}` "
             "to go on using it; to retain it unused, then also `pulumi config set retainBucket true && pulumi up` before you "
@@ -118,36 +118,33 @@ class GcpTarget(Target):
 
     def __init__(self, stack: str, spec: ClusterSpec, config: GcpConfig, state: StackState) -> None:
         """Read the project's state; raise TargetError or SpecError for what Google would refuse."""
-        get: ReadConfig = provider_config
-        choice = places(get, os.environ, config.zones)
-        own = names_of(choice[0].project, stack, state)
-        result = discover(spec, choice, own, config.subnetwork, get)
+        choice = places(provider_config, os.environ, config.zones)
+        names = names_of(choice[0].project, stack, state)
+        result = discover(spec, choice, names, config.subnetwork, provider_config)
         self.config, self.spec, region, machines = config, result.spec, result.place.region, result.catalogue.machines
         for role_spec in self.spec.roles.values():
             check_disk(machines[role_spec.machine_type], config.boot_disk_type)
         price = cost(self.spec, config, region, machines)
         check_cost(price, config.max_hourly_cost, region)
-        bucket, state_bucket = config.bucket or own.bucket, _bucket_of(state)
-        has_own_bucket = preflight(result, config, bucket, own.stack, get, bucket == state_bucket)
+        bucket, state_bucket = config.bucket or names.bucket, _bucket_of(state)
+        has_stack_label = preflight(result, config, bucket, names.stack, provider_config, bucket == state_bucket)
         _check_own_hosts(bool(result.hosts), bool(state_bucket or state.hosts), result.place.project, stack)
-        # Both: an update that failed may have applied either.
-        _check_replaced_bucket(state_bucket, bucket, config.retain_bucket and state.retains_bucket, get)
+        # A failed update may have applied either setting, so both must retain the bucket.
+        _check_replaced_bucket(state_bucket, bucket, config.retain_bucket and state.retains_bucket, provider_config)
         _warn_unrecorded(result, state)
         pulumi.log.info(price.line(region) if price else f"infra/prices.yaml has no price for this cluster in {region}")
         _log_choice(result, choice)
-        foreign_bucket_exists = bool(has_own_bucket and bucket != state_bucket)
-        self.project_state = ProjectState(
-            own, bucket, endpoint(COMPUTE, get), endpoint(STORAGE, get), price, foreign_bucket_exists, result
-        )
+        unrecorded_bucket_exists = bool(has_stack_label and bucket != state_bucket)
+        endpoints = endpoint(COMPUTE, provider_config), endpoint(STORAGE, provider_config)
+        self.project_state = ProjectState(names, bucket, *endpoints, price, unrecorded_bucket_exists, result)
 
     def build(self, authorized_key: Output[str]) -> ClusterResources:
         return GcpCluster(self.config, self.project_state, authorized_key).resources()
 
     def read(self, path: str) -> bytes | None:
-        get: ReadConfig = provider_config
-        url = f"{endpoint(STORAGE, get)}b/{self.project_state.bucket}/o/{quote(path, safe='')}"
+        url = f"{endpoint(STORAGE, provider_config)}b/{self.project_state.bucket}/o/{quote(path, safe='')}"
         try:
-            answer = session(get).get(url, params={"alt": "media"}, timeout=TIMEOUT)
+            answer = session(provider_config).get(url, params={"alt": "media"}, timeout=TIMEOUT)
         except (GcpError, requests.RequestException, google.auth.exceptions.GoogleAuthError) as error:
             raise TargetError(f"the bucket does not answer ({' '.join(str(error).split())}): try again") from None
         if answer.status_code == requests.codes.not_found:
@@ -157,11 +154,10 @@ class GcpTarget(Target):
         return answer.content
 
     def create(self, path: str, content: bytes) -> None:
-        get: ReadConfig = provider_config
-        base = endpoint(STORAGE, get).replace("/storage/v1/", "/upload/storage/v1/")
-        params = {"uploadType": "media", "name": path, "ifGenerationMatch": "0"}
+        base = endpoint(STORAGE, provider_config).replace("/storage/v1/", "/upload/storage/v1/")
+        url, params = f"{base}b/{self.project_state.bucket}/o", {"uploadType": "media", "name": path, "ifGenerationMatch": "0"}
         try:
-            answer = session(get).post(f"{base}b/{self.project_state.bucket}/o", params=params, data=content, timeout=TIMEOUT)
+            answer = session(provider_config).post(url, params=params, data=content, timeout=TIMEOUT)
         except (GcpError, requests.RequestException, google.auth.exceptions.GoogleAuthError) as error:
             raise TargetError(f"the bucket does not take {path} ({error}): try again") from None
         if not answer.ok and answer.status_code != requests.codes.precondition_failed:

@@ -1,14 +1,15 @@
-"""A cluster's project, region and zone as the provider has them, and the zones of each GPU.
+"""A cluster's project, region and zone, which are the provider's, and the zones of each GPU.
 
-Source of the table: Compute Engine documentation, "GPU regions and zones". It is used if Google's API does not answer.
+The table of zones is used if Google's API does not answer. Source: Compute Engine documentation, "GPU regions and zones".
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from infra.gcp.api import ReadConfig
 from infra.scale_tiers import SpecError
 
 _ZONE = re.compile(r"^([a-z]+-[a-z]+\d+)-[a-z]$")
@@ -66,7 +67,7 @@ GPU_ZONES: Mapping[str, tuple[str, ...]] = {gpu: zones_with(gpu) for gpu in _GPU
 
 
 def check_gpu(gpu: str, zone: str, gpu_zones: Mapping[str, tuple[str, ...]] = GPU_ZONES) -> None:
-    """Raise SpecError if the zone lacks the GPU, with the zones that have it, the same region's first."""
+    """Raise SpecError if the zone lacks the GPU; the message names zones that have it, of the same region if there are any."""
     zones = gpu_zones.get(gpu, ())
     if zone not in zones:
         near = [name for name in zones if name.rpartition("-")[0] == zone.rpartition("-")[0]]
@@ -75,17 +76,17 @@ def check_gpu(gpu: str, zone: str, gpu_zones: Mapping[str, tuple[str, ...]] = GP
         )
 
 
-def places(get: Callable[[str], str | None], environment: Mapping[str, str], zones: Sequence[str] = ()) -> tuple[Place, ...]:
-    """Return one place for each of these zones, which are of one region; without them that of `place`."""
-    choices = tuple(place(get, environment, zone) for zone in zones)
+def places(read_config: ReadConfig, environment: Mapping[str, str], zones: Sequence[str] = ()) -> tuple[Place, ...]:
+    """Return one place for each of these zones, which must be of one region; without zones, the place of the provider."""
+    choices = tuple(place(read_config, environment, zone) for zone in zones)
     if len({each.region for each in choices}) > 1:
         raise SpecError(f"zones are {', '.join(zones)}: they must be of one region, where the subnet and the bucket are")
-    return choices or (place(get, environment),)
+    return choices or (place(read_config, environment),)
 
 
-def project(get: Callable[[str], str | None], environment: Mapping[str, str]) -> str:
+def project(read_config: ReadConfig, environment: Mapping[str, str]) -> str:
     """Return the project from `gcp:` configuration, else from the environment; SpecError if it is invalid."""
-    value = _known("project", get, environment)
+    value = _setting("project", read_config, environment)
     if not value:
         raise SpecError("no Google Cloud project: `pulumi config set gcp:project PROJECT_ID`")
     if not _PROJECT.match(value):
@@ -93,14 +94,14 @@ def project(get: Callable[[str], str | None], environment: Mapping[str, str]) ->
     return value
 
 
-def _known(key: str, get: Callable[[str], str | None], environment: Mapping[str, str]) -> str | None:
-    return get(key) or next((environment[name] for name in _ENVIRONMENT[key] if environment.get(name)), None)
+def _setting(key: str, read_config: ReadConfig, environment: Mapping[str, str]) -> str | None:
+    return read_config(key) or next((environment[name] for name in _ENVIRONMENT[key] if environment.get(name)), None)
 
 
-def place(get: Callable[[str], str | None], environment: Mapping[str, str], chosen: str | None = None) -> Place:
+def place(read_config: ReadConfig, environment: Mapping[str, str], chosen: str | None = None) -> Place:
     """Return project, region and zone from `chosen`, `gcp:` configuration or the environment; SpecError if one is invalid."""
-    own, region = project(get, environment), _known("region", get, environment)
-    zone = chosen or _known("zone", get, environment)
+    project_id, region = project(read_config, environment), _setting("region", read_config, environment)
+    zone = chosen or _setting("zone", read_config, environment)
     if not zone:
         raise SpecError("no zone: `pulumi config set gcp:zone us-central1-a`")
     match = _ZONE.match(zone)
@@ -112,4 +113,4 @@ def place(get: Callable[[str], str | None], environment: Mapping[str, str], chos
         raise SpecError(
             f"gcp:zone {zone} is not in gcp:region {region}: `pulumi config set gcp:region {match[1]}`, or another zone"
         )
-    return Place(own, match[1], zone)
+    return Place(project_id, match[1], zone)

@@ -1,1 +1,1 @@
-"""The local target: hosts are LXD or Incus instances on the machine in front of you."""
+"""The local target: hosts are LXD or Incus instances on this machine."""

@@ -1,4 +1,4 @@
-"""One client of LXD's or Incus's API, and its errors as one line each."""
+"""The client of LXD's or Incus's API; each of its errors becomes one line."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ _local = threading.local()
 
 
 class LxdError(TargetError):
-    """Something that LXD or this machine refused; the message is one line that says what to do."""
+    """LXD or this machine refused something; the message is one line that says what to do."""
 
 
 def socket_path() -> str:
-    """Return SCALETIER_LXD_SOCKET, else the first usual socket that answers; LxdError if none does, or without the right."""
+    """Return SCALETIER_LXD_SOCKET, else the first of SOCKETS that answers; LxdError if none does, or access is denied."""
     chosen = os.environ.get("SCALETIER_LXD_SOCKET")
     candidates = (chosen,) if chosen else SOCKETS
     paths = [path for path in candidates if Path(path).exists()]
     if not paths:
         raise LxdError(f"LXD does not answer (no socket at {', '.join(candidates)}): start it with `make lxd`")
     denied = [path for path in paths if not os.access(path, os.R_OK | os.W_OK)]
-    if alive := next((path for path in paths if path not in denied and _listens(path)), None):
-        return alive
+    if listening := next((path for path in paths if path not in denied and _listens(path)), None):
+        return listening
     if denied:
         group = Path(denied[0]).group()
         raise LxdError(f"no right to use {denied[0]}: be root, or `sudo usermod -aG {group} $USER` and log in again")
@@ -55,7 +55,7 @@ def _listens(path: str) -> bool:
 
 
 def client(project: str = "default") -> pylxd.Client:
-    """Return a client of a project, kept per thread; LxdError if LXD does not answer."""
+    """Return a client of a project, which each thread keeps; LxdError if LXD does not answer."""
     clients: dict[str, pylxd.Client] = _local.__dict__.setdefault("clients", {})
     if project not in clients:
         with errors("LXD"):
@@ -64,16 +64,16 @@ def client(project: str = "default") -> pylxd.Client:
 
 
 def hosts_of(project: str) -> list[str]:
-    """Return the names of a project's instances, none if there is no such project."""
+    """Return the names of a project's instances; empty if there is no such project."""
     if not client().projects.exists(project):
         return []
-    # pylxd takes a name from the URL, and leaves the query of that in it.
+    # pylxd takes the name from a URL, with the URL's query.
     return [str(instance.name).partition("?")[0] for instance in client(project).instances.all()]
 
 
 @contextmanager
 def errors(what: str) -> Iterator[None]:
-    """Turn pylxd's errors into LxdError, with the failed action in front."""
+    """Turn pylxd's errors into LxdError, whose message begins with `what`."""
     try:
         yield
     except pylxd.exceptions.ClientConnectionFailed:
@@ -91,11 +91,11 @@ def _reason(error: pylxd.exceptions.LXDAPIException) -> str:
     return text
 
 
-def missing(error: pylxd.exceptions.LXDAPIException) -> bool:
+def is_not_found(error: pylxd.exceptions.LXDAPIException) -> bool:
     """Return True if LXD answered that the object does not exist."""
     return isinstance(error, pylxd.exceptions.NotFound) or "not found" in str(error).lower()
 
 
-def number(limit: str) -> int | str:
-    """Return a limit as it was set; one in another form, such as `2GiB`, stays text: a change to be reverted."""
+def parse_limit(limit: str) -> int | str:
+    """Return a limit as `pulumi up` set it, a number; another, such as `2GiB`, as text, which Pulumi sees as a change."""
     return int(limit) if limit.isdecimal() else limit

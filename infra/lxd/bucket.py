@@ -8,13 +8,13 @@ import pylxd.exceptions
 
 from infra.dynamic import ModuleResource, Props
 from infra.lxd import quotas
-from infra.lxd.api import LxdError, client, errors, missing, number
+from infra.lxd.api import LxdError, client, errors, is_not_found, parse_limit
 from infra.lxd.host import purge
 from infra.lxd.layout import LxdNames
 
 REPLACE_ON_CHANGES = frozenset({"project", "pool", "name"})
 ON_DESTROY, REMOVE, RETAIN = "user.scaletier.on-destroy", "remove", "retain"
-"""The label on a volume: what a destroy does with it. A volume without the label may contain data and is never deleted."""
+"""The label on a volume: what a destroy does with the volume. Without the label it may contain data and is never deleted."""
 DESTROY_ADVICE = (
     "`pulumi config set retainBucket true` to retain the bucket on this machine, or `pulumi config set forceDestroy true` to "
     "delete it with its data; then `pulumi up` and `pulumi destroy`"
@@ -22,7 +22,7 @@ DESTROY_ADVICE = (
 
 
 class BucketVolume(ModuleResource, module="lxd", name="Bucket"):
-    """Inputs: project, pool, name, size (the most bytes that it may contain; 0 for no limit)."""
+    """Inputs: project, pool, name, size (its limit in bytes; 0 for no limit)."""
 
     module_name = __name__
 
@@ -32,7 +32,7 @@ def get_volume(props: Props) -> dict[str, Any] | None:
     try:
         answer = _volumes(props)[props["name"]].get(params={"project": props["project"]})
     except pylxd.exceptions.LXDAPIException as error:
-        if missing(error):
+        if is_not_found(error):
             return None
         raise
     volume: dict[str, Any] = answer.json()["metadata"]
@@ -54,7 +54,7 @@ def pool_of(project: str) -> str | None:
 
 
 def set_on_destroy(props: Props, action: str | None) -> None:
-    """Label the volume with what a destroy does with it: REMOVE, RETAIN, or None for neither."""
+    """Set the label ON_DESTROY of the volume to REMOVE or RETAIN; None removes the label."""
     _configure(props, ON_DESTROY, action)
 
 
@@ -73,7 +73,7 @@ def _limit(props: Props) -> str | None:
     return str(props["size"]) if props["size"] else None
 
 
-def used(props: Props) -> int | None:
+def used_bytes(props: Props) -> int | None:
     """Return the bytes used in the bucket, or None if it is missing, its pool does not count them, or LXD reports 0."""
     with errors(f"volume {props['name']}"):
         if not get_volume(props):
@@ -102,8 +102,8 @@ def read(name: str, props: Props) -> Props | None:
     if volume is None:
         return None
     # Without quota accounting the limit is not enforced. Return another value, so that the next update turns accounting on.
-    counted = quotas.is_accounting(props["pool"])
-    return {**props, "size": number(volume["config"].get("size", "0")) if counted else "not counted"}
+    has_limit = quotas.is_accounting(props["pool"])
+    return {**props, "size": parse_limit(volume["config"].get("size", "0")) if has_limit else "not counted"}
 
 
 def update(name: str, old: Props, new: Props) -> Props:
@@ -113,7 +113,7 @@ def update(name: str, old: Props, new: Props) -> Props:
 
 
 def delete(name: str, props: Props) -> None:
-    """Do with the volume what its label says: delete or retain it. LxdError if it has no label, so may contain data."""
+    """Delete or retain the volume, as its label says. LxdError if it has no label, because it may contain data."""
     with errors(f"volume {name}"):
         volume = get_volume(props)
         action = volume["config"].get(ON_DESTROY) if volume else RETAIN
@@ -122,7 +122,7 @@ def delete(name: str, props: Props) -> None:
                 "the bucket may contain data and was not deleted. To save data: `pulumi up` (recreates the hosts), `fab get ID`"
                 f". Then {DESTROY_ADVICE}"
             )
-        # The state's hosts are deleted by now. An interrupted run may have left others, which still mount the volume.
+        # The state's hosts are deleted by now, but an interrupted run may have left others, which still mount the volume.
         purge(props["project"])
         if action == REMOVE:
             _volumes(props)[props["name"]].delete(params={"project": props["project"]})

@@ -10,12 +10,12 @@ from typing import Any
 import pylxd.exceptions
 
 from infra.dynamic import ModuleResource, Props
-from infra.lxd.api import LxdError, client, errors, hosts_of, missing
+from infra.lxd.api import LxdError, client, errors, hosts_of, is_not_found
 from infra.lxd.bucket import DESTROY_ADVICE, REMOVE, RETAIN, pool_of, set_on_destroy
 from infra.lxd.layout import BUCKET
 
 REPLACE_ON_CHANGES = frozenset({"project", "pool", "name"})
-_BOOKKEEPING = frozenset({"cluster"})
+_CLUSTER_RECORDS = frozenset({"cluster"})
 _SHOWN = 3
 
 
@@ -34,7 +34,7 @@ def create(props: Props) -> tuple[str, Props]:
 
 
 def delete(name: str, props: Props) -> None:
-    """Raise LxdError if the bucket contains data and neither option is set: then nothing is destroyed."""
+    """Raise LxdError if the bucket contains data and neither retain nor force is set: then nothing is destroyed."""
     if pool_of(props["project"]) is None:
         return
     if props["retain"]:
@@ -48,27 +48,27 @@ def delete(name: str, props: Props) -> None:
 
 def _check_empty(project: str) -> None:
     """Raise LxdError if the bucket contains data, or no running host can list it."""
-    host = running(project)
+    host = running_host(project)
     if host is None:
         raise LxdError(f"no running host can list the bucket, so nothing was destroyed: `pulumi up` first, or {DESTROY_ADVICE}")
-    content = holdings({folder: _listed(host, f"{BUCKET}/{folder}") for folder in _listed(host, BUCKET)})
+    content = describe_content({folder: _list_folder(host, f"{BUCKET}/{folder}") for folder in _list_folder(host, BUCKET)})
     if content:
         raise LxdError(
             f"the bucket contains {content}, so nothing was destroyed. To save data: `fab get ID`. Then {DESTROY_ADVICE}"
         )
 
 
-def running(project: str) -> Any:
+def running_host(project: str) -> Any:
     """Return a running host of the project, which can read its bucket, or None if there is none."""
     instances = (client(project).instances.get(name) for name in hosts_of(project))
     return next((instance for instance in instances if instance.status == "Running"), None)
 
 
-def _listed(host: Any, path: str) -> list[str]:
+def _list_folder(host: Any, path: str) -> list[str]:
     try:
         answer = host.api.files.get(params={"path": path})
     except pylxd.exceptions.LXDAPIException as error:
-        if missing(error):
+        if is_not_found(error):
             return []
         raise
     kinds = {answer.headers.get(f"X-{daemon}-type") for daemon in ("LXD", "Incus")}
@@ -77,11 +77,11 @@ def _listed(host: Any, path: str) -> list[str]:
     return list(json.loads(answer.content)["metadata"] or [])
 
 
-def holdings(folders: Mapping[str, Sequence[str]]) -> str:
+def describe_content(folders: Mapping[str, Sequence[str]]) -> str:
     """Return a description of a bucket's content, without empty folders and the cluster's own records."""
     parts = []
     for folder, entries in sorted(folders.items()):
-        if entries and folder not in _BOOKKEEPING:
+        if entries and folder not in _CLUSTER_RECORDS:
             more = f" and {len(entries) - _SHOWN} more" if len(entries) > _SHOWN else ""
             parts.append(f"{folder} ({', '.join(sorted(entries)[:_SHOWN])}{more})")
     return ", ".join(parts)

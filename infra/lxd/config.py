@@ -20,13 +20,13 @@ _CLOUD_ML = re.compile(
 _COMPUTE_ENGINE = re.compile(r"([a-z]+\d[a-z]*|custom)(-[a-z1-9][a-z0-9]*)+")
 _UNIT = {"MiB": 2**20, "GiB": 2**30}
 DISK = 4 * 2**30
-"""Bytes that a host may write by default; the image, 0.5 GB, counts."""
-# A role's block of addresses in the stack's /24 has room for so many; the master's is smaller (infra/lxd/layout.py).
+"""The default limit of a host's disk in bytes, which includes the image (0.5 GB)."""
+# The number of addresses in a role's block of the stack's /24; the block of the master is smaller (infra/lxd/layout.py).
 MAX_HOSTS_PER_ROLE = 60
 
 
 def _size(least: int, valid: str) -> BeforeValidator:
-    """Return the check of a size such as 2GiB, which becomes bytes."""
+    """Return a validator that turns a size such as 2GiB into bytes."""
 
     def parse(text: object) -> int:
         match = re.match(r"^(\d+)\s*(MiB|GiB)$", str(text))

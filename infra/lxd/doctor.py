@@ -1,4 +1,4 @@
-"""Checks of local hosts: LXD, the kernel, the firewall, stopped hosts, disks, leftover resources."""
+"""Checks of local hosts: LXD, the kernel, the firewall, stopped hosts, disks, orphaned resources."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from infra.doctor import free_space
 from infra.findings import Finding, fail, ok, warning
 from infra.lxd import image, nft, quotas
 from infra.lxd.api import client, errors, hosts_of
-from infra.lxd.bucket import get_volume, pool_of, used
+from infra.lxd.bucket import get_volume, pool_of, used_bytes
 from infra.lxd.firewall import forward_drops, rules
-from infra.lxd.host import unrecorded
+from infra.lxd.host import unrecorded_hosts
 from infra.lxd.layout import LxdNames
-from infra.lxd.orphans import names_of, orphans
+from infra.lxd.orphans import existing_names, find_orphans
 from infra.lxd.preflight import BRIDGE_NF_CALL
 from infra.scale_tiers import ClusterSpec, Role, RoleSpec, ScaleTier
 from infra.templates import ROOT
 
 Inventory = Mapping[str, Any] | None
 
-# What 31 hosts need, as set-up has it (setup/common.sh).
+# The kernel limits that 31 hosts need; set-up sets them (setup/common.sh).
 LIMITS = {
     "fs/inotify/max_user_instances": 8192,
     "fs/inotify/max_user_watches": 1048576,
@@ -34,7 +34,7 @@ LIMITS = {
 }
 _SYS = Path("/proc/sys")
 _FEW_HOSTS = 12
-_FULL, _NEARLY = 0.98, 0.9
+_FULL, _NEARLY_FULL = 0.98, 0.9
 _SHOWN = 3
 
 
@@ -48,7 +48,7 @@ def daemon(_: Inventory) -> Iterator[Finding]:
 
 
 def kernel(inventory: Inventory) -> Iterator[Finding]:
-    """Check the limits without which host 13 or so silently boots with no address."""
+    """Check the limits of the kernel: too low ones leave about the 13th host without an address, and report no error."""
     low = {name: least for name, least in LIMITS.items() if int((_SYS / name).read_text()) < least}
     many_hosts = len(inventory["hosts"]) > _FEW_HOSTS if inventory else False
     for name, least in low.items():
@@ -99,12 +99,12 @@ def hosts(inventory: Inventory) -> Iterator[Finding]:
         running = sum(status.get(name) == "Running" for name in expected)
         if running == len(expected):
             yield ok(f"all {running} hosts run")
-        for name in unrecorded(names.project, expected):
+        for name in unrecorded_hosts(names.project, expected):
             yield warning(f"host {name} is left by an update that did not end", "pulumi up")
 
 
 def _start(inventory: Mapping[str, Any], names: LxdNames, name: str) -> None:
-    """Start a host, after the firewall."""
+    """Start a host; first load the firewall if it differs."""
     if nft.differences(names.table, script := firewall_script(inventory, names)) != []:
         nft.load(script)
     with errors(f"host {name}"):
@@ -127,43 +127,43 @@ def disks(inventory: Inventory) -> Iterator[Finding]:
             volume = {"project": names.project, "pool": pool, "name": names.bucket}
             config = (get_volume(volume) or {"config": {}})["config"]
             more = "fab prune, or pulumi config set bucketSize"
-            yield from _filled("the bucket", used(volume), config.get("size", ""), more)
+            yield from _check_usage("the bucket", used_bytes(volume), config.get("size", ""), more)
             for name in hosts_of(names.project):
                 instance = client(names.project).instances.get(name)
                 usage = ((instance.state().disk or {}).get("root") or {}).get("usage")
                 more = f"pulumi config set --path disk.{name.rpartition('-')[0]}"
-                yield from _filled(f"host {name}'s disk", usage, instance.devices["root"].get("size", ""), more)
+                yield from _check_usage(f"host {name}'s disk", usage, instance.devices["root"].get("size", ""), more)
 
 
-def _filled(what: str, usage: int | None, size: str, remedy: str) -> Iterator[Finding]:
+def _check_usage(what: str, usage: int | None, size: str, remedy: str) -> Iterator[Finding]:
     share = usage / int(size) if usage and size.isdecimal() and int(size) else 0.0
-    if share >= _NEARLY:
+    if share >= _NEARLY_FULL:
         yield (fail if share >= _FULL else warning)(f"{what} is {share:.0%} full", remedy)
 
 
-def leftovers(_: Inventory) -> Iterator[Finding]:
+def orphans(_: Inventory) -> Iterator[Finding]:
     """Find LXD and nft objects on this machine that are in the state of no stack."""
     try:
-        listed: Any = json.loads(backend.run_pulumi(ROOT, "stack", "ls", "--json"))
-        stacks = {str(each["name"]).rpartition("/")[2] for each in listed}
+        output: Any = json.loads(backend.run_pulumi(ROOT, "stack", "ls", "--json"))
+        stacks = {str(each["name"]).rpartition("/")[2] for each in output}
     except backend.BackendError as error:
         yield warning(str(error))
         stacks = None
-    lines = orphans(stacks)
-    yield from lines
-    if not lines and stacks is not None:
+    findings = find_orphans(stacks)
+    yield from findings
+    if not findings and stacks is not None:
         yield ok("nothing is left of other stacks")
 
 
 def _stack_names(inventory: Inventory) -> Iterator[LxdNames]:
-    """Yield the names of the stack's objects; if its project is gone, another check reports that."""
+    """Yield the names of the stack's objects; none if its project is gone: the check `project` reports that."""
     if inventory:
         with errors("projects"):
-            yield from names_of(inventory["stack"])
+            yield from existing_names(inventory["stack"])
 
 
 def project(inventory: Inventory) -> Iterator[Finding]:
-    """Check that LXD has the stack at all."""
+    """Check that LXD has the stack's project."""
     if inventory and not list(_stack_names(inventory)):
         yield fail(f"LXD has no project of stack {inventory['stack']} of this checkout", "pulumi up")
 
@@ -175,5 +175,5 @@ CHECKS = {
     "firewall": firewall,
     "hosts": hosts,
     "disks": disks,
-    "orphans": leftovers,
+    "orphans": orphans,
 }

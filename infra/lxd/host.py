@@ -12,7 +12,7 @@ import pylxd.exceptions
 from pulumi import Output
 
 from infra.dynamic import ModuleResource, Props
-from infra.lxd.api import client, errors, hosts_of, number
+from infra.lxd.api import client, errors, hosts_of, parse_limit
 from infra.lxd.layout import BUCKET, RUNTIMES
 from jobs.paths import VENV
 
@@ -37,15 +37,15 @@ REPLACE_ON_CHANGES = frozenset(
 CPUS, ALLOWANCE = "limits.cpu", "limits.cpu.allowance"
 _MACHINE_TYPE = "user.scaletier.machine-type"
 _PERIOD_MS = 100
-# Seconds between asking LXD to delete an instance and asking again.
+# Seconds between the attempts to delete an instance.
 _PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0)
 
 
 class HostContainer(ModuleResource, module="lxd", name="Host"):
     """A local host, as a resource.
 
-    Inputs: project, name, image, pool, bridge, port (its name on the bridge), address, gateway, bucket (its volume), runtime
-    and runtimes (folders here), authorizedKey, firewall (nft rules), machineType, cpus, memory and disk (bytes), labels.
+    Inputs: project, name, image, pool, bridge, port (its interface here), address, gateway, bucket (its volume), runtime and
+    runtimes (folders here), authorizedKey, firewall (nft rules), machineType, cpus, memory and disk (bytes), labels.
     Outputs are times: `created`, and `started`, its last start.
     """
 
@@ -63,7 +63,7 @@ def definition(props: Props) -> dict[str, Any]:
         "user.scaletier.authorized-key": props["authorizedKey"],
         "user.scaletier.firewall": props["firewall"],
         "user.scaletier.network": str(ipaddress.IPv4Network(f"{address}/24", strict=False)),
-        # The firewall is the operator's to restore first after a restart of this machine: `pulumi up` does both.
+        # After a restart of this machine, the firewall must be loaded before a host starts: `pulumi up` does both.
         "boot.autostart": "false",
         "raw.lxc": f"lxc.net.0.ipv4.address = {address}/24\nlxc.net.0.ipv4.gateway = {gateway}",
     }
@@ -82,7 +82,7 @@ def definition(props: Props) -> dict[str, Any]:
                 "parent": props["bridge"],
                 "host_name": props["port"],
                 "ipv4.address": address,
-                # A host speaks from its own address only: the firewall goes by addresses.
+                # The firewall checks addresses, so LXD drops what a host sends from any other address.
                 "security.ipv4_filtering": "true",
                 "security.mac_filtering": "true",
             },
@@ -104,20 +104,20 @@ def limits(props: Props) -> dict[str, str]:
 
 
 def _cpu_limits(cpus: float) -> dict[str, str]:
-    """Return the limits of shared processors, or a share of the time of all, in ms as a ceiling."""
+    """Return the limit: a number of processors, or, below one, the CPU time in each period."""
     return {CPUS: str(int(cpus))} if cpus >= 1 else {ALLOWANCE: f"{round(_PERIOD_MS * cpus)}ms/{_PERIOD_MS}ms"}
 
 
 def _cpus_of(config: Mapping[str, str]) -> float | str:
     match = re.fullmatch(r"(\d+)ms/(\d+)ms", config.get(ALLOWANCE, ""))
-    return int(match[1]) / int(match[2]) if match else number(config.get(CPUS, ""))
+    return int(match[1]) / int(match[2]) if match else parse_limit(config.get(CPUS, ""))
 
 
 def create(props: Props) -> tuple[str, Props]:
     project, name = props["project"], props["name"]
     with errors(f"host {name}"):
         instances = client(project).instances
-        if instances.exists(name) and not _ours(project, props):
+        if instances.exists(name) and not _matches_definition(project, props):
             remove(project, name)
         if instances.exists(name):
             _apply(project, props)
@@ -126,8 +126,8 @@ def create(props: Props) -> tuple[str, Props]:
         return name, _start(project, name, props)
 
 
-def _ours(project: str, props: Props) -> bool:
-    """Return True unless the instance differs from its definition: half created, or of a lost state."""
+def _matches_definition(project: str, props: Props) -> bool:
+    """Return False for an instance that differs from its definition: half created, or of a lost state."""
     instance, expected = client(project).instances.get(props["name"]), definition(props)
     image = client().images.get_by_alias(props["image"]).fingerprint
     fixed = {key: value for key, value in expected["config"].items() if key not in limits(props)}
@@ -156,8 +156,8 @@ def read(name: str, props: Props) -> Props | None:
         return {
             **props,
             "cpus": _cpus_of(config),
-            "memory": number(config.get("limits.memory", "")),
-            "disk": number(instance.devices.get("root", {}).get("size", "")),
+            "memory": parse_limit(config.get("limits.memory", "")),
+            "disk": parse_limit(instance.devices.get("root", {}).get("size", "")),
             "running": instance.status == "Running",
             "created": instance.created_at,
             "started": instance.last_used_at,
@@ -172,12 +172,12 @@ def update(name: str, old: Props, new: Props) -> Props:
 
 def _apply(project: str, props: Props) -> None:
     instance = client(project).instances.get(props["name"])
-    devices = {
+    other_config = {
         key: value
         for key, value in instance.config.items()
         if key not in (CPUS, ALLOWANCE) and not key.startswith("user.label.")
     }
-    instance.config = {**devices, **limits(props)}
+    instance.config = {**other_config, **limits(props)}
     instance.devices = definition(props)["devices"]
     instance.save(wait=True)
 
@@ -190,9 +190,8 @@ def delete(name: str, props: Props) -> None:
 def remove(project: str, name: str) -> None:
     """Stop and delete an instance in any state; do nothing if it is gone.
 
-    LXD may refuse for seconds, as while it is still busy with the instance or its disk: the call is repeated before its error
-    is raised. Only a request for the instance itself tells that it is gone: LXD answers the same about an operation a few
-    seconds after its end.
+    LXD may refuse for seconds, for example while it is busy with the instance or its disk, so failed calls are repeated. Only
+    NotFound for the instance itself means that it is gone: LXD answers the same about an operation that ended seconds ago.
     """
     for pause in (*_PAUSES, None):
         try:
@@ -209,12 +208,12 @@ def remove(project: str, name: str) -> None:
             time.sleep(pause)
 
 
-def unrecorded(project: str, known: Container[str]) -> list[str]:
-    """Return the hosts in a stack's project that are not known: a killed update leaves them."""
+def unrecorded_hosts(project: str, recorded: Container[str]) -> list[str]:
+    """Return the hosts in a stack's project that the state does not have: a killed update leaves such hosts."""
     with errors("hosts"):
-        names = [name for name in hosts_of(project) if name not in known]
+        names = [name for name in hosts_of(project) if name not in recorded]
         instances = client(project).instances
-        # Somebody's own instance is not a host.
+        # An instance without this label is no host, but the user's own.
         return sorted(name for name in names if instances.exists(name) and _MACHINE_TYPE in instances.get(name).config)
 
 

@@ -1,4 +1,4 @@
-"""Names of a stack's objects, drawn once and kept in its state, so a renamed stack or moved checkout stays the same."""
+"""Names of a stack's objects, generated once and kept in its state, so a renamed stack or moved checkout keeps them."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from infra.lxd.layout import LxdNames, names
 from infra.state import StackState
 
 
-class ProjectName(ModuleResource, module="lxd", name="Identity"):
-    """The name of the stack's LXD project; its deletion removes what a killed run left behind.
+class StoredProjectName(ModuleResource, module="lxd", name="Identity"):  # the old name, kept for existing stacks
+    """The name of the stack's LXD project; kept in the state. Deleting it removes what a killed run left.
 
-    Input: project, the name. It is created first and deleted last.
+    Input: project (the name). It is created first and deleted last.
     """
 
     module_name = __name__
 
 
-def names_of(stack: str, root: Path, before: StackState) -> LxdNames:
-    """Return the names in the stack's state, or of a retained bucket of an earlier stack, or new ones."""
+def names_of(stack: str, root: Path, state: StackState) -> LxdNames:
+    """Return the names in the stack's state, else those of an earlier stack's retained bucket, else new ones."""
     for kind, key in (("lxd:Identity", "project"), ("lxd:Project", "name")):
-        for outputs in before.of(kind).values():
+        for outputs in state.of(kind).values():
             return LxdNames(str(outputs[key]))
     with errors("projects"):
         retained = project.retained_project(project.owners(), stack, root)

@@ -1,4 +1,4 @@
-"""The image of a local host, named by its recipe: a checkout with another recipe has another image.
+"""The image of a local host, named by a hash of `ansible/`: a checkout with other files there has another image.
 
 `python -m infra.lxd.image` prints whether it exists; `import DIR` imports DIR/image.squashfs, `remove` removes all.
 """
@@ -15,20 +15,20 @@ import time
 from pathlib import Path
 
 from infra.lxd.api import LxdError, client, errors
-from infra.runtime.build import folder_of
+from infra.runtime.build import folder_path
 from infra.runtime.recipe import default_recipe
 from infra.templates import ROOT
 
-# The Pythons that jobs bring along, each in a folder here.
-RUNTIMES_HERE = ROOT / ".cache" / "runtimes"
+# Python environments of jobs (`fab train --runtime`), each in a folder here.
+LOCAL_RUNTIMES = ROOT / ".cache" / "runtimes"
 _ALIAS = re.compile(r"scaletier-[0-9a-f]{12}")
-_RECIPE = ROOT / "ansible"
+_ANSIBLE = ROOT / "ansible"
 
 
 def name() -> str:
-    """Return `scaletier-` and a hash of all files of the recipe."""
+    """Return `scaletier-` and a hash of all files of `ansible/`."""
     digest = hashlib.sha256()
-    for file in sorted(item for item in _RECIPE.rglob("*") if item.is_file()):
+    for file in sorted(item for item in _ANSIBLE.rglob("*") if item.is_file()):
         if "__pycache__" not in file.parts:
             digest.update(str(file.relative_to(ROOT)).encode() + b"\0" + file.read_bytes())
     return f"scaletier-{digest.hexdigest()[:12]}"
@@ -49,7 +49,7 @@ def require() -> str:
 
 def require_runtime() -> Path:
     """Return the folder of the hosts' Python; LxdError if it is not built yet."""
-    folder = folder_of(default_recipe())
+    folder = folder_path(default_recipe())
     if not folder.exists():
         raise LxdError("the Python of the hosts is missing: make it with `make image`")
     return folder
@@ -68,7 +68,7 @@ def _metadata() -> bytes:
 
 
 def import_image(folder: Path) -> None:
-    """Import folder/image.squashfs under the recipe's name, unless LXD has it; LxdError if LXD refuses it."""
+    """Import folder/image.squashfs as the image `name()`, unless LXD has that; LxdError if LXD refuses it."""
     alias = name()
     with errors(f"image {alias}"):
         if not client().images.exists(alias, alias=True):
@@ -77,7 +77,7 @@ def import_image(folder: Path) -> None:
 
 
 def remove_images() -> None:
-    """Remove the images of this and of earlier recipes from LXD."""
+    """Remove this and earlier images from LXD."""
     with errors("images"):
         for image in client().images.all():
             if any(_ALIAS.fullmatch(alias["name"]) for alias in image.aliases):

@@ -31,7 +31,7 @@ class LxdNames:
 
     @property
     def key(self) -> str:
-        """The digits at the end of the project's name, unique to the stack."""
+        """The six hexadecimal digits at the end of the project's name, unique to the stack."""
         return self.project.rpartition("-")[2]
 
     @property
@@ -44,7 +44,7 @@ class LxdNames:
 
 
 def names(stack: str, key: str) -> LxdNames:
-    """Return the names of a stack: `key` is 6 hexadecimal digits. They identify it; the rest is for people."""
+    """Return the names of a stack: `key`, 6 hexadecimal digits, identifies it; the rest is for people."""
     plain = re.sub(r"[^a-z0-9]+", "-", stack.lower()).strip("-")[:24]
     return LxdNames(f"{PREFIX}{plain}-{key}")
 
@@ -56,7 +56,7 @@ def candidate_network(project: str, attempt: int) -> ipaddress.IPv4Network:
 
 
 def address(network: ipaddress.IPv4Network, host_id: HostId) -> ipaddress.IPv4Address:
-    """Return the address of a host; it does not depend on the other hosts."""
+    """Return the address of a host, which does not depend on other hosts."""
     return network[_BLOCK[host_id.role] + host_id.index]
 
 
@@ -67,11 +67,8 @@ def block(network: ipaddress.IPv4Network, role: Role) -> tuple[ipaddress.IPv4Add
     return network[begin], network[end - 1]
 
 
-def port(bridge: str, host_id: HostId) -> str:
-    """Return a host's port on the machine: the bridge's name, a letter of the role, the index.
-
-    The firewall uses it.
-    """
+def interface_name(bridge: str, host_id: HostId) -> str:
+    """Return the name of a host's network interface on this machine: the bridge's name, a letter of the role, the index."""
     return f"{bridge}{host_id.role[0]}{host_id.index}"
 
 

@@ -10,7 +10,7 @@ import psutil
 import pylxd.exceptions
 
 from infra.dynamic import ModuleResource, Props
-from infra.lxd.api import LxdError, client, errors, missing
+from infra.lxd.api import LxdError, client, errors, is_not_found
 from infra.lxd.layout import candidate_network
 
 REPLACE_ON_CHANGES = frozenset({"name"})
@@ -19,26 +19,26 @@ _DELETE_ATTEMPTS = 4
 
 
 class BridgeNetwork(ModuleResource, module="lxd", name="Network"):
-    """The bridge, as a resource.
+    """The stack's bridge, as a resource.
 
-    Inputs: name of the bridge, range (a private /24). If the range changes, the hosts are recreated on it afterwards.
+    Inputs: name of the bridge, range (a private /24). If the range changes, the hosts are recreated afterwards.
     """
 
     module_name = __name__
 
 
-def choose_range(project: str, bridge: str, wanted: ipaddress.IPv4Network | None) -> ipaddress.IPv4Network:
-    """Return the configured range, else the present one, or a free one; LxdError if the configured one is in use."""
+def choose_range(project: str, bridge: str, configured: ipaddress.IPv4Network | None) -> ipaddress.IPv4Network:
+    """Return the configured range, else the bridge's present one, else a free one; LxdError if the configured one is used."""
     used = _ranges_in_use()
     own = used.pop(bridge, None)
-    if wanted:
+    if configured:
         for interface, network in used.items():
-            if network.overlaps(wanted):
+            if network.overlaps(configured):
                 raise LxdError(
-                    f"address range {wanted} is taken: {interface} of this machine has {network}; "
+                    f"address range {configured} is taken: {interface} of this machine has {network}; "
                     "`pulumi config set network 10.77.0.0/24` sets another, `pulumi config rm network` has one chosen"
                 )
-        return wanted
+        return configured
     if own:
         return own
     for attempt in range(_ATTEMPTS):
@@ -71,7 +71,7 @@ def _config(props: Props) -> dict[str, str]:
 def create(props: Props) -> tuple[str, Props]:
     name = props["name"]
     with errors(f"network {name}"):
-        if client().networks.exists(name) and not _up(name):
+        if client().networks.exists(name) and not _has_device(name):
             delete(name, props)
         if client().networks.exists(name):
             update(name, props, props)
@@ -80,14 +80,14 @@ def create(props: Props) -> tuple[str, Props]:
     return name, props
 
 
-def _up(name: str) -> bool:
-    """Return True if the bridge has a device: LXD may list one without it after an interrupted delete."""
+def _has_device(name: str) -> bool:
+    """Return True if the bridge has a device: after an interrupted delete, LXD may list a bridge without one."""
     return name in psutil.net_if_addrs()
 
 
 def read(name: str, props: Props) -> Props | None:
     with errors(f"network {name}"):
-        if not client().networks.exists(name) or not _up(name):
+        if not client().networks.exists(name) or not _has_device(name):
             return None
         config: dict[str, Any] = client().networks.get(name).config
         network = str(ipaddress.IPv4Interface(config["ipv4.address"]).network)
@@ -109,8 +109,8 @@ def delete(name: str, props: Props) -> None:
                 client().networks.get(name).delete()
                 return
             except pylxd.exceptions.LXDAPIException as error:
-                # LXD lets go of a bridge a moment after the last host on it, and may have lost the device already.
-                if missing(error) or not client().networks.exists(name):
+                # LXD still uses a bridge for a moment after its last host is deleted. Its device may be gone already.
+                if is_not_found(error) or not client().networks.exists(name):
                     return
                 if attempt == _DELETE_ATTEMPTS - 1:
                     raise

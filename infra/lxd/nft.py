@@ -1,4 +1,4 @@
-"""nft on this machine: tables of the bridge family, and their differences from their scripts."""
+"""Call nft on this machine: load and list tables of the bridge family, and compare them with their scripts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def version() -> str:
 
 
 def load(script: str) -> None:
-    """Run a script atomically; LxdError if nft refuses the script; the message has the reason."""
+    """Run a script atomically; LxdError with nft's reason if it refuses the script."""
     result = _nft("-f", "-", script=script)
     if result.returncode:
         raise LxdError(f"nft refused the firewall: {_reason(result)}")

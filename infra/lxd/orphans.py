@@ -1,4 +1,4 @@
-"""Leftovers of local stacks on this machine: `python -m infra.lxd.orphans STACK` prints them.
+"""Find objects of local stacks on this machine: `python -m infra.lxd.orphans STACK` prints those of a stack.
 
 Without STACK, it prints the LXD projects of all stacks of all checkouts. `--up` prints projects that are still in use; `--kept`
 prints, one line each, how to reuse or delete a retained bucket. `--claimed STACK` prints the projects that a new stack of that
@@ -27,8 +27,8 @@ _KEY = "[0-9a-f]{6}"
 _BRIDGES = "/sys/class/net"
 
 
-def names_of(stack: str) -> list[LxdNames]:
-    """Return the names of a stack, by the labels of its LXD project; more than one if a bucket was retained.
+def existing_names(stack: str) -> list[LxdNames]:
+    """Return the names of an existing stack, from the labels of LXD's projects; several if a bucket was retained.
 
     Prefer projects whose label names the current state; without one, take this checkout's projects of that name.
     """
@@ -37,12 +37,12 @@ def names_of(stack: str) -> list[LxdNames]:
     return [LxdNames(owner.project) for owner in current or [each for each in projects if each.checkout == str(ROOT)]]
 
 
-def leftovers(stack: str) -> list[str]:
-    """Return a stack's objects: its projects, and bridges, firewalls and processes that belong to no other project."""
+def stack_objects(stack: str) -> list[str]:
+    """Return a stack's projects, and bridges, nft tables and processes that belong to no other project."""
     projects = owners()
     own_projects = [owner for owner in projects if (owner.stack, owner.checkout) == (stack, str(ROOT))]
     others = {LxdNames(owner.project).key for owner in projects if owner not in own_projects}
-    lines = [_describe(owner) for owner in own_projects] + [f"{kind} {name}" for kind, name, _ in _strays(others)]
+    lines = [_describe(owner) for owner in own_projects] + [f"{kind} {name}" for kind, name, _ in _unknown_objects(others)]
     for process in psutil.process_iter(["cmdline"]):
         command = " ".join(process.info["cmdline"] or ())
         matches = re.finditer(rf"{PREFIX}[a-z0-9-]*-({_KEY})_|--interface=st({_KEY}) ", command)
@@ -52,30 +52,30 @@ def leftovers(stack: str) -> list[str]:
     return lines
 
 
-def _strays(known: set[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield kind, name and bridge of each bridge and nft table whose key is not among the known ones."""
+def _unknown_objects(known_keys: set[str]) -> Iterator[tuple[str, str, str]]:
+    """Yield kind, name and bridge of each bridge and nft table whose key is not a known one."""
     bridges = {*psutil.net_if_addrs(), *(network.name for network in client().networks.all())}
     objects = [("network", name) for name in sorted(bridges)] + [("nft table", name) for name in tables()]
     for kind, name in objects:
         pattern = rf"st({_KEY})" if kind == "network" else rf"scaletier_({_KEY})(?:_[a-z]+_.*)?"
-        if (match := re.fullmatch(pattern, name)) and match[1] not in known:
+        if (match := re.fullmatch(pattern, name)) and match[1] not in known_keys:
             yield kind, name, f"st{match[1]}"
 
 
-def orphans(stacks: Container[str] | None) -> list[Finding]:
-    """List the objects that belong to no stack.
+def find_orphans(stacks: Container[str] | None) -> list[Finding]:
+    """Return a finding for each object that belongs to no stack.
 
-    An object is not an orphan if a state might still list it. Never suggest deleting something that runs.
+    An object is no orphan if a state might still list it. No finding suggests to delete something that runs.
 
     Args:
         stacks: the names of the stacks in the current state, None if it cannot be read.
     """
     projects = owners()
     states = {backend.url(ROOT), backend.own_url(ROOT)}
-    remove = {"network": "lxc network delete", "nft table": "nft delete table bridge"}
-    return [_orphan(owner) for owner in projects if not owner.retained and _lost(owner, stacks)] + [
-        warning(f"{kind} {name} is in no stack", f"{remove[kind]} {name}")
-        for kind, name, bridge in _strays({LxdNames(owner.project).key for owner in projects})
+    commands = {"network": "lxc network delete", "nft table": "nft delete table bridge"}
+    return [_orphan(owner) for owner in projects if not owner.retained and _is_lost(owner, stacks)] + [
+        warning(f"{kind} {name} is in no stack", f"{commands[kind]} {name}")
+        for kind, name, bridge in _unknown_objects({LxdNames(owner.project).key for owner in projects})
         if not _in_use(bridge) and not any(backend.mentions(url, bridge) for url in states)
     ]
 
@@ -85,12 +85,12 @@ def _in_use(bridge: str) -> bool:
     return any(Path(_BRIDGES, bridge, "brif").glob("*"))
 
 
-def _lost(owner: Owner, stacks: Container[str] | None) -> bool:
-    """Return True if no state can list the stack: the state in its label and all other readable states lack it."""
-    here, own = backend.url(ROOT), backend.own_url(ROOT)
-    if not owner.backend or any(backend.mentions(url, owner.project) for url in {here, own}):
+def _is_lost(owner: Owner, stacks: Container[str] | None) -> bool:
+    """Return True if no state can list the stack: neither the state in its label, nor any other readable state."""
+    current, own = backend.url(ROOT), backend.own_url(ROOT)
+    if not owner.backend or any(backend.mentions(url, owner.project) for url in {current, own}):
         return False
-    if owner.backend == here:
+    if owner.backend == current:
         return stacks is not None and owner.stack not in stacks
     return backend.mentions(owner.backend, owner.project) is False
 
@@ -116,14 +116,14 @@ def _orphan(owner: Owner) -> Finding:
     )
 
 
-def claimed(stack: str) -> list[str]:
-    """Return this checkout's projects of the stack, and the one whose retained bucket its next `up` reuses."""
+def claimed_projects(stack: str) -> list[str]:
+    """Return this checkout's projects of the stack, and the one whose retained bucket its next `pulumi up` reuses."""
     projects = owners()
     own_projects = {owner.project for owner in projects if (owner.stack, owner.checkout) == (stack, str(ROOT))}
     return [_describe(owner) for owner in projects if owner.project in {*own_projects, retained_project(projects, stack, ROOT)}]
 
 
-def advice(owner: Owner) -> str:
+def bucket_advice(owner: Owner) -> str:
     """Return one line: how to reuse or delete a retained bucket."""
     return (
         f"the bucket of stack {owner.stack} is retained: the next stack of that name in {owner.checkout} reuses it; "
@@ -150,11 +150,11 @@ def main(arguments: list[str]) -> str:
         case ["--up"]:
             return "; ".join(owner.project for owner in owners() if not owner.retained)
         case ["--kept"]:
-            return "\n".join(advice(owner) for owner in owners() if owner.retained)
+            return "\n".join(bucket_advice(owner) for owner in owners() if owner.retained)
         case ["--claimed", stack]:
-            return "; ".join(claimed(stack))
+            return "; ".join(claimed_projects(stack))
         case [stack] if not stack.startswith("-"):
-            return "; ".join(leftovers(stack))
+            return "; ".join(stack_objects(stack))
     raise LxdError("the arguments are invalid. Valid: STACK, --claimed STACK, --up, --kept, or none")
 
 

@@ -1,4 +1,4 @@
-"""The storage pool of local hosts: `python -m infra.lxd.pool make NAME`, `remove NAME`. Part of set-up."""
+"""The storage pool of local hosts; set-up runs `python -m infra.lxd.pool make NAME` and `remove NAME`."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from infra.lxd.api import LxdError, client, errors
 _MADE_BY = "made by scaletier's set-up"
 _GIB = 2**30
 _SIZE = 40 * _GIB
-_LEAST = 4 * _GIB
+_MIN_SIZE = 4 * _GIB
 
 
 def make(name: str) -> str:
-    """Create a pool on a btrfs loop file unless it exists; return a message. On btrfs a host is a snapshot of the image.
+    """Create a pool on a btrfs loop file unless it exists; return a message.
 
-    LxdError if less than 8 GiB are free on the disk.
+    On btrfs, a host begins as a snapshot of the image. LxdError if less than 8 GiB are free on the disk.
     """
     with errors(f"storage pool {name}"):
         if client().storage_pools.exists(name):
             return f"storage pool {name} is there"
         free = shutil.disk_usage("/var/lib").free
         size = min(_SIZE, free // 2)
-        if size < _LEAST:
+        if size < _MIN_SIZE:
             raise LxdError(
-                f"the disk is nearly full: {free / _GIB:.1f} GiB free, a storage pool needs {2 * _LEAST // _GIB} GiB"
+                f"the disk is nearly full: {free / _GIB:.1f} GiB free, a storage pool needs {2 * _MIN_SIZE // _GIB} GiB"
             )
         body = {"name": name, "driver": "btrfs", "description": _MADE_BY, "config": {"size": str(size)}}
         client().storage_pools.create(body)

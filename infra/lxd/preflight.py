@@ -1,4 +1,4 @@
-"""Checks of this machine before an update, at every preview, so that a bad start costs nothing."""
+"""Check this machine at every preview and update, so that an update that would fail changes nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import psutil
 
 from infra.lxd import image
 from infra.lxd.api import LxdError, client, errors, hosts_of
-from infra.lxd.bucket import pool_of, used
+from infra.lxd.bucket import pool_of, used_bytes
 from infra.lxd.config import LxdConfig
 from infra.lxd.firewall import forward_drops
 from infra.lxd.identity import names_of
@@ -32,10 +32,10 @@ BRIDGE_NF_CALL = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
 
 @dataclass(frozen=True)
 class PreflightResult:
-    """The machine's resources for a stack.
+    """What a stack's resources need of this machine.
 
-    They are its names, the image's name, the folder of the hosts' Python, the range of its bridge, and the limit of its bucket
-    in bytes (0 for no limit).
+    `image` is the image's name, `runtime` the folder of the hosts' Python, `network` the bridge's range, `bucket_size` in bytes
+    (0 for no limit).
     """
 
     names: LxdNames
@@ -46,11 +46,11 @@ class PreflightResult:
     warnings: tuple[str, ...] = ()
 
 
-def preflight(stack: str, spec: ClusterSpec, config: LxdConfig, before: StackState) -> PreflightResult:
+def preflight(stack: str, spec: ClusterSpec, config: LxdConfig, state: StackState) -> PreflightResult:
     """Check LXD, the image, the storage pool and the address range; LxdError for the first check that fails."""
-    _kinds(spec)
-    _share(image.RUNTIMES_HERE)
-    own, pool = names_of(stack, ROOT, before), config.storage_pool
+    _refuse_gpus(spec)
+    _create_shared_folder(image.LOCAL_RUNTIMES)
+    own, pool = names_of(stack, ROOT, state), config.storage_pool
     with errors("storage pools"):
         if (existing := pool_of(own.project)) not in (None, pool):
             raise LxdError(
@@ -64,24 +64,24 @@ def preflight(stack: str, spec: ClusterSpec, config: LxdConfig, before: StackSta
                 "make one with `make lxd`, or `pulumi config set storagePool NAME`"
             )
         network = choose_range(own.project, own.bridge, config.network)
-        warnings = (*_unused(spec, config), *forward_drops(BRIDGE_NF_CALL, list_chains), *_limitless(pool))
-        here = image.require(), image.require_runtime()
-        total = _disk(spec, pool, own.project)
-    return PreflightResult(own, *here, network, _bucket_size(own, config, total), warnings)
+        warnings = (*_unused_limits(spec, config), *forward_drops(BRIDGE_NF_CALL, list_chains), *_quota_warnings(pool))
+        image_name, runtime = image.require(), image.require_runtime()
+        total = _check_pool_space(spec, pool, own.project)
+    return PreflightResult(own, image_name, runtime, network, _bucket_size(own, config, total), warnings)
 
 
-def _share(folder: Path) -> None:
-    """Create the folder that hosts mount, which cannot start without it; their users read it, whatever the umask."""
+def _create_shared_folder(folder: Path) -> None:
+    """Create the folder that hosts mount when they start, readable by their users whatever the umask."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # Only its owner may change the mode: not a user after a `pulumi up` as root.
+        # Only the folder's owner may change its mode: the user may not, after a `pulumi up` as root.
         if stat.S_IMODE(folder.stat().st_mode) != _SHARED_MODE:
             folder.chmod(_SHARED_MODE)
     except OSError as error:
         raise LxdError(f"{folder} cannot be used ({error.strerror}): `sudo chown -R $USER {folder.parent}`") from None
 
 
-def _kinds(spec: ClusterSpec) -> None:
+def _refuse_gpus(spec: ClusterSpec) -> None:
     for role, role_spec in spec.roles.items():
         if role_spec.accelerator:
             raise LxdError(
@@ -90,8 +90,8 @@ def _kinds(spec: ClusterSpec) -> None:
             )
 
 
-def _unused(spec: ClusterSpec, config: LxdConfig) -> list[str]:
-    """Return a warning for each limit of a role without hosts, which may be kept for a larger tier."""
+def _unused_limits(spec: ClusterSpec, config: LxdConfig) -> list[str]:
+    """Return a warning for each limit of a role without hosts, which the user may keep for a larger tier."""
     return [
         f"{key}.{role} has no effect: this cluster has no {role}; it has {', '.join(spec.roles)}"
         for key in ("cpus", "memory", "disk")
@@ -110,17 +110,17 @@ def _bucket_size(own: LxdNames, config: LxdConfig, total: int) -> int:
                 f"{key} is {limit / _GIB:.1f} GiB, and storage pool {pool} has {total / _GIB:.1f} GiB in all: "
                 f"`pulumi config set --path {key} {max(1, total // 2 // _GIB)}GiB`"
             )
-    used_bytes = used({"project": own.project, "pool": pool, "name": own.bucket}) or 0
-    if size and used_bytes > size:
+    used = used_bytes({"project": own.project, "pool": pool, "name": own.bucket}) or 0
+    if size and used > size:
         raise LxdError(
-            f"the bucket holds {used_bytes / _GIB:.1f} GiB, and may hold {size / _GIB:.1f} GiB: "
-            f"`pulumi config set bucketSize {used_bytes // _GIB + 1}GiB` or more, or `fab prune` first"
+            f"the bucket holds {used / _GIB:.1f} GiB, and may hold {size / _GIB:.1f} GiB: "
+            f"`pulumi config set bucketSize {used // _GIB + 1}GiB` or more, or `fab prune` first"
         )
     return size
 
 
-def _limitless(pool: str) -> list[str]:
-    """Return a warning if the pool cannot limit disks: its folder's file system lacks quotas."""
+def _quota_warnings(pool: str) -> list[str]:
+    """Return a warning if the pool cannot limit disks, because it is a folder of a file system without quotas."""
     storage_pool = client().storage_pools.get(pool)
     if storage_pool.driver != "dir" or _has_quotas(str(storage_pool.config.get("source", "/"))):
         return []
@@ -136,8 +136,8 @@ def _has_quotas(folder: str) -> bool:
     return bool({"prjquota", "pquota"} & {*options})
 
 
-def _disk(spec: ClusterSpec, pool: str, project: str) -> int:
-    """Return the size of the pool in bytes, or 0 if it is unknown; LxdError if too few are free."""
+def _check_pool_space(spec: ClusterSpec, pool: str, project: str) -> int:
+    """Return the size of the pool in bytes, or 0 if it is unknown; LxdError if too little is free for new hosts."""
     space: dict[str, Any] = client().api.storage_pools[pool].resources.get().json()["metadata"]["space"]
     existing = hosts_of(project)
     new = [host_id for host_id in spec.hosts if host_id.name not in existing]

@@ -1,4 +1,4 @@
-"""The LXD project that contains a stack: deleting it also deletes what an interrupted run left behind."""
+"""The LXD project that contains a stack: deleting the project also deletes what an interrupted run left."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pylxd.exceptions
 
 from infra.dynamic import ModuleResource, Props
 from infra.lxd import bucket, firewall, network
-from infra.lxd.api import client, errors, missing
+from infra.lxd.api import client, errors, is_not_found
 from infra.lxd.host import purge
 from infra.lxd.layout import PREFIX, LxdNames
 
@@ -22,7 +22,7 @@ _BACKEND = "user.scaletier.backend"
 
 
 class Project(ModuleResource, module="lxd", name="Project"):
-    """The LXD project. Inputs: name, and labels that may change: stack, checkout, backend (the place of its state)."""
+    """The LXD project. Inputs: name, and labels that may change: stack, checkout, backend (the URL of the stack's state)."""
 
     module_name = __name__
 
@@ -42,7 +42,7 @@ class Owner:
 
 
 def owners() -> list[Owner]:
-    """Return every project of a stack on this machine, of any checkout."""
+    """Return the owner of each stack's project on this machine, of any checkout."""
     answer: dict[str, Any] = client().api.projects.get(params={"recursion": 1}).json()
     return [
         Owner(
@@ -107,7 +107,7 @@ def _configure(name: str, values: dict[str, str], without: str = "") -> None:
 
 
 def delete(name: str, props: Props) -> None:
-    """Remove the project, with hosts, bridge and firewall that an interrupted run did not record."""
+    """Remove the project, or label it if its bucket is retained; remove what an interrupted run did not record."""
     own = LxdNames(name)
     with errors(f"project {name}"):
         if (pool := bucket.pool_of(name)) is not None:
@@ -125,5 +125,5 @@ def _remove(name: str) -> None:
     try:
         client().projects.get(name).delete(wait=True)
     except pylxd.exceptions.LXDAPIException as error:
-        if not missing(error):
+        if not is_not_found(error):
             raise

@@ -1,4 +1,4 @@
-"""Readiness of all hosts, which boot in parallel: they answer ssh, and LXD's API returns their host keys."""
+"""Readiness of all hosts, which boot in parallel: sshd answers on each, and LXD's API returns its host key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from infra.ports import SSH_PORT
 
 REPLACE_ON_CHANGES = frozenset({"project"})
 _HOST_KEY = "/etc/ssh/ssh_host_ed25519_key.pub"
-# Hosts share the processors of this machine: 31 of them take minutes to boot, one after the other.
+# 31 hosts, which share the processors of this machine, take minutes until all have booted.
 _SILENT_SECONDS = 180.0
 _POLL = 0.05
 
@@ -28,8 +28,8 @@ class Ready(ModuleResource, module="lxd", name="Ready"):
 
     Inputs:
         project, hosts: the hosts' addresses by name.
-        created, started: times by host, as a recreated host has a new key, and a started one boots.
-        unrecorded: hosts that a killed update created and did not record. A refresh finds them, and `create` removes them.
+        created, started: times by host; a change means that a host has a new key, or boots.
+        unrecorded: hosts that a killed update created and did not record: `read` finds them, and `create` removes them.
 
     Output `hostKeys`: address to public host key.
     """
@@ -41,27 +41,27 @@ class Ready(ModuleResource, module="lxd", name="Ready"):
 
 def create(props: Props) -> tuple[str, Props]:
     keys = wait(props["project"], props["hosts"])
-    for name in host.unrecorded(props["project"], props["hosts"]):
+    for name in host.unrecorded_hosts(props["project"], props["hosts"]):
         with errors(f"host {name}"):
             host.remove(props["project"], name)
     return "ready", {**props, "hostKeys": keys}
 
 
 def wait(project: str, hosts: Mapping[str, str]) -> dict[str, str]:
-    """Wait for ssh on all hosts at once; LxdError with the silent ones once no further one has answered for minutes."""
-    newest = time.monotonic()
+    """Wait until sshd answers on all hosts; LxdError names those without, once no further host has answered for 3 minutes."""
+    last_answer = time.monotonic()
 
-    def answers(address: str) -> bool:
-        nonlocal newest
-        while time.monotonic() < newest + _SILENT_SECONDS:
+    def wait_for_host(address: str) -> bool:
+        nonlocal last_answer
+        while time.monotonic() < last_answer + _SILENT_SECONDS:
             if _answers(address):
-                newest = time.monotonic()
+                last_answer = time.monotonic()
                 return True
             time.sleep(_POLL)
         return False
 
     with ThreadPoolExecutor(max(1, len(hosts))) as pool:
-        late = [name for name, ok in zip(hosts, pool.map(answers, hosts.values()), strict=True) if not ok]
+        late = [name for name, ok in zip(hosts, pool.map(wait_for_host, hosts.values()), strict=True) if not ok]
     if late:
         instances = Path("/proc/sys/fs/inotify/max_user_instances").read_text().strip()
         raise LxdError(
@@ -90,4 +90,4 @@ def _host_key(project: str, name: str) -> str:
 
 
 def read(name: str, props: Props) -> Props | None:
-    return {**props, "unrecorded": host.unrecorded(props["project"], props["hosts"])}
+    return {**props, "unrecorded": host.unrecorded_hosts(props["project"], props["hosts"])}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import PurePosixPath
 from typing import Any
 
 import pulumi
@@ -16,13 +18,13 @@ from infra.dynamic import changes
 from infra.lxd import host
 from infra.lxd.api import LxdError, errors, hosts_of
 from infra.lxd.bucket import BucketVolume
-from infra.lxd.bucket_guard import BucketGuard, running
+from infra.lxd.bucket_guard import BucketGuard, running_host
 from infra.lxd.config import LxdConfig
 from infra.lxd.firewall import Firewall, host_rules, rules
 from infra.lxd.host import HostContainer
-from infra.lxd.identity import ProjectName
-from infra.lxd.image import RUNTIMES_HERE
-from infra.lxd.layout import BUCKET, RUNTIMES, address, port, sizes
+from infra.lxd.identity import StoredProjectName
+from infra.lxd.image import LOCAL_RUNTIMES
+from infra.lxd.layout import BUCKET, RUNTIMES, address, interface_name, sizes
 from infra.lxd.network import BridgeNetwork
 from infra.lxd.preflight import PreflightResult, preflight
 from infra.lxd.project import Project
@@ -36,7 +38,7 @@ from infra.templates import ROOT
 def host_props(
     spec: ClusterSpec, config: LxdConfig, result: PreflightResult, authorized_key: Input[str]
 ) -> dict[HostId, dict[str, Any]]:
-    """Return the inputs of each host. It reads only the number of processors of this machine."""
+    """Return the inputs of each host; of this machine, only the number of processors is read."""
     names, network = result.names, result.network
     limits = sizes(spec, os.cpu_count() or 1, config.cpus, config.memory)
     return {
@@ -46,12 +48,12 @@ def host_props(
             "image": result.image,
             "pool": config.storage_pool,
             "bridge": names.bridge,
-            "port": port(names.bridge, host_id),
+            "port": interface_name(names.bridge, host_id),
             "address": str(address(network, host_id)),
             "gateway": str(network[1]),
             "bucket": names.bucket,
             "runtime": str(result.runtime),
-            "runtimes": str(RUNTIMES_HERE),
+            "runtimes": str(LOCAL_RUNTIMES),
             "authorizedKey": authorized_key,
             "firewall": host_rules(network, host_id.role),
             "machineType": spec.roles[host_id.role].machine_type,
@@ -66,7 +68,7 @@ def host_props(
 
 
 class LxdTarget(Target):
-    """Project name, project, bridge, bucket, firewall, and the hosts."""
+    """A cluster of LXD containers: stored project name, project, bridge, bucket, firewall, and the hosts."""
 
     config_type = LxdConfig
 
@@ -77,7 +79,7 @@ class LxdTarget(Target):
             pulumi.log.warn(warning)
 
     def replaced_hosts(self) -> list[str]:
-        """Return the hosts that need replacement, because a property differs that cannot change in place."""
+        """Return the existing hosts with a changed property that cannot change in place."""
         existing = self.state.of("lxd:Host")
         key = next((str(outputs["publicKey"]) for outputs in self.state.of("operator:OperatorKey").values()), "")
         expected = {host_id.name: props for host_id, props in host_props(self.spec, self.config, self.preflight, key).items()}
@@ -88,14 +90,14 @@ class LxdTarget(Target):
     def build(self, authorized_key: Output[str]) -> ClusterResources:
         names, network = self.preflight.names, self.preflight.network
         cluster = ComponentResource("scaletier:lxd:Cluster", "cluster")
-        # Created first and so deleted last, which also deletes what an interrupted run left behind.
-        project_name = ProjectName("identity", {"project": names.project}, ResourceOptions(parent=cluster))
+        # Created first and so deleted last; this also deletes what an interrupted run left.
+        project_name = StoredProjectName("identity", {"project": names.project}, ResourceOptions(parent=cluster))
         after_name = ResourceOptions(parent=cluster, depends_on=[project_name])
         labels = {"stack": self.stack, "checkout": str(ROOT), "backend": backend.url(ROOT)}
         project = Project("project", {"name": names.project, **labels}, after_name)
         after_project = ResourceOptions(parent=cluster, depends_on=[project])
         bridge = BridgeNetwork("network", {"name": names.bridge, "range": str(network)}, after_project)
-        # So the bucket is deleted before the bridge, and with it leftover hosts, which would still use the bridge.
+        # So the bucket is deleted before the bridge; this also deletes leftover hosts, which would still use the bridge.
         after_bridge = ResourceOptions(parent=cluster, depends_on=[bridge])
         volume = {"project": names.project, "pool": self.config.storage_pool, "name": names.bucket}
         bucket = BucketVolume("bucket", {**volume, "size": self.preflight.bucket_size}, after_bridge)
@@ -114,7 +116,7 @@ class LxdTarget(Target):
                 "hosts": {host_id.name: item["address"] for host_id, item in props.items()},
                 "created": {host_id.name: container.created for host_id, container in hosts.items()},
                 "started": {host_id.name: container.started for host_id, container in hosts.items()},
-                "unrecorded": [],  # filled by `refresh`: hosts that an interrupted update created
+                "unrecorded": [],  # a refresh reads the hosts that an interrupted update created
             },
             ResourceOptions(parent=cluster, depends_on=list(hosts.values())),
         )
@@ -122,7 +124,7 @@ class LxdTarget(Target):
 
         def declare_guard(last: Sequence[Resource]) -> None:
             on_destroy = {"retain": self.config.retain_bucket, "force": self.config.force_destroy}
-            # Its name in the state of existing stacks.
+            # "seal" is its name in the states of existing stacks.
             BucketGuard("seal", {**volume, **on_destroy}, ResourceOptions(parent=cluster, depends_on=list(last)))
 
         addresses = [str(item["address"]) for item in props.values()]
@@ -134,16 +136,19 @@ class LxdTarget(Target):
             host_keys=ready.hostKeys,
             bucket=BUCKET,
             operator_bucket="sftp:///bucket",
-            inventory_fields={"runtimes": RUNTIMES, "operator_runtimes": str(RUNTIMES_HERE), "shared_cpus": os.cpu_count()},
+            inventory_fields={"runtimes": RUNTIMES, "operator_runtimes": str(LOCAL_RUNTIMES), "shared_cpus": os.cpu_count()},
             ready=[ready],
             declare_guard=declare_guard,
         )
 
     def read(self, path: str) -> bytes | None:
-        """Return a file in the stack's bucket, through the first running host; LxdError if there are hosts and none runs."""
+        """Return a file in the stack's bucket, through the first running host.
+
+        LxdError if there are hosts and none runs; with disruptJobs, None.
+        """
         project = self.preflight.names.project
         with errors("the bucket"):
-            if (instance := running(project)) is not None:
+            if (instance := running_host(project)) is not None:
                 with suppress(pylxd.exceptions.NotFound):
                     content: bytes = instance.files.get(f"{BUCKET}/{path}")
                     return content
@@ -156,14 +161,21 @@ class LxdTarget(Target):
 
     def create(self, path: str, content: bytes) -> None:
         """Write a file in the stack's bucket unless it exists, through the first running host."""
+        target = PurePosixPath(BUCKET, path)
+        temporary = str(target.with_name(f".{secrets.token_hex(16)}"))
         try:
             with errors("LXD"):
-                if (instance := running(self.preflight.names.project)) is None:
+                if (instance := running_host(self.preflight.names.project)) is None:
                     raise LxdError("no host of the stack runs")
+                instance.files.put(temporary, content, mode=0o644)
                 try:
-                    instance.files.get(f"{BUCKET}/{path}")
-                except pylxd.exceptions.NotFound:
-                    instance.files.put(f"{BUCKET}/{path}", content, mode=0o644)
+                    # A put could overwrite another writer's file; ln fails if there is one, like FolderBucket's link(2).
+                    link = {"command": ["ln", "--no-target-directory", temporary, str(target)]}
+                    operation = instance.api["exec"].post(json=link).json()["operation"]
+                    instance.client.operations.wait_for_operation(operation)
+                finally:
+                    instance.files.delete(temporary)
+                instance.files.get(str(target))  # raises NotFound if ln failed for another reason
         except LxdError as error:
             raise TargetError(f"the bucket does not take {path} ({error}): try again") from None
 

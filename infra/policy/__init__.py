@@ -1,1 +1,1 @@
-"""Rules for every stack: pure functions, and a pack that Pulumi runs."""
+"""Rules for every stack on Google Cloud: pure functions, and a policy pack that Pulumi runs."""

@@ -1,6 +1,6 @@
 """The rules, as pure functions of a resource's type and inputs (in Pulumi's spelling), and as policies of Pulumi's SDK.
 
-Each yields its violations.
+Each function yields the violations of its rule.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Props = Mapping[str, Any]
 Check = Callable[[str, Props, Props], Iterator[str]]
 
 INSTANCE = "gcp:compute/instance:Instance"
-# The shortest prefix of a source, by version of IP.
+# The shortest prefix that a source range may have, by version of IP.
 _SHORTEST_PREFIX = {4: 8, 6: 16}
 _TOO_BROAD = ("roles/owner", "roles/editor", "roles/viewer", "roles/storage.admin", "roles/storage.legacyBucketOwner")
 _EVERYBODY = ("allUsers", "allAuthenticatedUsers")
@@ -54,7 +54,7 @@ _SHIELDED = ("enableSecureBoot", "enableVtpm", "enableIntegrityMonitoring")
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule of the pack; `schema` is that of its configuration, with defaults."""
+    """One rule of the pack; `schema` is the schema of its configuration, with defaults."""
 
     name: str
     description: str
@@ -77,7 +77,7 @@ def _is_spot(props: Props) -> bool:
 
 
 def _grants(kind: str, props: Props) -> Iterator[tuple[Any, Sequence[Any]]]:
-    """Yield the role and the members of each binding of an IAM resource; a policy that is no JSON has none."""
+    """Yield the role and the members of each binding of an IAM resource; none for a policy that is no JSON."""
     if not kind.startswith("gcp:") or "IAM" not in kind:
         return
     yield props.get("role"), (*_list_of(props, "members"), props.get("member"))
@@ -87,7 +87,7 @@ def _grants(kind: str, props: Props) -> Iterator[tuple[Any, Sequence[Any]]]:
 
 
 def no_open_ingress(kind: str, props: Props, config: Props) -> Iterator[str]:
-    """Require that a rule that allows ingress names a source, and no large part of the internet."""
+    """Require that a firewall rule that allows ingress has a source, which is not a large part of the internet."""
     if (
         kind != "gcp:compute/firewall:Firewall"
         or props.get("direction", "INGRESS") != "INGRESS"
@@ -103,7 +103,7 @@ def no_open_ingress(kind: str, props: Props, config: Props) -> Iterator[str]:
 
 
 def no_public_address(kind: str, props: Props, config: Props) -> Iterator[str]:
-    """Require that a host has no public address, unless the pack's configuration says `allowed`."""
+    """Require that a host has no public address, unless the pack's configuration has `allowed`."""
     if config.get("allowed"):
         return
     if kind == INSTANCE:
@@ -131,7 +131,7 @@ def no_broad_role(kind: str, props: Props, config: Props) -> Iterator[str]:
 
 
 def bucket_is_private(kind: str, props: Props, config: Props) -> Iterator[str]:
-    """Require that a bucket uses IAM alone, can never be public, and is granted to no group of all users."""
+    """Require that a bucket uses only IAM, prevents public access, and is granted to no group of all users."""
     if kind == "gcp:storage/bucket:Bucket":
         if props.get("uniformBucketLevelAccess") is not True:
             yield "it has no uniform access"
@@ -169,7 +169,7 @@ def terminates_on_maintenance(kind: str, props: Props, config: Props) -> Iterato
 
 
 def known_machine_type(kind: str, props: Props, config: Props) -> Iterator[str]:
-    """Require a machine type of the list: the pack's `allowed`, else every type that MACHINES has."""
+    """Require a machine type of the pack's list `allowed`, or of MACHINES without such a list."""
     if kind == INSTANCE:
         allowed = config.get("allowed") or MACHINES
         name = _machine_type(props)
@@ -180,9 +180,9 @@ def known_machine_type(kind: str, props: Props, config: Props) -> Iterator[str]:
 def hourly_cost(resources: Iterable[tuple[str, Props]], config: Props) -> Iterator[str]:
     """Require that all hosts cost at most `maxHourlyCost` US dollars an hour.
 
-    A host's price is that of its machine type in the pack's `prices`, else the one by the list of prices.
+    A host's price is that of its machine type in the pack's `prices`, else that by `infra/prices.yaml`.
     """
-    total, most, prices = 0.0, float(config.get("maxHourlyCost") or 0), config.get("prices") or {}
+    total, limit, prices = 0.0, float(config.get("maxHourlyCost") or 0), config.get("prices") or {}
     for kind, props in resources:
         if kind != INSTANCE:
             continue
@@ -195,8 +195,8 @@ def hourly_cost(resources: Iterable[tuple[str, Props]], config: Props) -> Iterat
         else:
             setting = json.dumps({"hourly-cost": {"prices": {name: 0.5}}})
             yield f"the price of a {name} is unknown: set the USD an hour of such a host, as {setting}, by --policy-pack-config"
-    if most and total > most:
-        yield f"the hosts cost {total:.2f} USD an hour, more than {most:g}"
+    if limit and total > limit:
+        yield f"the hosts cost {total:.2f} USD an hour, more than {limit:g}"
 
 
 def _cost(props: Props) -> float | None:
@@ -240,26 +240,26 @@ RULES = (
         {"allowed": {"type": "array", "items": {"type": "string"}, "default": []}},
     ),
 )
-# The most that a stack of the tiers costs without GPUs is about 17 US dollars (PREMIUM_1).
+# US dollars. The most expensive tier without GPUs, PREMIUM_1, costs about 17.
 DEFAULT_MAX_HOURLY_COST = 50
 
 
 def policies() -> list[Policy]:
-    """Return every rule as a policy, and the limit of the cost, which reads the whole stack."""
+    """Return every rule as a policy, and a policy of the whole stack that limits the cost."""
     schema = PolicyConfigSchema(
         properties={
             "maxHourlyCost": {"type": "number", "default": DEFAULT_MAX_HOURLY_COST},
             "prices": {"type": "object", "additionalProperties": {"type": "number"}, "default": {}},
         }
     )
-    ceiling = StackValidationPolicy(
+    cost_policy = StackValidationPolicy(
         name="hourly-cost",
         description="The hosts together cost no more than maxHourlyCost",
-        validate=_ceiling,
+        validate=_validate_cost,
         enforcement_level=EnforcementLevel.MANDATORY,
         config_schema=schema,
     )
-    return [*(_policy(rule) for rule in RULES), ceiling]
+    return [*(_policy(rule) for rule in RULES), cost_policy]
 
 
 def _policy(rule: Rule) -> Policy:
@@ -276,12 +276,12 @@ def _policy(rule: Rule) -> Policy:
 
 def _validation(rule: Rule) -> ResourceValidation:
     def validate(args: ResourceValidationArgs, report: ReportViolation) -> None:
-        for wrong in rule.check(args.resource_type, args.props, args.get_config()):
-            report(f"{args.name}: {wrong}", None)
+        for violation in rule.check(args.resource_type, args.props, args.get_config()):
+            report(f"{args.name}: {violation}", None)
 
     return validate
 
 
-def _ceiling(args: StackValidationArgs, report: ReportViolation) -> None:
-    for wrong in hourly_cost([(item.resource_type, item.props) for item in args.resources], args.get_config()):
-        report(wrong, None)
+def _validate_cost(args: StackValidationArgs, report: ReportViolation) -> None:
+    for violation in hourly_cost([(item.resource_type, item.props) for item in args.resources], args.get_config()):
+        report(violation, None)

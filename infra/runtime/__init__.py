@@ -1,1 +1,1 @@
-"""The hosts' Python with TensorFlow: what is in it, and how it is made, for hosts on every target."""
+"""The hosts' Python with TensorFlow: its packages and its build, for hosts on every target."""

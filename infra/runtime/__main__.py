@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 
-from infra.runtime.build import BuildError, folder
+from infra.runtime.build import BuildError, ensure_folder
 from infra.runtime.recipe import default_recipe
 
 
 def main() -> int:
     try:
-        print(folder(default_recipe()))
+        print(ensure_folder(default_recipe()))
     except BuildError as error:
         print(error, file=sys.stderr)
         return 1

@@ -1,4 +1,4 @@
-"""Folders and files that exist completely or not at all; a folder is named by its inputs."""
+"""Create folders and files that exist completely or not at all."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ _MAKING = ".making-"
 
 
 def digest_of(parts: Iterable[bytes]) -> str:
-    """Return a name for the result of these parts, 32 hexadecimal digits."""
+    """Return a hash of these parts, as a name for what is made of them: 32 hexadecimal digits."""
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:32]
 
 
 @contextmanager
-def making(folder: Path, refusal: type[Exception]) -> Iterator[Path]:
-    """Yield an empty path beside a folder, which becomes that folder once filled.
+def create_atomically(folder: Path, error_type: type[Exception]) -> Iterator[Path]:
+    """Yield an unused path beside a folder; rename what the caller creates there to the folder.
 
-    Another process that builds the same may be first. Raises `refusal` if it cannot be renamed.
+    Another process that creates the same may be first. Raises `error_type` if the path cannot be renamed.
     """
-    with beside(folder) as part:
-        yield part
-        settle(part, folder, refusal)
+    with temporary_path(folder) as temporary:
+        yield temporary
+        publish(temporary, folder, error_type)
 
 
 @contextmanager
-def beside(path: Path) -> Iterator[Path]:
-    """Yield an empty path beside a file or folder, and remove it afterwards, with paths that a killed process left there."""
+def temporary_path(path: Path) -> Iterator[Path]:
+    """Yield an unused path beside a file or folder, and remove it afterwards. Also remove such paths of killed processes."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path = path.parent.resolve() / path.name  # what is made may have its own path in it
-    temporary = _beside(path)
+    path = path.parent.resolve() / path.name  # the content may include its own path
+    temporary = _temporary_name(path)
     for stale in path.parent.glob(f"{_MAKING}*"):
-        if stale == temporary or not _runs(stale.name.rpartition("-")[2]):  # numbers of processes come again
+        if stale == temporary or not _is_running(stale.name.rpartition("-")[2]):  # process ids are reused
             shutil.rmtree(stale, ignore_errors=True)
     try:
         yield temporary
@@ -43,29 +43,29 @@ def beside(path: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def settle(part: Path, path: Path, refusal: type[Exception]) -> None:
-    """Sync a path to the disk and rename it: so a power cut leaves no such name with empty files below."""
+def publish(temporary: Path, path: Path, error_type: type[Exception]) -> None:
+    """Flush all file systems, then rename `temporary` to `path`: after a power cut, no file below `path` is empty."""
     os.sync()
     with suppress(OSError):
-        part.rename(path)
+        temporary.rename(path)
     if not path.exists():
-        raise refusal(f"{path} cannot be made: check the free space and the folder's permissions")
+        raise error_type(f"{path} cannot be made: check the free space and the folder's permissions")
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder atomically: if that is interrupted, the rest has another name."""
-    folder.rename(going := _beside(folder))
-    shutil.rmtree(going)
+    """Rename a folder, then remove it: an interrupted removal leaves no incomplete folder."""
+    folder.rename(temporary := _temporary_name(folder))
+    shutil.rmtree(temporary)
 
 
-def _beside(path: Path) -> Path:
+def _temporary_name(path: Path) -> Path:
     return path.parent / f"{_MAKING}{path.name}-{os.getpid()}"
 
 
-def _runs(process: str) -> bool:
-    """Return True if there is a process of that number, on a system without /proc too."""
+def _is_running(process_id: str) -> bool:
+    """Return True if a process has this id; works without /proc too."""
     try:
-        os.kill(int(process), 0)
+        os.kill(int(process_id), 0)
     except (ValueError, OverflowError, ProcessLookupError):
         return False
     except PermissionError:

@@ -1,4 +1,4 @@
-"""Define a runtime: a list of packages for one Python version, read from files; its name is a hash of that list."""
+"""The recipe of a runtime: its packages and version of Python. The runtime's name is a hash of its recipe."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RUNTIMES_FOLDER = "runtimes"
 
 @dataclass(frozen=True)
 class Recipe:
-    """Lines for pip, and the version of Python in the hosts' image, such as 3.11."""
+    """A runtime's packages, as lines for pip, and the version of Python in the hosts' image, such as 3.11."""
 
     python: str
     requirements: tuple[str, ...]
@@ -25,18 +25,18 @@ class Recipe:
 
     @property
     def name(self) -> str:
-        """`runtime-` and a hash of the list: stacks with the same list share a runtime."""
+        """`runtime-` and a hash: stacks with equal recipes share a runtime."""
         lines = "\n".join((self.python, *self.requirements, "", *self.constraints))
         return f"runtime-{hashlib.sha256(lines.encode()).hexdigest()[:12]}"
 
     @property
     def cuda(self) -> bool:
-        """True if it includes the libraries that TensorFlow needs for GPUs."""
+        """True if the runtime includes the libraries that TensorFlow needs for GPUs."""
         return any("[and-cuda]" in line for line in self.requirements)
 
     @property
     def path(self) -> str:
-        """Its archive in the bucket."""
+        """The path of the runtime's archive in the bucket."""
         return f"{RUNTIMES_FOLDER}/{self.name}.tar.gz"
 
 
@@ -52,17 +52,14 @@ def default_recipe() -> Recipe:
 
 
 def requirement_lines(tensorflow: str) -> list[str]:
-    """Return the requirements: those of the trainer, the model server and the tuner, gcsfs, and this TensorFlow.
-
-    The constraints set the versions of the others.
-    """
+    """Return the requirements: those of the trainer, the model server and the tuner, gcsfs, and this TensorFlow."""
     names = [line.partition("==")[0] for line in _lines("trainer/requirements.txt")]
     own = [name for name in names if not name.startswith("tensorflow")]
     return [*own, "gcsfs", *_lines("hosts/serving/requirements.txt"), *_lines("hosts/tuner/requirements.txt"), tensorflow]
 
 
 def constraint_lines(runtime_version: str) -> list[str]:
-    """Return the tested versions of packages; for another TensorFlow that the library knows, the range of Keras."""
+    """Return the tested versions of packages; with another TensorFlow than the tested one, only Keras's range, if known."""
     if runtime_version != _tensorflow():
         library = yaml.safe_load((ROOT / "scaletier/scaletier.yaml").read_text())
         major, minor = library["keras"][-1].split(".")

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
-# Of pip's settings, the variables of uv for the same.
+# uv's environment variables for the settings of pip.
 _VARIABLES: Mapping[str, tuple[str, ...]] = {
     "cert": ("SSL_CERT_FILE",),
     "client-cert": ("SSL_CLIENT_CERT",),
@@ -20,7 +20,7 @@ _VARIABLES: Mapping[str, tuple[str, ...]] = {
     "trusted-host": ("UV_INSECURE_HOST",),
 }
 _SEPARATORS = {"UV_FIND_LINKS": ","}
-# pip's settings that change nothing of what is installed.
+# Settings of pip that do not change what is installed.
 _HARMLESS = frozenset(
     {"break-system-packages", "cache-dir", "disable-pip-version-check", "no-cache-dir", "no-color", "no-compile", "no-input"}
     | {"no-python-version-warning", "no-warn-script-location", "progress-bar", "quiet", "require-virtualenv", "retries"}
@@ -28,23 +28,23 @@ _HARMLESS = frozenset(
 )
 
 
-def of_pip() -> dict[str, str]:
-    """Return the settings that pip has from its files and environment; none if this Python has no pip."""
+def read_pip() -> dict[str, str]:
+    """Return pip's settings, from its files and environment; empty if this Python has no pip."""
     command = (sys.executable, "-m", "pip", "config", "list")
     return parse(subprocess.run(command, capture_output=True, text=True, check=False).stdout)
 
 
-def parse(listed: str) -> dict[str, str]:
+def parse(output: str) -> dict[str, str]:
     """Parse what `pip config list` prints.
 
     Args:
-        listed: Lines such as `global.index-url='https://…'`; `:env:` is the section of PIP_ variables.
+        output: Lines such as `global.index-url='https://…'`; `:env:` is the section of PIP_ variables.
 
     Returns:
-        The settings that `pip install` has, by name: the environment's first, then the section `install`, then `global`.
+        The settings of `pip install` by name: PIP_ variables override the section `install`, which overrides `global`.
     """
     sections: dict[str, dict[str, str]] = {"global": {}, "install": {}, ":env:": {}}
-    for line in listed.splitlines():
+    for line in output.splitlines():
         key, _, value = line.partition("=")
         section, _, name = key.rpartition(".")
         if section in sections:
@@ -53,18 +53,18 @@ def parse(listed: str) -> dict[str, str]:
 
 
 def options(settings: Mapping[str, str]) -> list[str]:
-    """Return pip's settings of which uv has an option, and no variable."""
+    """Return uv's options for those settings of pip that have no variable in uv."""
     return ["--no-index"] if settings.get("no-index", "").lower() in ("1", "on", "true", "yes") else []
 
 
-def lacking(settings: Mapping[str, str]) -> list[str]:
-    """Return the settings that change what is installed, and that uv lacks."""
+def unsupported(settings: Mapping[str, str]) -> list[str]:
+    """Return the settings of pip that change what is installed, and that have no counterpart in uv."""
     return [name for name in settings if name not in _VARIABLES and name not in _HARMLESS]
 
 
 def translate(settings: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment with pip's settings as uv's variables; those of uv that are set already stay."""
-    variables = {"UV_INDEX_STRATEGY": "unsafe-best-match"}  # as pip chooses among indexes
+    """Return the environment with pip's settings as variables of uv; a variable of uv that is already set wins."""
+    variables = {"UV_INDEX_STRATEGY": "unsafe-best-match"}  # pip also takes the best version of all indexes
     for name, value in settings.items():
         variables |= {each: _SEPARATORS.get(each, " ").join(value.split()) for each in _VARIABLES.get(name, ())}
     options = {name: value for name, value in environment.items() if name.startswith("UV_")}

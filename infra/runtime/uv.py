@@ -15,7 +15,7 @@ from infra.runtime import settings
 
 # Debian 12's C library, which Ubuntu 24.04's can stand in for.
 PLATFORM = "x86_64-manylinux_2_36"
-# uv breaks lines at the width of a terminal, which would hide what they say.
+# uv wraps lines at the width of a terminal; `reason` needs whole lines.
 _COLUMNS = "10000"
 GIT_REPOSITORY = frozenset(
     {
@@ -28,13 +28,13 @@ GIT_REPOSITORY = frozenset(
         "GIT_ALTERNATE_OBJECT_DIRECTORIES",
     }
 )
-"""Variables that name a repository to git, in place of the current folder's: git sets them for its hooks."""
-_STRAYS = frozenset({"PYTHONPATH", "PYTHONHOME"}) | GIT_REPOSITORY
+"""Variables that make git use another repository than the current folder's; git sets them for its hooks."""
+_UNWANTED = frozenset({"PYTHONPATH", "PYTHONHOME"}) | GIT_REPOSITORY
 _ERROR = re.compile(r"^(?:error|\s*cause|hint): ", re.MULTILINE)
 
 
 def command(target: Path, python: str, *options: str) -> list[str]:
-    """Return the command line that installs what stdin asks for, for hosts with this version of Python; pure."""
+    """Return the command line that installs the requirements in stdin for hosts with this version of Python; pure."""
     return [
         find_uv_bin(),
         "pip",
@@ -58,25 +58,25 @@ def install(
     start: Path | None = None,
     on_line: Callable[[str], object] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Install what the lines of a requirements.txt ask for, with the settings that pip has.
+    """Install the packages of a requirements.txt, with pip's settings.
 
     Args:
-        target: the folder.
+        target: the folder to install into.
         python: the version of the hosts' Python.
-        lines: of a requirements.txt.
-        options: further ones of `uv pip install`.
-        start: the folder from which the paths of lines start.
-        on_line: is called with each line that uv prints; uv ends if this raises.
+        lines: the lines of the requirements.txt.
+        options: more options of `uv pip install`.
+        start: the folder to which relative paths in `lines` refer.
+        on_line: is called with each line that uv prints; if it raises, uv is killed.
 
     Returns:
-        All that it printed is in `stdout`.
+        The ended process, with all that it printed in `stdout`.
     """
-    own = {key: value for key, value in os.environ.items() if key not in _STRAYS}
-    of_pip = settings.of_pip()
+    environment = {key: value for key, value in os.environ.items() if key not in _UNWANTED}
+    pip_settings = settings.read_pip()
     with subprocess.Popen(
-        command(target, python, *settings.options(of_pip), *options),
+        command(target, python, *settings.options(pip_settings), *options),
         cwd=start,
-        env={**settings.translate(of_pip, own), "COLUMNS": _COLUMNS},
+        env={**settings.translate(pip_settings, environment), "COLUMNS": _COLUMNS},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -107,7 +107,7 @@ def reason(output: str) -> str:
 
 
 def open_to_all(folder: Path) -> None:
-    """Let all users read a folder, regardless of the umask: the hosts' users are others."""
+    """Let all users read a folder whatever the umask: hosts have other users."""
     for path in (folder, *folder.rglob("*")):
         if not path.is_symlink():
             mode = path.stat().st_mode

@@ -18,7 +18,7 @@ from types import MappingProxyType
 
 from packaging.utils import canonicalize_name
 
-from infra.runtime.atomic_dir import digest_of, making
+from infra.runtime.atomic_dir import create_atomically, digest_of
 from infra.scale_tiers import PYTHON
 from ops import terminal
 from ops.cluster.inventory import ROOT
@@ -158,7 +158,7 @@ def _tag(distribution: Distribution) -> str:
 def _cached(inputs: Iterable[bytes], what: str, make: Callable[[Path, terminal.ProgressLine], None]) -> Path:
     """Return the cached folder for these inputs; if it is missing, `make` fills it, atomically."""
     if not (folder := CACHE / digest_of(inputs)).is_dir():
-        with terminal.ProgressLine(what) as step, making(folder, OpsError) as target:
+        with terminal.ProgressLine(what) as step, create_atomically(folder, OpsError) as target:
             target.mkdir()
             make(target, step)
     return folder

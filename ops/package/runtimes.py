@@ -19,7 +19,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from infra.inventory import Inventory
-from infra.runtime.atomic_dir import digest_of, making
+from infra.runtime.atomic_dir import create_atomically, digest_of
 from infra.runtime.uv import make_venv, open_to_all
 from infra.scale_tiers import PYTHON
 from ops import terminal
@@ -161,7 +161,7 @@ def build(inventory: Inventory, runtime: RuntimeRequest) -> dict[str, str]:
             terminal.note(f"no host has a GPU, so CPU builds are installed: {replacements}")
         with (
             terminal.ProgressLine(f"building the runtime {runtime.name} (a minute or three, once)", always=True) as step,
-            making(folder, OpsError) as folder_in_progress,
+            create_atomically(folder, OpsError) as folder_in_progress,
         ):
             try:
                 _install(folder_in_progress, runtime, _host_python(folders, runtime.folder_name), step)

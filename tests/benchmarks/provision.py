@@ -9,7 +9,7 @@ from benchmarks.launch import launched
 from benchmarks.registry import Figure, benchmark, in_turn
 from benchmarks.stack import NAME, BenchStack, say
 from infra.lxd.api import client
-from infra.lxd.orphans import names_of
+from infra.lxd.orphans import existing_names
 from infra.scale_tiers import ScaleTier
 
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -48,7 +48,7 @@ def memory_host(stack: BenchStack) -> Figure:
 
 def cgroup_of(host: str) -> Path:
     """Return the folder of a host's memory controller on this machine, of cgroup version 2 or 1."""
-    init = client(names_of(NAME)[0].project).instances.get(host).state().pid
+    init = client(existing_names(NAME)[0].project).instances.get(host).state().pid
     return cgroup_folder(Path(f"/proc/{init}/cgroup").read_text(), _CGROUPS)
 
 

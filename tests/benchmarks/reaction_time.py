@@ -28,7 +28,7 @@ from benchmarks.measure import MeasureError, must, run
 from benchmarks.registry import Figure, benchmark, in_turn
 from benchmarks.stack import NAME, ROOT, TINY, BenchStack, job_id, login, say
 from infra.lxd.api import client
-from infra.lxd.orphans import names_of
+from infra.lxd.orphans import existing_names
 from infra.scale_tiers import ScaleTier
 from jobs import paths
 from jobs.lease import Lease
@@ -277,7 +277,7 @@ def cancel_8(stack: BenchStack) -> Figure:
 def cancel_chief_off(stack: BenchStack) -> Figure:
     """Stop the chief's host, whose agent leads the job, just before."""
     inventory = stack.require(ScaleTier.STANDARD_1)
-    chief = client(names_of(NAME)[0].project).instances.get(inventory.chief.name)
+    chief = client(existing_names(NAME)[0].project).instances.get(inventory.chief.name)
 
     def once() -> float:
         try:

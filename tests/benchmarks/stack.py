@@ -20,7 +20,7 @@ from benchmarks.measure import MeasureError, Ran, must, run
 from infra.inventory import Inventory
 from infra.lxd.api import client
 from infra.lxd.host import ALLOWANCE
-from infra.lxd.orphans import claimed, names_of
+from infra.lxd.orphans import claimed_projects, existing_names
 from infra.scale_tiers import ScaleTier
 from ops.cluster.inventory import parse
 from ops.cluster.shell import USER
@@ -143,7 +143,7 @@ class BenchStack:
     @contextmanager
     def slowed(self, host: str, part: float) -> Iterator[None]:
         """Give a host this part of its share of a core, unknown to Pulumi, during the context."""
-        project = names_of(NAME)[0].project
+        project = existing_names(NAME)[0].project
         before: str = client(project).instances.get(host).config[ALLOWANCE]
 
         def allow(allowance: str) -> None:
@@ -175,7 +175,7 @@ class BenchStack:
                 )
             say(f"destroying the stack {NAME} that an earlier run left")
             self._remove()
-        if remaining := claimed(NAME):
+        if remaining := claimed_projects(NAME):
             raise MeasureError(f"stack {NAME} has something on this machine already ({'; '.join(remaining)}): see `fab doctor`")
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.touch()

@@ -26,9 +26,9 @@ from waiting import limit, wait_for
 from infra import backend
 from infra.lxd import bucket, project
 from infra.lxd.api import client
-from infra.lxd.bucket_guard import running
+from infra.lxd.bucket_guard import running_host
 from infra.lxd.layout import LxdNames
-from infra.lxd.orphans import claimed, leftovers, names_of
+from infra.lxd.orphans import claimed_projects, existing_names, stack_objects
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = ROOT / ".venv" / "bin"
@@ -95,7 +95,7 @@ class Stack:
         self.file.unlink(missing_ok=True)
         if self._mark.exists():
             self._delete_projects()  # its state is gone, as one in a pytest folder is
-        remaining = claimed(self.name)
+        remaining = claimed_projects(self.name)
         assert not remaining, (
             f"stack {self.name} has no state here but these hosts: {remaining}. `fab doctor` shows how to remove them"
         )
@@ -103,7 +103,7 @@ class Stack:
 
     def __enter__(self) -> Self:
         self.clear()
-        self._strangers = leftovers(self.name)  # of another LXD, such as one in a container
+        self._strangers = stack_objects(self.name)  # of another LXD, such as one in a container
         self._mark.touch()
         self.pulumi("stack", "init", self.name, "--no-select")
         self.configure(**self.config)
@@ -122,11 +122,11 @@ class Stack:
     @property
     def names(self) -> LxdNames:
         """The names of its resources, once it is up."""
-        (names,) = names_of(self.name)
+        (names,) = existing_names(self.name)
         return names
 
     def _remove(self) -> None:
-        for _, command in backend.damaged(backend.url(ROOT)):
+        for _, command in backend.damaged_files(backend.url(ROOT)):
             if f"/{self.name}.json" in command:  # a killed run's Pulumi was writing its state
                 self.run(*shlex.split(command))
         self.run("pulumi", "cancel", "--yes")
@@ -140,7 +140,7 @@ class Stack:
 
     def _delete_projects(self) -> None:
         """Delete what no state knows: hosts of a lost state, and the bucket that a failed test left retained."""
-        for names in names_of(self.name):
+        for names in existing_names(self.name):
             if pool := bucket.pool_of(names.project):
                 volume = {"project": names.project, "pool": pool, "name": names.bucket}
                 bucket.set_on_destroy(volume, bucket.REMOVE)
@@ -336,7 +336,7 @@ class Stack:
         """Wait until a destroyed stack has left exactly this on this machine, beside what was there before it."""
 
         def is_expected() -> bool:
-            remaining[:] = [each for each in leftovers(self.name) if each not in self._strangers]
+            remaining[:] = [each for each in stack_objects(self.name) if each not in self._strangers]
             return remaining == [*expected]
 
         remaining: list[str] = []
@@ -359,7 +359,7 @@ class Stack:
 
     def instances(self) -> list[str]:
         """Return the names of the hosts in LXD, in any state."""
-        return [instance.name for names in names_of(self.name) for instance in client(names.project).instances.all()]
+        return [instance.name for names in existing_names(self.name) for instance in client(names.project).instances.all()]
 
     # The interface for hosts_report, which reports a failed test's hosts and restores the stack.
 
@@ -386,8 +386,8 @@ class Stack:
 
     def active_jobs(self) -> list[str]:
         """Return the running and queued jobs from the bucket, read on a running host; none if no host runs."""
-        for names in names_of(self.name):
-            if host := running(names.project):
+        for names in existing_names(self.name):
+            if host := running_host(names.project):
                 queue = _read(host, "cluster/queue.json") or {"entries": []}
                 jobs = [entry["jobId"] for entry in queue["entries"]]
                 return [job for job in jobs if (_read(host, f"jobs/{job}/job.json") or {}).get("state") not in _ENDED]

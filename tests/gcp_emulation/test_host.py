@@ -11,7 +11,7 @@ import yaml
 from cloud import Cloud, Stack
 from machines import PROJECT, run, start_local_host
 
-from infra.gcp.image import NOT_HERE
+from infra.gcp.image import LOCAL_ONLY_FILES
 from infra.lxd.image import require, require_runtime
 from infra.runtime.build import VENV
 from infra.templates import ROOT
@@ -70,7 +70,7 @@ def properties(cloud: Cloud, cluster: Stack) -> Iterator[tuple[dict[str, Any], d
     ]
     request = {
         "users": [user["name"] for user in defaults["host_users"]],
-        "files": [*(f"/{name}" for name in names if name not in NOT_HERE), *folders],
+        "files": [*(f"/{name}" for name in names if name not in LOCAL_ONLY_FILES), *folders],
         "masked": defaults["host_masked"],
         "venv": VENV,
     }

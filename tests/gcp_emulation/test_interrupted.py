@@ -69,7 +69,7 @@ def kill_during_create(records: Cloud, stack: Stack) -> None:
             plugin.kill()
     resume.set()
     records.world.on_created = on_created
-    for _, command in backend.damaged(stack.env["PULUMI_BACKEND_URL"]):  # it may have been writing its state
+    for _, command in backend.damaged_files(stack.env["PULUMI_BACKEND_URL"]):  # it may have been writing its state
         subprocess.run(shlex.split(command), check=True)
     stack.pulumi("cancel", "--yes")
 

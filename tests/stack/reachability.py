@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from infra.ports import SERVING_PORT, SSH_PORT, TENSORFLOW_PORT, allowed
+from infra.ports import SERVING_PORT, SSH_PORT, TENSORFLOW_PORT, firewall_rows
 from infra.scale_tiers import ClusterSpec, Role
 
 PORTS = (SSH_PORT, TENSORFLOW_PORT, SERVING_PORT, 1, 8080, 65535)
@@ -22,7 +22,7 @@ Reach = frozenset[tuple[Role | None, Role, int]]
 
 def compute_by_table(spec: ClusterSpec) -> Reach:
     """Compute the reachability of hosts of one job by the table in infra/ports.py."""
-    return frozenset((row.source, row.destination, port) for row in allowed(spec) for port in PORTS if row.has(port))
+    return frozenset((row.source, row.destination, port) for row in firewall_rows(spec) for port in PORTS if row.has(port))
 
 
 def compute_by_gcp(rules: Iterable[Mapping[str, Any]], accounts: Mapping[Role, str], operator: str) -> Reach:

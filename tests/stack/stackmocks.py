@@ -20,7 +20,7 @@ from infra.connection import files
 from infra.gcp.discovery import Discovery, local_catalogue
 from infra.gcp.zones import Place
 from infra.scale_tiers import ClusterSpec
-from infra.state import READ
+from infra.state import READ_FUNCTION
 from infra.templates import ROOT
 
 PROJECT, ZONE, STACK = "my-project-1", "us-central1-a", "dev"
@@ -126,7 +126,7 @@ class Recorder(Mocks):
         return f"{args.name}-id", outputs
 
     def call(self, args: MockCallArgs) -> tuple[dict[Any, Any], list[tuple[str, str]]]:
-        if args.token == READ:
+        if args.token == READ_FUNCTION:
             assert args.args["stackName"].startswith("organization/scaletier/"), "a short name may be another organization's"
             return {"outputs": dict(self.state)}, []
         raise AssertionError(f"the program calls {args.token}: the next `pulumi up` may then get another result")

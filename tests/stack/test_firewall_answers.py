@@ -24,8 +24,8 @@ from stackmocks import PROJECT, Program
 from infra.config import ClusterConfig
 from infra.lxd.config import MAX_HOSTS_PER_ROLE
 from infra.lxd.firewall import host_rules, rules
-from infra.lxd.layout import address, block, port
-from infra.ports import FIREWALL, SERVING_PORT, SSH_PORT, TENSORFLOW_PORT, allowed
+from infra.lxd.layout import address, block, interface_name
+from infra.ports import FIREWALL, SERVING_PORT, SSH_PORT, TENSORFLOW_PORT, firewall_rows
 from infra.scale_tiers import ClusterSpec, HostId, Role, ScaleTier
 
 NETWORK = ipaddress.IPv4Network("10.77.0.0/24")
@@ -51,7 +51,7 @@ def addresses_by_role(spec: ClusterSpec) -> dict[Role, list[str]]:
 
 
 def reach_by_nft(spec: ClusterSpec) -> Reach:
-    ports = {str(address(NETWORK, host_id)): port("st123", host_id) for host_id in spec.hosts}
+    ports = {str(address(NETWORK, host_id)): interface_name("st123", host_id) for host_id in spec.hosts}
     return compute_by_nft(rules(spec, "t", "st123", NETWORK), addresses_by_role(spec), ports)
 
 
@@ -96,7 +96,9 @@ def test_the_table_the_vpc_rules_and_the_nft_rules_agree(program: Program, confi
 
 def test_hosts_of_other_jobs_reach_only_public_ports_of_a_host() -> None:
     spec = ClusterConfig.parse(SERVING[1]).spec()
-    rows = {(row.source, row.destination, port) for row in allowed(spec) for port in PORTS if row.has(port) and not row.peers}
+    rows = {
+        (row.source, row.destination, port) for row in firewall_rows(spec) for port in PORTS if row.has(port) and not row.peers
+    }
     assert {row[2] for row in rows} == {SSH_PORT, SERVING_PORT}
     assert (
         reach_by_host_rules(spec, source_peers=())
@@ -175,7 +177,7 @@ def test_the_table_has_the_rows_of_the_operator_of_peers_and_of_predictions() ->
     ]
     assert [row.ranges for row in FIREWALL[4:6]] == [["22"], ["1024-8500", "8502-65535"]]
     spec = ClusterConfig.parse({"scaleTier": "BASIC", "servingCount": "1"}).spec()
-    assert [(row.source, row.destination) for row in allowed(spec)] == [
+    assert [(row.source, row.destination) for row in firewall_rows(spec)] == [
         (None, Role.MASTER),
         (None, Role.SERVING),
         (Role.MASTER, Role.SERVING),

@@ -7,7 +7,7 @@ from fakegoogle import FakeGoogle
 
 from infra.findings import run_checks
 from infra.gcp import doctor
-from infra.gcp.orphans import Leftover
+from infra.gcp.orphans import Orphan
 
 INSTANCE = "projects/my-project-1/zones/z/instances/st-dev"
 
@@ -46,23 +46,23 @@ def test_a_denied_request_is_one_finding(fake: FakeGoogle) -> None:
 
 
 def test_resources_in_no_state_are_listed_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    leftovers, state_known = [Leftover("instance", f"{INSTANCE}-ps-7", "http://x")], True
+    leftovers, state_known = [Orphan("instance", f"{INSTANCE}-ps-7", "http://x")], True
     monkeypatch.setattr(doctor, "configuration", lambda: lambda _: None)
     monkeypatch.setattr(doctor, "of_stack", lambda _: (leftovers, state_known))
-    (finding,) = doctor.leftovers(None)
+    (finding,) = doctor.orphans(None)
     assert (finding.severity, finding.what) == ("warning", "instance st-dev-ps-7 is in no state")
     assert finding.remedy == "python -m infra.gcp.orphans --delete"
-    leftovers.append(Leftover("instance", f"{INSTANCE}-ps-8", "http://x", runs=True))
-    first, second = doctor.leftovers(None)
+    leftovers.append(Orphan("instance", f"{INSTANCE}-ps-8", "http://x", runs=True))
+    first, second = doctor.orphans(None)
     assert second.what == "instance st-dev-ps-8 is in no state, and runs"
     listing = "python -m infra.gcp.orphans lists them; if nobody needs them, python -m infra.gcp.orphans --delete"
     assert first.remedy == second.remedy == listing, "running hosts are not to be deleted at once"
     leftovers.pop()
     state_known = False
-    (finding,) = doctor.leftovers(None)
+    (finding,) = doctor.orphans(None)
     assert "1 resources at Google bear the stack's name" in finding.what
     assert "another state may have them" in finding.what
     assert "--delete" not in finding.remedy
     leftovers.clear()
-    (finding,) = doctor.leftovers(None)
+    (finding,) = doctor.orphans(None)
     assert finding.severity == "ok"

@@ -16,7 +16,7 @@ from infra import backend
 from infra.gcp import orphans
 from infra.gcp.api import GcpError, session
 from infra.gcp.names import names
-from infra.gcp.orphans import Leftover
+from infra.gcp.orphans import Orphan
 from infra.scale_tiers import SpecError
 
 NAMES = names("my-project-1", "dev")
@@ -62,13 +62,13 @@ def test_orphans_are_found_by_the_stacks_own_names_only(fake: FakeGoogle, state:
         {"items": [item(network), item("projects/my-project-1/global/networks/default")]},
     )
     fake.answers["/v1/projects/my-project-1/serviceAccounts"] = (200, {"accounts": [{"name": account}]})
-    leftovers = orphans.leftovers("my-project-1", NAMES, [recorded], lambda key: config(fake, key))
+    leftovers = orphans.find_orphans("my-project-1", NAMES, [recorded], lambda key: config(fake, key))
     base = f"http://127.0.0.1:{fake.port}"
     assert leftovers == [
-        Leftover("instance", orphan, f"{base}/compute/v1/{orphan}", runs=True),
-        Leftover("instance", on_next_page, f"{base}/compute/v1/{on_next_page}"),
-        Leftover("network", network, f"{base}/compute/v1/{network}"),
-        Leftover("service account", account, f"{base}/v1/{account}"),
+        Orphan("instance", orphan, f"{base}/compute/v1/{orphan}", runs=True),
+        Orphan("instance", on_next_page, f"{base}/compute/v1/{on_next_page}"),
+        Orphan("network", network, f"{base}/compute/v1/{network}"),
+        Orphan("service account", account, f"{base}/v1/{account}"),
     ]
 
 
@@ -78,7 +78,7 @@ def test_firewall_rules_in_the_project_of_a_shared_subnet_are_found(fake: FakeGo
 
     def leftovers(**keys: str) -> list[str]:
         keys = {f"scaletier:{key}": value for key, value in keys.items()}
-        listed = orphans.leftovers("my-project-1", NAMES, [], lambda key: keys.get(key) or config(fake, key))
+        listed = orphans.find_orphans("my-project-1", NAMES, [], lambda key: keys.get(key) or config(fake, key))
         return [leftover.id for leftover in listed]
 
     shared = "projects/the-host/regions/us-central1/subnetworks/shared"
@@ -96,13 +96,13 @@ def test_a_custom_role_is_found_by_its_title(fake: FakeGoogle) -> None:
         200,
         {"roles": [*roles, {"name": other, "title": f"{PREFIX}x-start"}, {"name": other}]},
     )
-    leftovers = orphans.leftovers("my-project-1", NAMES, [recorded], lambda key: config(fake, key))
-    assert leftovers == [Leftover("role", orphan, f"http://127.0.0.1:{fake.port}/v1/{orphan}")]
+    leftovers = orphans.find_orphans("my-project-1", NAMES, [recorded], lambda key: config(fake, key))
+    assert leftovers == [Orphan("role", orphan, f"http://127.0.0.1:{fake.port}/v1/{orphan}")]
 
 
 def test_a_role_that_is_marked_as_deleted_is_gone(fake: FakeGoogle) -> None:
     fake.answers["/role"] = [(200, {"name": "r"}), (200, {"name": "r", "deleted": True})]
-    role = Leftover("role", "r", f"http://127.0.0.1:{fake.port}/role")
+    role = Orphan("role", "r", f"http://127.0.0.1:{fake.port}/role")
     client = session(fake.config)
     assert [orphans._exists(client, role) for _ in range(2)] == [True, False]
 
@@ -150,7 +150,7 @@ def test_resources_that_may_be_another_states_are_not_deleted(
 ) -> None:
     answers = {"config": {"gcp:project": {"value": "my-project-1"}}, "stack": {"deployment": {"resources": resources}}}
     monkeypatch.setattr(orphans, "_pulumi", lambda *args: "dev" if "--show-name" in args else answers[args[0]])
-    monkeypatch.setattr(orphans, "leftovers", lambda *_: [])
+    monkeypatch.setattr(orphans, "find_orphans", lambda *_: [])
     deletions: list[object] = []
     monkeypatch.setattr(orphans, "delete", lambda leftovers, _: deletions.append(leftovers))
     if deleted:
@@ -194,9 +194,9 @@ class Client:
 
 
 FIRST, SECOND, NETWORK = (
-    Leftover("instance", "x/st-a", "http://a"),
-    Leftover("instance", "x/st-b", "http://b"),
-    Leftover("network", "x/st-n", "http://n"),
+    Orphan("instance", "x/st-a", "http://a"),
+    Orphan("instance", "x/st-b", "http://b"),
+    Orphan("network", "x/st-n", "http://n"),
 )
 
 
@@ -264,7 +264,7 @@ def test_the_selected_stack_is_asked_of_pulumi(monkeypatch: pytest.MonkeyPatch) 
 def test_each_orphan_is_a_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], verb: str
 ) -> None:
-    deleted: list[Leftover] = []
+    deleted: list[Orphan] = []
     monkeypatch.setattr(orphans, "configuration", lambda: no_configuration)
     monkeypatch.setattr(orphans, "of_stack", lambda _: ([FIRST, NETWORK], True))
     monkeypatch.setattr(orphans, "delete", lambda resources, _: deleted.extend(resources))

@@ -146,7 +146,7 @@ def test_the_place_is_configured_or_of_the_environment() -> None:
 def test_names_are_legal_and_those_of_one_stack() -> None:
     own = names("Example.com:My-Project", "My.Stack-of a team")
     assert own == GoogleNames("st-my-stack-o-b67dc5", "example-com-my-project-st-my-stack-o-b67dc5", "my-stack-of-a-team")
-    assert own.of("ps-0", "x") == "st-my-stack-o-b67dc5-ps-0-x"
+    assert own.resource_name("ps-0", "x") == "st-my-stack-o-b67dc5-ps-0-x"
     assert (names("p", "...").stack, len(names("p" * 40, "s" * 80).stack)) == ("stack", 63)
     assert len(names("p" * 40, "s" * 80).prefix) == 20
 

@@ -15,7 +15,7 @@ from test_bad_input import GOOD, get_error
 from test_firewall_answers import CUSTOM, SERVING, TIERS
 
 from infra import guard, state
-from infra.dynamic import plain
+from infra.dynamic import normalize
 from infra.guard import Change
 from infra.lxd import target as lxd_target
 from infra.lxd.firewall import host_rules
@@ -166,7 +166,7 @@ def test_a_local_stack_has_no_price_and_nothing_of_google(program: Program) -> N
 
 def test_a_host_has_whole_cpus_or_a_share_of_one(program: Program) -> None:
     stack = program("lxd", **CUSTOM, cpus='{"master": 2, "ps": 0.25}')
-    configs = {item.name: definition(plain({**item.inputs, "labels": {}}))["config"] for item in stack.of("Host")}
+    configs = {item.name: definition(normalize({**item.inputs, "labels": {}}))["config"] for item in stack.of("Host")}
     assert (configs["master-0"]["limits.cpu"], configs["ps-0"]["limits.cpu.allowance"]) == ("2", "25ms/100ms")
     assert "limits.cpu.allowance" not in configs["master-0"], "else the rest of its CPU time is unused"
     assert "limits.cpu" not in configs["ps-0"], "else it is pinned to one CPU, however busy that is"
@@ -181,7 +181,7 @@ def test_every_host_has_its_firewall_and_disk_size(program: Program) -> None:
         role = Role(item.name.rpartition("-")[0])
         assert item.inputs["disk"] == (8 if role is Role.PS else 4) * 2**30
         assert item.inputs["firewall"] == host_rules(network, role)
-        instance = definition(plain({**item.inputs, "labels": {}}))
+        instance = definition(normalize({**item.inputs, "labels": {}}))
         assert instance["config"]["user.scaletier.firewall"] == item.inputs["firewall"]
         assert instance["config"]["user.scaletier.network"] == "10.77.0.0/24"
         assert instance["devices"]["root"]["size"] == str(int(item.inputs["disk"]))

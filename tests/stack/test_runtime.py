@@ -58,25 +58,25 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (site / "mine" / "tool").chmod(0o755)
         (site / "mine" / "template.py").write_text("{{ not Python }}!\n")
 
-    monkeypatch.setattr(build, "KEPT", tmp_path)
+    monkeypatch.setattr(build, "CACHE", tmp_path)
     monkeypatch.setattr(build, "_install", install)
     return tmp_path
 
 
 def test_the_folder_is_a_venv_of_the_hosts_python(cache: Path) -> None:
-    built = build.folder(SMALL)
-    assert built == cache / SMALL.name == build.folder_of(SMALL)
+    built = build.ensure_folder(SMALL)
+    assert built == cache / SMALL.name == build.folder_path(SMALL)
     assert (built / "bin/python").readlink() == Path("python3.11")
     assert (built / "bin/python3.11").readlink() == Path("/usr/bin/python3.11")
     assert (built / "lib/python3.11/site-packages/mine/__pycache__/__init__.cpython-311.pyc").exists()
     (built / "mark").touch()
-    assert (build.folder(SMALL) / "mark").exists(), "it was built again"
+    assert (build.ensure_folder(SMALL) / "mark").exists(), "it was built again"
 
 
 def test_other_users_can_read_it_under_any_umask(cache: Path) -> None:
     umask = os.umask(0o077)
     try:
-        built = build.folder(SMALL)
+        built = build.ensure_folder(SMALL)
     finally:
         os.umask(umask)
     folders = (".", "bin", "lib", "lib/python3.11", "lib/python3.11/site-packages")
@@ -93,13 +93,13 @@ def test_what_uv_prints_is_shown_for_a_folder(cache: Path, monkeypatch: pytest.M
         shown.append(print_output)
 
     monkeypatch.setattr(build, "_install", install)
-    build.folder(SMALL)
-    build.archive(dataclasses.replace(SMALL, requirements=()))
+    build.ensure_folder(SMALL)
+    build.ensure_archive(dataclasses.replace(SMALL, requirements=()))
     assert shown == [True, False]
 
 
 def test_a_runtime_for_a_python_that_is_not_here_is_not_compiled(cache: Path) -> None:
-    site = build.folder(dataclasses.replace(SMALL, python="3.99")) / "lib/python3.99/site-packages"
+    site = build.ensure_folder(dataclasses.replace(SMALL, python="3.99")) / "lib/python3.99/site-packages"
     assert sorted(path.name for path in (site / "mine").iterdir()) == ["__init__.py", "template.py", "tool"]
 
 
@@ -107,14 +107,14 @@ def test_a_folder_that_does_not_exist_gets_its_parents(tmp_path: Path) -> None:
     target = tmp_path / "a" / "b" / "c"
     (tmp_path / "a").mkdir()
     for _ in range(2):
-        with atomic_dir.making(target, build.BuildError) as part:
+        with atomic_dir.create_atomically(target, build.BuildError) as part:
             part.mkdir()
             (part / "x").touch()
         assert [path.name for path in target.iterdir()] == ["x"]
     (target.parent / ".making-x-99999999").touch()  # no folder
     atomic_dir.remove(target)
     assert [path.name for path in target.parent.iterdir()] == [".making-x-99999999"]
-    with atomic_dir.beside(target) as part:
+    with atomic_dir.temporary_path(target) as part:
         assert part.parent == target.parent
     assert not target.exists()
 
@@ -157,7 +157,7 @@ def test_uv_gets_the_lines_and_the_constraints(tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_archive_is_a_read_only_venv(cache: Path) -> None:
-    file = build.archive(SMALL)
+    file = build.ensure_archive(SMALL)
     assert [path.name for path in cache.iterdir()] == [f"{SMALL.name}.tar.gz"]
     with tarfile.open(file) as tar:
         members = {member.name: member for member in tar}
@@ -172,18 +172,18 @@ def test_the_archive_is_a_read_only_venv(cache: Path) -> None:
 
 
 def test_an_archive_is_made_from_an_existing_folder(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    build.folder(SMALL)
+    build.ensure_folder(SMALL)
     monkeypatch.setattr(build, "_install", None)
-    with tarfile.open(build.archive(SMALL)) as tar:
+    with tarfile.open(build.ensure_archive(SMALL)) as tar:
         assert "lib/python3.11/site-packages/mine/__init__.py" in tar.getnames()
 
 
 def test_an_existing_archive_is_reused(cache: Path) -> None:
     (cache / f"{SMALL.name}.tar.gz").write_bytes(b"there")
-    assert build.archive(SMALL).read_bytes() == b"there"
+    assert build.ensure_archive(SMALL).read_bytes() == b"there"
 
 
-@pytest.mark.parametrize("make", [build.folder, build.archive])
+@pytest.mark.parametrize("make", [build.ensure_folder, build.ensure_archive])
 def test_another_process_may_build_the_same_first(
     cache: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Recipe], Path]
 ) -> None:
@@ -200,7 +200,7 @@ def test_another_process_may_build_the_same_first(
     assert [make(SMALL)] == list(cache.iterdir())
 
 
-@pytest.mark.parametrize("make", [build.folder, build.archive])
+@pytest.mark.parametrize("make", [build.ensure_folder, build.ensure_archive])
 def test_a_failed_rename_is_one_line(cache: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Recipe], Path]) -> None:
     def fail(path: Path, target: Path) -> None:
         raise OSError(28, "No space left on device")
@@ -211,23 +211,23 @@ def test_a_failed_rename_is_one_line(cache: Path, monkeypatch: pytest.MonkeyPatc
     assert list(cache.iterdir()) == []
 
 
-@pytest.mark.parametrize("make", [build.folder, build.archive])
+@pytest.mark.parametrize("make", [build.ensure_folder, build.ensure_archive])
 def test_leftovers_of_a_killed_build_are_deleted(cache: Path, make: Callable[[Recipe], Path]) -> None:
     names = (".making-abc123", f".making-{SMALL.name}-99999999", f".making-x-{os.getpid()}", ".making-x-1")
     for name in names:
         (cache / name / "lib").mkdir(parents=True)
-    own = SMALL.name if make is build.folder else f"{SMALL.name}.tar.gz"  # of an earlier process with this one's id
+    own = SMALL.name if make is build.ensure_folder else f"{SMALL.name}.tar.gz"  # of an earlier process with this one's id
     (cache / f".making-{own}-{os.getpid()}" / "lib/python3.11/site-packages").mkdir(parents=True)
     built = make(SMALL)
     assert {path.name for path in cache.iterdir()} == {built.name, *names[2:]}
 
 
-@pytest.mark.parametrize("make", [build.folder, build.archive])
+@pytest.mark.parametrize("make", [build.ensure_folder, build.ensure_archive])
 def test_a_build_is_synced_before_its_rename(
     cache: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Recipe], Path]
 ) -> None:
     synced: list[tuple[bool, list[str]]] = []
-    target = cache / (SMALL.name if make is build.folder else f"{SMALL.name}.tar.gz")
+    target = cache / (SMALL.name if make is build.ensure_folder else f"{SMALL.name}.tar.gz")
 
     def sync() -> None:
         synced.append((target.exists(), [path.name for path in cache.rglob("*")]))
@@ -240,11 +240,11 @@ def test_a_build_is_synced_before_its_rename(
 
 
 def test_uvs_reason_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "KEPT", tmp_path)
+    monkeypatch.setattr(build, "CACHE", tmp_path)
     failing = ["sh", "-c", "cat; printf 'error: no\\n  cause: none\\n' >&2; exit 1"]
     monkeypatch.setattr(uv, "command", lambda *_: failing)
     with pytest.raises(build.BuildError, match=r"^uv: no none$"):
-        build.archive(SMALL)
+        build.ensure_archive(SMALL)
     assert not list(tmp_path.iterdir())
 
 
@@ -423,7 +423,7 @@ def test_a_runtime_is_built_and_uploaded_once(
 ) -> None:
     (archive := tmp_path / "a").write_bytes(b"archive")
     recipes: list[Recipe] = []
-    monkeypatch.setattr(build, "archive", lambda recipe: recipes.append(recipe) or archive)
+    monkeypatch.setattr(build, "ensure_archive", lambda recipe: recipes.append(recipe) or archive)
     made = {**IN_BUCKET, "path": SMALL.path, "sha256": DIGEST}
     assert runtime.create(IN_BUCKET) == (SMALL.name, made)
     assert recipes == [SMALL]

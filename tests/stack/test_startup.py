@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.gcp.image import ImageArchive, startup_script, version
+from infra.gcp.image import StoredRuntime, startup_script, version
 from infra.runtime.recipe import constraint_lines, recipe, requirement_lines
 from infra.scale_tiers import Accelerator
 
@@ -20,7 +20,7 @@ NETWORK = ipaddress.IPv4Network("10.64.0.0/20")
 
 
 def render_script(accelerator: Accelerator | None, idle_seconds: int, sha256: str = "5a" * 32) -> str:
-    archive = ImageArchive(recipe("2.21.0", accelerator), "a-bucket", sha256)
+    archive = StoredRuntime(recipe("2.21.0", accelerator), "a-bucket", sha256)
     return startup_script(archive, accelerator, idle_seconds, NETWORK, egress_closed=True)
 
 
@@ -82,7 +82,7 @@ def test_a_hosts_name_resolves_to_its_cluster_address(tmp_path: Path, first: str
 
 @pytest.mark.parametrize("reachable", [True, False])
 def test_packages_come_from_debian_if_the_network_reaches_it(tmp_path: Path, reachable: bool) -> None:
-    archive = ImageArchive(recipe("2.21.0", None), "a-bucket", "5a" * 32)
+    archive = StoredRuntime(recipe("2.21.0", None), "a-bucket", "5a" * 32)
     text = read_step(startup_script(archive, None, 0, NETWORK, egress_closed=False), "packages")
     calls = tmp_path / "calls"
     tools = {

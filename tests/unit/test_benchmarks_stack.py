@@ -28,7 +28,7 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
     monkeypatch.setattr(BenchStack, "run", run)
     monkeypatch.setattr(module, "MARKS", tmp_path / "stacks")
-    monkeypatch.setattr(module, "claimed", lambda _: [])
+    monkeypatch.setattr(module, "claimed_projects", lambda _: [])
     return commands
 
 
@@ -44,7 +44,7 @@ def test_a_users_own_stack_of_that_name_is_not_destroyed(calls: list[str], tmp_p
 
 
 def test_a_retained_bucket_of_that_name_is_not_used(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "claimed", lambda _: ["project scaletier-bench-aaaaaa (its retained bucket)"])
+    monkeypatch.setattr(module, "claimed_projects", lambda _: ["project scaletier-bench-aaaaaa (its retained bucket)"])
     with BenchStack() as stack, pytest.raises(MeasureError, match=r"already \(project scaletier-bench-aaaaaa"):
         stack._create()
     assert calls == ["pulumi stack ls"]

@@ -59,12 +59,12 @@ def test_files_that_a_killed_pulumi_left_cut_off_are_named(tmp_path: Path, end: 
         f"mine.json{end}": cut, f"mine{bak}": whole, f"last.json{end}": b"", f"last{bak}": cut, f"new.json{end}": cut,
     }.items():  # fmt: skip
         (stacks / name).write_bytes(content)
-    begin, no_copy = f"Pulumi was killed as it wrote {stacks}", "there is no readable copy of the one before"
-    assert sorted(backend.damaged(f"file://{tmp_path}")) == sorted([
+    begin, no_copy = f"Pulumi was killed as it wrote {stacks}", "there is no readable backup of it"
+    assert sorted(backend.damaged_files(f"file://{tmp_path}")) == sorted([
         (f"{begin}/lost{attributes}, and cannot read stack lost", f"rm {stacks}/lost{attributes}"),
         (f"{begin}/it's{attributes}, and cannot read stack it's", f"""rm '{stacks}/it'"'"'s{attributes}'"""),
         (
-            f"the state of stack mine is cut off ({stacks}/mine.json{end}); the copy of the one before is readable",
+            f"the state of stack mine is cut off ({stacks}/mine.json{end}); Pulumi's backup of it is readable",
             f"cp {stacks}/mine{bak} {stacks}/mine.json{end}",
         ),
         (f"the state of stack last is cut off ({stacks}/last.json{end}); {no_copy}", ""),
@@ -74,7 +74,11 @@ def test_files_that_a_killed_pulumi_left_cut_off_are_named(tmp_path: Path, end: 
 
 def test_a_state_elsewhere_or_that_may_not_be_read_is_not_judged(tmp_path: Path) -> None:
     (tmp_path / ".pulumi/stacks/scaletier/local.json").mkdir(parents=True)
-    assert [[*backend.damaged(url)] for url in ("gs://team", f"file://{tmp_path}", f"file://{tmp_path}/none")] == [[], [], []]
+    assert [[*backend.damaged_files(url)] for url in ("gs://team", f"file://{tmp_path}", f"file://{tmp_path}/none")] == [
+        [],
+        [],
+        [],
+    ]
 
 
 def test_an_unreadable_state_may_mention_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

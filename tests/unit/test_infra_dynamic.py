@@ -103,6 +103,6 @@ def test_the_configuration_is_that_of_the_engines_request(monkeypatch: pytest.Mo
 def test_properties_are_whole_and_without_the_engines_own() -> None:
     given = {"a": 1.0, "b": {"c": [2.0, 2.5]}, "d": "1.0", "e": True, "__provider": "x", "f__": None}
     expected = {"a": 1, "b": {"c": [2, 2.5]}, "d": "1.0", "e": True, "f__": None}
-    assert repr(dynamic.plain(given)) == repr(expected)
+    assert repr(dynamic.normalize(given)) == repr(expected)
     assert dynamic.changes({"a": 1, "b": 2, "gone": 3}, {"a": 1, "b": 3, "new": 4}) == {"b", "new"}
     assert logging.getLogger("grpc").level == logging.CRITICAL, "a traceback is no error line"

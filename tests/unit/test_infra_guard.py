@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -186,35 +190,70 @@ def test_google_s_bucket_is_read_and_written_by_its_api(monkeypatch: pytest.Monk
         gcp.create("jobs/j/cancel.json", b"{}")
 
 
-def test_a_local_bucket_is_read_through_a_running_host(monkeypatch: pytest.MonkeyPatch) -> None:
+class FakeHost:
+    """A host of LXD whose root is a folder; `ln` is its only command."""
+
+    def __init__(self, root: Path, status: str) -> None:
+        self.root, self.status = root, status
+        self.files, self.api, self.client = self, {"exec": self}, SimpleNamespace(operations=self)
+        self.before_link: Callable[[], object] = lambda: None
+
+    def get(self, path: str) -> bytes:
+        try:
+            return (self.root / path.lstrip("/")).read_bytes()
+        except FileNotFoundError:
+            raise NotFound(SimpleNamespace(status_code=404, json=lambda: {"error": "Not Found"})) from None
+
+    def put(self, path: str, content: bytes, mode: int) -> None:
+        (self.root / path.lstrip("/")).write_bytes(content)
+
+    def delete(self, path: str) -> None:
+        (self.root / path.lstrip("/")).unlink()
+
+    def post(self, json: dict[str, Any]) -> SimpleNamespace:
+        program, option, *paths = json["command"]
+        assert (program, option) == ("ln", "--no-target-directory")
+        with suppress(OSError):
+            self.before_link()
+            os.link(*(self.root / path.lstrip("/") for path in paths))
+        return SimpleNamespace(json=lambda: {"operation": "/1.0/operations/1"})
+
+    def wait_for_operation(self, operation: str) -> None:
+        assert operation == "/1.0/operations/1"
+
+
+def test_a_local_bucket_is_read_and_written_through_a_running_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from infra.lxd import bucket_guard, target
     from infra.lxd.layout import LxdNames
 
-    put: list[tuple[str, str]] = []
-
-    def host(name: str) -> SimpleNamespace:
-        def get(path: str) -> bytes:
-            if path == "/bucket/jobs/j/cancel.json" and not put:
-                raise NotFound(SimpleNamespace(status_code=404, text=""))
-            return f"{name}:{path}".encode()
-
-        files = SimpleNamespace(get=get, put=lambda path, *_, **__: put.append((name, path)))
-        return SimpleNamespace(status="Running" if name == "worker-0" else "Stopped", files=files)
-
+    request = tmp_path / "bucket/jobs/j/cancel.json"
+    (tmp_path / "bucket/cluster").mkdir(parents=True)
+    (tmp_path / "bucket" / QUEUE).write_bytes(b"the queue")
+    request.parent.mkdir(parents=True)
+    hosts = {"worker-0": FakeHost(tmp_path, "Running"), "ps-0": FakeHost(tmp_path / "none", "Stopped")}
     lxd = object.__new__(target.LxdTarget)  # without a call to LXD
     lxd.preflight = SimpleNamespace(names=LxdNames("scaletier-local-abcdef"))  # type: ignore[assignment]
     lxd.config = target.LxdConfig.parse({"disruptJobs": "true"})
-    monkeypatch.setattr(bucket_guard, "client", lambda _: SimpleNamespace(instances=SimpleNamespace(get=host)))
-    for hosts, read in ((["ps-0", "worker-0"], b"worker-0:/bucket/cluster/queue.json"), (["ps-0"], None), ([], None)):
+    monkeypatch.setattr(bucket_guard, "client", lambda _: SimpleNamespace(instances=hosts))
+    for names, read in ((["ps-0"], None), ([], None), (["ps-0", "worker-0"], b"the queue")):
         for module in (bucket_guard, target):
-            monkeypatch.setattr(module, "hosts_of", lambda _, hosts=hosts: hosts)
+            monkeypatch.setattr(module, "hosts_of", lambda _, names=names: names)
         assert lxd.read(QUEUE) == read
         if read is None:
             with pytest.raises(TargetError, match="no host of the stack runs"):
                 lxd.create("jobs/j/cancel.json", b"{}")
-        for _ in range(2 if read else 0):  # the second time it exists
-            lxd.create("jobs/j/cancel.json", b"{}")
-    assert put == [("worker-0", "/bucket/jobs/j/cancel.json")]
+    for content in (b"first", b"second"):  # the second time it exists
+        lxd.create("jobs/j/cancel.json", content)
+        assert request.read_bytes() == b"first"
+    request.unlink()
+    hosts["worker-0"].before_link = lambda: request.write_bytes(b"of fab cancel")
+    lxd.create("jobs/j/cancel.json", b"{}")
+    assert (list(request.parent.iterdir()), request.read_bytes()) == ([request], b"of fab cancel"), "another writer was first"
+    request.unlink()
+    hosts["worker-0"].before_link = request.unlink  # fails, and so ln
+    with pytest.raises(TargetError, match=r"^the bucket does not take jobs/j/cancel\.json \(LXD: Not Found\): try again$"):
+        lxd.create("jobs/j/cancel.json", b"{}")
+    assert list(request.parent.iterdir()) == []
 
 
 def test_a_local_queue_that_cannot_be_read_protects_its_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,17 +278,17 @@ def test_a_local_queue_that_cannot_be_read_protects_its_jobs(monkeypatch: pytest
     lxd.preflight = SimpleNamespace(names=LxdNames("scaletier-local-abcdef"))  # type: ignore[assignment]
     lxd.config = target.LxdConfig.parse({})
     monkeypatch.setattr(target, "hosts_of", lambda _: ["ps-0"])
-    monkeypatch.setattr(target, "running", lambda _: None)
+    monkeypatch.setattr(target, "running_host", lambda _: None)
     with pytest.raises(
         TargetError, match=r"no host runs .*: `fab doctor --fix` starts them, or `pulumi config set disruptJobs"
     ):
         protect()
-    monkeypatch.setattr(target, "running", lambda _: fail(500))
+    monkeypatch.setattr(target, "running_host", lambda _: fail(500))
     with pytest.raises(TargetError, match=r"^the bucket: busy"):
         protect()
-    monkeypatch.setattr(target, "running", lambda _: fail(404))
+    monkeypatch.setattr(target, "running_host", lambda _: fail(404))
     protect()
-    monkeypatch.setattr(target, "running", lambda _: None)
+    monkeypatch.setattr(target, "running_host", lambda _: None)
     lxd.config = target.LxdConfig.parse({"disruptJobs": "true"})
     protect()
     lxd.config = target.LxdConfig.parse({})

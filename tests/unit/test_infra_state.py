@@ -37,7 +37,7 @@ def test_a_state_that_is_being_written_is_reread(
         return SimpleNamespace(value={"outputs": {"urn::x": {"type": "lxd:Host", "outputs": {"name": "master-0"}}}})
 
     monkeypatch.setattr(pulumi.runtime, "invoke", invoke)
-    assert state.before().of("lxd:Host") == {"x": {"name": "master-0"}}
+    assert state.read_state().of("lxd:Host") == {"x": {"name": "master-0"}}
     assert (calls, pauses) == (["acme/scaletier/dev"] * 3, [0.0, 0.05, 0.1])
 
 
@@ -48,14 +48,14 @@ def test_an_unreadable_state_is_an_error_after_the_retries(calls: list[str], mon
 
     monkeypatch.setattr(pulumi.runtime, "invoke", invoke)
     with pytest.raises(TargetError, match=r"^the stack's state cannot be read: access denied$"):
-        state.before()
+        state.read_state()
     assert len(calls) == 6
 
 
 @pytest.mark.parametrize("value", [None, {}, {"outputs": None}])
 def test_a_new_stack_has_an_empty_state(calls: list[str], monkeypatch: pytest.MonkeyPatch, value: Any) -> None:
     monkeypatch.setattr(pulumi.runtime, "invoke", lambda *_: SimpleNamespace(value=value))
-    before = state.before()
+    before = state.read_state()
     assert (before.resources, before.target, before.hosts) == ({}, None, [])
 
 

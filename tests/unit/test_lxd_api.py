@@ -77,6 +77,6 @@ def test_an_error_of_lxd_is_one_line_with_the_failed_action(error: Exception, me
 
 
 def test_only_an_answer_that_says_so_means_that_an_object_is_missing() -> None:
-    assert api.missing(NotFound(_refusal(404, "")))
-    assert api.missing(LXDAPIException(_refusal(400, "Storage volume Not Found")))
-    assert not api.missing(LXDAPIException(_refusal(400, "Device is busy")))
+    assert api.is_not_found(NotFound(_refusal(404, "")))
+    assert api.is_not_found(LXDAPIException(_refusal(400, "Storage volume Not Found")))
+    assert not api.is_not_found(LXDAPIException(_refusal(400, "Device is busy")))

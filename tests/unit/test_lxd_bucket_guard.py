@@ -11,7 +11,7 @@ from pylxd.exceptions import LXDAPIException, NotFound
 
 from infra.dynamic import ModuleProvider
 from infra.lxd import bucket, bucket_guard, project
-from infra.lxd.api import LxdError, number
+from infra.lxd.api import LxdError, parse_limit
 
 VOLUME = {"project": "scaletier-local-abcdef", "pool": "fast", "name": "bucket"}
 SIZED = {**VOLUME, "size": 2**34}
@@ -99,7 +99,7 @@ def volume(pools: Pools, monkeypatch: pytest.MonkeyPatch, files: dict[str, list[
     """Return LXD with a new bucket, which a running host can list."""
     monkeypatch.setattr(bucket, "purge", lambda _: None)
     listing = SimpleNamespace(get=lambda params: _answer("directory", files[params["path"]]))
-    monkeypatch.setattr(bucket_guard, "running", lambda _: SimpleNamespace(api=SimpleNamespace(files=listing)))
+    monkeypatch.setattr(bucket_guard, "running_host", lambda _: SimpleNamespace(api=SimpleNamespace(files=listing)))
     bucket.create(SIZED)
     return pools
 
@@ -143,7 +143,7 @@ def test_an_empty_bucket_and_an_unused_one_are_deleted(volume: Pools) -> None:
 
 def test_without_a_running_host_nothing_is_destroyed(volume: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
     bucket_guard.create(props())
-    monkeypatch.setattr(bucket_guard, "running", lambda _: None)
+    monkeypatch.setattr(bucket_guard, "running_host", lambda _: None)
     with pytest.raises(LxdError, match="no running host can list the bucket, so nothing was destroyed: `pulumi up` first"):
         bucket_guard.delete("seal", props())
     with pytest.raises(LxdError):
@@ -195,7 +195,7 @@ def test_a_manually_removed_volume_is_one_error_line(volume: Pools) -> None:
 
 
 def test_a_manually_set_limit_is_parsed_or_kept_as_text() -> None:
-    assert [number(text) for text in ("2", "2147483648", "2GiB", "0-1", "50%", "")] == [2, 2**31, "2GiB", "0-1", "50%", ""]
+    assert [parse_limit(text) for text in ("2", "2147483648", "2GiB", "0-1", "50%", "")] == [2, 2**31, "2GiB", "0-1", "50%", ""]
 
 
 def test_the_bucket_s_size_changes_in_place_and_the_mark_is_kept(volume: Pools) -> None:
@@ -229,10 +229,10 @@ def test_a_bucket_is_listed_on_either_daemon() -> None:
         "/gone": GONE,
         "/refused": refusal("no"),
     }
-    listed = [bucket_guard._listed(host, path) for path in ("/lxd", "/incus", "/empty", "/file", "/gone")]
+    listed = [bucket_guard._list_folder(host, path) for path in ("/lxd", "/incus", "/empty", "/file", "/gone")]
     assert listed == [["a", "b"], ["c"], [], ["/file"], []]
     with pytest.raises(LXDAPIException):
-        bucket_guard._listed(host, "/refused")
+        bucket_guard._list_folder(host, "/refused")
 
 
 def test_the_first_running_host_lists_the_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,14 +240,14 @@ def test_the_first_running_host_lists_the_bucket(monkeypatch: pytest.MonkeyPatch
     instances = SimpleNamespace(get=lambda name: SimpleNamespace(name=name, status=status[name]))
     monkeypatch.setattr(bucket_guard, "client", lambda _: SimpleNamespace(instances=instances))
     monkeypatch.setattr(bucket_guard, "hosts_of", lambda _: list(status))
-    assert bucket_guard.running("p").name == "ps-1"
+    assert bucket_guard.running_host("p").name == "ps-1"
     status |= {"ps-1": "Stopped", "ps-2": "Frozen"}
-    assert bucket_guard.running("p") is None
+    assert bucket_guard.running_host("p") is None
 
 
 def test_three_entries_of_a_folder_are_named() -> None:
     folders = {"models": ["b", "a"], "jobs": ["3", "1", "2"], "tmp": ["d", "c", "b", "a"], "empty": [], "cluster": ["x"]}
-    assert bucket_guard.holdings(folders) == "jobs (1, 2, 3), models (a, b), tmp (a, b, c and 1 more)"
+    assert bucket_guard.describe_content(folders) == "jobs (1, 2, 3), models (a, b), tmp (a, b, c and 1 more)"
 
 
 def test_a_retained_bucket_is_reported_and_a_missing_one_needs_no_host(
@@ -261,7 +261,7 @@ def test_a_retained_bucket_is_reported_and_a_missing_one_needs_no_host(
         "the next stack of this name reuses it\n"
     )
     volume.volume = None
-    monkeypatch.setattr(bucket_guard, "running", lambda _: None)
+    monkeypatch.setattr(bucket_guard, "running_host", lambda _: None)
     bucket_guard.delete("seal", props())
     bucket_guard.delete("seal", retained)
     assert capsys.readouterr().err == ""
@@ -284,7 +284,7 @@ def test_a_bucket_is_created_once_and_found_in_its_pool(pools: Pools) -> None:
 
 
 def test_a_bucket_s_usage_is_unknown_if_its_pool_does_not_count(pools: Pools) -> None:
-    assert bucket.used(SIZED) is None, "there is no bucket"
+    assert bucket.used_bytes(SIZED) is None, "there is no bucket"
     pools.volume = {"config": {}, "description": ""}
     for usage, expected in (
         ({"usage": {"used": "7"}}, 7),
@@ -294,11 +294,11 @@ def test_a_bucket_s_usage_is_unknown_if_its_pool_does_not_count(pools: Pools) ->
         (refusal("no"), None),
     ):
         pools.usage = usage
-        assert bucket.used(SIZED) == expected
+        assert bucket.used_bytes(SIZED) == expected
 
 
 def test_a_refused_look_at_a_bucket_is_an_error_and_does_not_count_as_none(pools: Pools) -> None:
     pools.volume = refusal("busy")
-    for look in (bucket.create, bucket.used, lambda props: bucket.read("bucket", props)):
+    for look in (bucket.create, bucket.used_bytes, lambda props: bucket.read("bucket", props)):
         with pytest.raises(LxdError, match=r"^volume bucket: busy$"):
             look(SIZED)

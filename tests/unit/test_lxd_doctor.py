@@ -59,7 +59,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> FakeKernel:
     fake = FakeKernel()
     monkeypatch.setattr(nft, "_nft", fake.nft)
     monkeypatch.setattr(doctor, "forward_drops", lambda *_: [])
-    monkeypatch.setattr(doctor, "names_of", lambda _: [NAMES])
+    monkeypatch.setattr(doctor, "existing_names", lambda _: [NAMES])
     nft.load(rules(SPEC, NAMES.table, NAMES.bridge, NETWORK))
     return fake
 
@@ -69,7 +69,7 @@ def instances(kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> Instances:
     fake = Instances()
     monkeypatch.setattr(doctor, "client", lambda *_: SimpleNamespace(instances=fake))
     monkeypatch.setattr(doctor, "hosts_of", lambda _: list(fake.status))
-    monkeypatch.setattr(doctor, "unrecorded", lambda _, known: sorted(fake.status.keys() - {*known}))
+    monkeypatch.setattr(doctor, "unrecorded_hosts", lambda _, known: sorted(fake.status.keys() - {*known}))
     return fake
 
 
@@ -125,7 +125,7 @@ def test_hosts_of_a_killed_update_are_named(instances: Instances) -> None:
     [(None, "100", []), (50, "", []), (89, "100", []), (90, "100", ["warning"]), (98, "100", ["error"]), (9, "0", [])],
 )
 def test_a_nearly_full_disk_is_reported(usage: int | None, size: str, severities: list[str]) -> None:
-    assert [severity for severity, _ in summarize(doctor._filled("it", usage, size, "more"))] == severities
+    assert [severity for severity, _ in summarize(doctor._check_usage("it", usage, size, "more"))] == severities
 
 
 class Machine:
@@ -158,7 +158,7 @@ class Machine:
         return project
 
     def orphans(self, stacks: set[str] | None = None) -> list[Finding]:
-        return orphans.orphans(stacks)
+        return orphans.find_orphans(stacks)
 
 
 @pytest.fixture
@@ -239,9 +239,9 @@ def test_an_unreadable_state_is_a_warning_and_there_are_no_orphans(machine: Mach
     monkeypatch.setattr(backend, "run_pulumi", ask)
     machine.add_project("abcdef", backend.own_url(orphans.ROOT))
     monkeypatch.setattr(backend, "mentions", lambda *_: None)
-    assert summarize(doctor.leftovers(None)) == [("warning", "the state in x cannot be read: no")]
+    assert summarize(doctor.orphans(None)) == [("warning", "the state in x cannot be read: no")]
     monkeypatch.setattr(backend, "run_pulumi", lambda *_: '[{"name": "organization/scaletier/local"}]')
-    assert summarize(doctor.leftovers(None)) == [("ok", "nothing is left of other stacks")]
+    assert summarize(doctor.orphans(None)) == [("ok", "nothing is left of other stacks")]
 
 
 def test_each_finding_of_infra_is_a_line_of_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -264,7 +264,7 @@ def test_without_a_known_stack_a_target_s_errors_are_warnings(monkeypatch: pytes
 
     stored = {"a": refuse, "b": lambda _: [ok("well"), warning("low"), fail("gone", "pulumi up")]}
     monkeypatch.setattr(doctor, "CHECKS", stored)
-    monkeypatch.setattr(general, "known", lambda stack: INVENTORY | {"target": "lxd"} if stack == "local" else None)
+    monkeypatch.setattr(general, "local_inventory", lambda stack: INVENTORY | {"target": "lxd"} if stack == "local" else None)
     checks = general.checks("local")
     assert [each.severity for each in run_checks({"a": checks["a"]}, 30)] == [Severity.ERROR]
     assert list(checks["b"]()) == stored["b"](None)
@@ -363,7 +363,7 @@ def test_a_stack_is_known_by_its_inventory(project: Path, text: str | None, know
     folder.mkdir(parents=True)
     if text is not None:
         (folder / "inventory.json").write_text(text)
-    assert general.known("local") == ({"hosts": [{}]} if known else None)
+    assert general.local_inventory("local") == ({"hosts": [{}]} if known else None)
 
 
 def test_only_with_fix_a_remedy_is_applied_by_the_command(
@@ -391,10 +391,10 @@ class Disks:
         self.counted, self.bucket = True, 1
         self.usages: dict[str, Any] = {"ps-0": 1, "serving-0": 1}
         self.volume: dict[str, Any] | None = {"config": {"size": "10"}}
-        monkeypatch.setattr(doctor, "names_of", lambda _: [NAMES])
+        monkeypatch.setattr(doctor, "existing_names", lambda _: [NAMES])
         monkeypatch.setattr(doctor, "pool_of", lambda _: self.pool)
         monkeypatch.setattr(doctor, "get_volume", lambda props: self.volume if props == FAST else None)
-        monkeypatch.setattr(doctor, "used", lambda props: self.bucket if props == FAST else None)
+        monkeypatch.setattr(doctor, "used_bytes", lambda props: self.bucket if props == FAST else None)
         monkeypatch.setattr(doctor, "hosts_of", lambda _: list(self.usages))
         monkeypatch.setattr(doctor, "client", self.client)
         monkeypatch.setattr(doctor.quotas, "is_accounting", lambda _: self.counted)
@@ -448,7 +448,7 @@ def test_the_daemon_and_the_image_are_checked(monkeypatch: pytest.MonkeyPatch, i
 
 
 def test_a_stack_without_a_project_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "names_of", lambda stack: [NAMES] if stack == "local" else [])
+    monkeypatch.setattr(doctor, "existing_names", lambda stack: [NAMES] if stack == "local" else [])
     assert list(doctor.project(None)) == []
     assert list(doctor.project(INVENTORY)) == []
     error = fail("LXD has no project of stack gone of this checkout", "pulumi up")
@@ -457,7 +457,7 @@ def test_a_stack_without_a_project_is_an_error(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize(("count", "more"), [(3, ""), (4, "; and 1 more")])
 def test_three_changed_rules_are_named(monkeypatch: pytest.MonkeyPatch, kernel: FakeKernel, count: int, more: str) -> None:
-    foreign = "nft table ip filter drops what it does not know"
+    foreign = "nft table ip filter drops all that it does not accept"
     monkeypatch.setattr(doctor, "forward_drops", lambda *_: [foreign])
     kernel.tables[NAMES.table][-1:-1] = [f"rule {number}" for number in range(count)]
     shown = "; ".join(f"+ rule {number}" for number in range(3))

@@ -283,4 +283,4 @@ def test_only_hosts_that_are_not_known_are_unrecorded(lxd: Lxd, monkeypatch: pyt
         lxd.add(name, config={"user.scaletier.machine-type": "n1-standard-4"})
     lxd.add("mine")
     monkeypatch.setattr(host, "hosts_of", lambda _: ["worker-1", "ps-0", "master-0", "mine", "going"])
-    assert host.unrecorded(PROJECT, ["master-0"]) == ["ps-0", "worker-1"]
+    assert host.unrecorded_hosts(PROJECT, ["master-0"]) == ["ps-0", "worker-1"]

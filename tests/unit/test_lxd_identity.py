@@ -96,19 +96,19 @@ def test_leftovers_of_a_destroy_are_listed_without_others(owners: list[Owner], m
     monkeypatch.setattr(orphans.psutil, "net_if_addrs", lambda: {"stdddddd": [], "staaaaaam0": [], "start": []})
     monkeypatch.setattr(orphans.psutil, "process_iter", lambda _: processes)
     leftovers = ["network stdddddd", "nft table scaletier_cccccc", "process 1 (dnsmasq --interface=stcccccc  x)"]
-    assert orphans.leftovers("local") == leftovers
-    assert orphans.leftovers("prod") == ["project scaletier-prod-bbbbbb", "network stbbbbbb", *leftovers]
+    assert orphans.stack_objects("local") == leftovers
+    assert orphans.stack_objects("prod") == ["project scaletier-prod-bbbbbb", "network stbbbbbb", *leftovers]
     owners[1:] = [Owner("scaletier-prod-bbbbbb", "prod", checkout, True)]
-    assert orphans.leftovers("prod")[0].endswith("(its retained bucket)")
-    assert orphans.names_of("prod") == [LxdNames("scaletier-prod-bbbbbb")]
+    assert orphans.stack_objects("prod")[0].endswith("(its retained bucket)")
+    assert orphans.existing_names("prod") == [LxdNames("scaletier-prod-bbbbbb")]
     owners.append(Owner("scaletier-prod-ffffff", "prod", checkout, False, "gs://team"))
-    assert len(orphans.names_of("prod")) == 2
+    assert len(orphans.existing_names("prod")) == 2
     monkeypatch.setenv("PULUMI_BACKEND_URL", "gs://team")
-    assert orphans.names_of("prod") == [LxdNames("scaletier-prod-ffffff")], "the project of the state in use"
+    assert orphans.existing_names("prod") == [LxdNames("scaletier-prod-ffffff")], "the project of the state in use"
     owners[-1] = Owner("scaletier-prod-ffffff", "prod", "/of/a/colleague", False, "gs://team")
-    assert orphans.names_of("prod") == [LxdNames("scaletier-prod-ffffff")]
+    assert orphans.existing_names("prod") == [LxdNames("scaletier-prod-ffffff")]
     monkeypatch.delenv("PULUMI_BACKEND_URL")
-    assert orphans.names_of("prod") == [LxdNames("scaletier-prod-bbbbbb")]
+    assert orphans.existing_names("prod") == [LxdNames("scaletier-prod-bbbbbb")]
 
 
 def test_hosts_are_distinguished_from_retained_buckets(owners: list[Owner], monkeypatch: pytest.MonkeyPatch) -> None:

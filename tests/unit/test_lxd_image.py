@@ -54,7 +54,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder := tmp_path / "ansible").mkdir()
     (folder / "host.yml").write_text("a")
     monkeypatch.setattr(image, "ROOT", tmp_path)
-    monkeypatch.setattr(image, "_RECIPE", folder)
+    monkeypatch.setattr(image, "_ANSIBLE", folder)
     return folder
 
 
@@ -112,7 +112,7 @@ def test_an_error_of_lxd_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: py
 
 @pytest.mark.usefixtures("recipe")
 def test_the_image_and_the_python_are_required(images: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image, "folder_of", lambda _: tmp_path / "runtime")
+    monkeypatch.setattr(image, "folder_path", lambda _: tmp_path / "runtime")
     with pytest.raises(LxdError, match="the image of the hosts is missing"):
         image.require()
     with pytest.raises(LxdError, match="the Python of the hosts is missing"):

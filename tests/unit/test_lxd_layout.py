@@ -47,7 +47,7 @@ def test_each_role_has_its_block_of_addresses() -> None:
         Role.SERVING: ("10.77.0.192", "10.77.0.254"),
     }
     worker = HostId(Role.WORKER, 3)
-    assert (str(layout.address(NETWORK, worker)), layout.port("stabcdef", worker)) == ("10.77.0.131", "stabcdefw3")
+    assert (str(layout.address(NETWORK, worker)), layout.interface_name("stabcdef", worker)) == ("10.77.0.131", "stabcdefw3")
 
 
 @pytest.mark.parametrize(

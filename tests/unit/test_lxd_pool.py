@@ -69,7 +69,7 @@ def test_a_disk_that_is_nearly_full_gets_no_pool(
 
 def test_the_least_free_disk_is_documented() -> None:
     for file in ("setup/needs.sh", "docs/get-started.md"):
-        assert f"{2 * pool._LEAST // GIB} GB must be free" in (ROOT / file).read_text(), file
+        assert f"{2 * pool._MIN_SIZE // GIB} GB must be free" in (ROOT / file).read_text(), file
 
 
 @pytest.mark.parametrize(

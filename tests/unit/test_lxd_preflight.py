@@ -188,10 +188,10 @@ def _machine(
     monkeypatch.setattr(api, "client", lambda *_: fake)
     monkeypatch.setattr(preflight, "client", lambda *_: fake)
     monkeypatch.setattr(image, "exists", lambda: True)
-    monkeypatch.setattr(image, "folder_of", lambda _: Path("/"))
+    monkeypatch.setattr(image, "folder_path", lambda _: Path("/"))
     monkeypatch.setattr(preflight, "pool_of", lambda _: None)
     monkeypatch.setattr(preflight, "forward_drops", lambda *_: [])
-    monkeypatch.setattr(preflight, "used", lambda _: held)
+    monkeypatch.setattr(preflight, "used_bytes", lambda _: held)
 
 
 def _preflight(config: dict[str, str], spec: ClusterSpec | None = None) -> preflight.PreflightResult:
@@ -228,7 +228,7 @@ def test_a_pool_of_unknown_size_limits_nothing(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.usefixtures("interfaces")
 def test_the_folder_of_the_jobs_pythons_is_there_for_all_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folder = tmp_path / "a" / "runtimes"
-    monkeypatch.setattr(image, "RUNTIMES_HERE", folder)
+    monkeypatch.setattr(image, "LOCAL_RUNTIMES", folder)
     _machine(monkeypatch, free=30 * 2**30)
     umask = os.umask(0o077)
     try:
@@ -245,7 +245,7 @@ def test_a_folder_of_another_user_is_used_or_refused_in_one_line(monkeypatch: py
         raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
 
     folder = tmp_path / "runtimes"
-    monkeypatch.setattr(image, "RUNTIMES_HERE", folder)
+    monkeypatch.setattr(image, "LOCAL_RUNTIMES", folder)
     _machine(monkeypatch, free=30 * 2**30)
     _preflight({})
     line = rf"^{folder} cannot be used \(Operation not permitted\): `sudo chown -R \$USER {tmp_path}`$"
@@ -276,7 +276,7 @@ def test_missing_requirements_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
     assert _preflight({"storagePool": "scaletier"}).names == NAMES
     with pytest.raises(LxdError, match=r"local hosts have no GPUs"):
         _preflight({}, preset(ScaleTier.BASIC_GPU))
-    monkeypatch.setattr(image, "folder_of", lambda _: Path("/no such folder"))
+    monkeypatch.setattr(image, "folder_path", lambda _: Path("/no such folder"))
     with pytest.raises(LxdError, match="the Python of the hosts is missing: make it with `make image`"):
         _preflight({})
     monkeypatch.setattr(image, "exists", lambda: False)
@@ -348,5 +348,5 @@ def test_a_foreign_firewall_that_drops_between_hosts_is_reported(tmp_path: Path)
     assert forward_drops(switch, lambda: "") == []
     assert forward_drops(switch, lambda: _chains(("ip", "filter", "forward", "accept"))) == []
     (warning,) = forward_drops(switch, lambda: docker)
-    assert warning.startswith("nft table ip filter drops what it does not know")
+    assert warning.startswith("nft table ip filter drops all that it does not accept")
     assert "`sysctl net.bridge.bridge-nf-call-iptables=0`" in warning

@@ -89,4 +89,4 @@ def test_a_kernel_that_does_not_report_accounting_counts(kernel: Path, monkeypat
     quotas.enable_accounting("scaletier", kernel)
     (kernel / "a/label").unlink()
     (kernel / "a/label").mkdir()
-    assert quotas._groups("scaletier", kernel) is None, "an unreadable label"
+    assert quotas._qgroups("scaletier", kernel) is None, "an unreadable label"

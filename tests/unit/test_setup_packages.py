@@ -62,11 +62,13 @@ def test_pips_settings_are_listed_by_pip_itself(monkeypatch: pytest.MonkeyPatch,
     program.write_text("#!/bin/sh\n[ \"$*\" = '-m pip config list' ] && echo \"global.cert='a'\"; exit 1\n")
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
-    assert settings.of_pip() == {"cert": "a"}
+    assert settings.read_pip() == {"cert": "a"}
 
 
 def test_a_setting_that_uv_lacks_is_named() -> None:
-    assert settings.lacking({"require-hashes": "true", "index-url": "https://one.example", "quiet": "1"}) == ["require-hashes"]
+    assert settings.unsupported({"require-hashes": "true", "index-url": "https://one.example", "quiet": "1"}) == [
+        "require-hashes"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -46,9 +46,9 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("PULUMI_BACKEND_URL", raising=False)
     monkeypatch.setattr(stacks, "ROOT", tmp_path)
     monkeypatch.setattr(stacks, "MARKS", tmp_path / "marks")
-    monkeypatch.setattr(stacks, "claimed", lambda name: [])
-    monkeypatch.setattr(stacks, "leftovers", lambda name: [])
-    monkeypatch.setattr(stacks, "names_of", lambda name: [])
+    monkeypatch.setattr(stacks, "claimed_projects", lambda name: [])
+    monkeypatch.setattr(stacks, "stack_objects", lambda name: [])
+    monkeypatch.setattr(stacks, "existing_names", lambda name: [])
     (tmp_path / "marks").mkdir()
     (tmp_path / "Pulumi.mine.yaml").touch()
     return tmp_path
@@ -98,8 +98,8 @@ def test_hosts_without_a_state_are_removed_if_a_test_created_them(
     root: Path, monkeypatch: pytest.MonkeyPatch, marked: bool
 ) -> None:
     hosts, volumes, stack = ["master-0"], list[tuple[Any, str]](), FakeStack("other")
-    monkeypatch.setattr(stacks, "claimed", lambda name: [f"{host} of {name}" for host in hosts])
-    monkeypatch.setattr(stacks, "names_of", lambda name: [SimpleNamespace(project=f"project of {name}", bucket="bucket")])
+    monkeypatch.setattr(stacks, "claimed_projects", lambda name: [f"{host} of {name}" for host in hosts])
+    monkeypatch.setattr(stacks, "existing_names", lambda name: [SimpleNamespace(project=f"project of {name}", bucket="bucket")])
     monkeypatch.setattr(stacks.bucket, "pool_of", lambda project: "pool")
     monkeypatch.setattr(stacks.bucket, "set_on_destroy", lambda *volume: volumes.append(volume))
     monkeypatch.setattr(stacks.project, "delete", lambda name, _: hosts.clear())
@@ -134,7 +134,7 @@ def test_a_mark_is_there_from_before_the_stack_until_after_it(root: Path) -> Non
 def test_what_was_there_before_a_stack_is_none_of_its_leftovers(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bridges and processes of an LXD in a container may be in sight of this machine."""
     there = ["network stffffff"]
-    monkeypatch.setattr(stacks, "leftovers", lambda name: [*there])
+    monkeypatch.setattr(stacks, "stack_objects", lambda name: [*there])
     monkeypatch.setattr(waiting, "limit", lambda *_: 0.0)
     with FakeStack() as stack:
         stack.wait_for_leftovers()
