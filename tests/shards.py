@@ -63,7 +63,9 @@ SHARDS: dict[str, Shard] = {
         ("tests/gcp_emulation/test_preemption.py",), needs=("hosts", "go", "registry", "root"), cluster="google"
     ),
     "gcp-changes": Shard(
-        ("tests/gcp_emulation/test_changes.py", "tests/gcp_emulation/test_interrupted.py"), needs=("go",), cluster="google-records"
+        ("tests/gcp_emulation/test_changes.py", "tests/gcp_emulation/test_interrupted.py"),
+        needs=("go",),
+        cluster="google-records",
     ),
 }
 
