@@ -155,7 +155,8 @@ class Batch(NamedTuple):
 class GlobalStepSchedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
     """The learning rate at the job's global step; `rates` are those for one device, for two and so on, or one for all.
 
-    A schedule gets the optimizer's variable `iterations`, as in Keras, with the global step as its value.
+    A schedule gets the optimizer's variable `iterations`, as in Keras, with the global step as its value. If all rates are
+    numbers, `variable` is the last one; once a callback sets it, the others change in proportion.
     """
 
     def __init__(self, rates: Sequence[Any], iterations: Any) -> None:
@@ -170,7 +171,8 @@ class GlobalStepSchedule(keras.optimizers.schedules.LearningRateSchedule):  # ty
         self._now = values[0 if len(self._rates) == 1 else tf.minimum(live_devices, len(self._rates)) - 1]
 
     def __call__(self, step: Any) -> Any:
-        return _rate(self._rates[-1], step) if self._now is None else self._now
+        rate = _rate(self._rates[-1], step) if self._now is None else self._now
+        return rate if self.variable is None else self.variable * rate
 
 
 class FunctionalModel:
@@ -185,6 +187,7 @@ class FunctionalModel:
         local: the variables that each replica has for itself: others that a step changes (states of random generators and of
             layers, counts), then `fixed`, which no step changes, and `slots`, the optimizer's.
         learning_rates: the slots that are a constant rate, which the job sets each time it starts.
+        iterations: the slots that count an optimizer's steps.
         averages: the slots that are moving averages of weights, by name, with the weight's place in `shared`.
         decay: the decay of these for each step of a replica.
         compiles: True if XLA compiles a step on GPUs.
@@ -353,7 +356,8 @@ class FunctionalModel:
                 if value := getattr(part, name, None):
                     raise JobError(f"the optimizer has {name}={value}, which goes by Keras's own way to train; leave it out")
             rates = [private.rate_of(parts[at]) for parts in (*fewer, self._inner_optimizers)]
-            if fewer or isinstance(rates[-1], keras.optimizers.schedules.LearningRateSchedule):
+            # With one replica the optimizer's own steps count, as in Keras, without those that it skips.
+            if fewer or (self.replicas > 1 and isinstance(rates[-1], keras.optimizers.schedules.LearningRateSchedule)):
                 part.learning_rate = scheduled = GlobalStepSchedule(rates, part.iterations)
                 schedules.append(scheduled)
         return schedules
@@ -384,8 +388,10 @@ class FunctionalModel:
         self.slots = _specs("", self._optimizer.variables, "optimizer/")
         self.local = [*self._changing, *self.fixed, *self.slots]
         # The job's learning rates count, whatever a checkpoint has.
-        rates = {id(private.rate_of(part)) for part in self._inner_optimizers}
+        rates = {id(private.rate_of(part)) for part in self._inner_optimizers} | {id(one.variable) for one in self._schedules}
         self.learning_rates = [spec for spec in self.slots if id(spec.variable) in rates]
+        counts = {id(part.iterations) for part in (self._optimizer, *self._inner_optimizers)}
+        self.iterations = [spec for spec in self.slots if id(spec.variable) in counts]
         averages = {id(one) for part in self._inner_optimizers for one in private.average_variables(part)}
         weights = ((spec, self.weight_of(spec)) for spec in self.slots if id(spec.variable) in averages)
         self.averages = {spec.name: self.trained.index(weight) for spec, weight in weights if weight}

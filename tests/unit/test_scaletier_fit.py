@@ -399,6 +399,8 @@ def test_the_model_has_the_trained_optimizer_also_with_a_rate_by_replicas(replic
     trained_optimizer = network.model.optimizer
     assert float(trained_optimizer.learning_rate) == pytest.approx(0.05 * replicas)
     np.testing.assert_array_equal(trained_optimizer.variables[-1], local[-1])
+    trained_optimizer.learning_rate = 0.5  # as a callback does
+    assert [float(value) for spec, value in copy.pairs() if spec in network.learning_rates] == [0.5]
 
 
 def test_a_sigterm_after_the_last_round_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
