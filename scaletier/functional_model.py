@@ -341,7 +341,7 @@ class FunctionalModel:
             "weighted_metrics": _metrics_of(job.weighted_metrics) or compiled.get("weighted_metrics"),
         }
         compiles = compiled.get("jit_compile", "auto")
-        scales = job.optimizer is not None or not compiled
+        scales = not compiled or isinstance(compiled["optimizer"], keras.optimizers.LossScaleOptimizer)
         with _as_job_error(f"the model {self.model.name} cannot be compiled", (ValueError, TypeError)):
             # Not the class's own `compile`, which may take other arguments.
             keras.Model.compile(self.model, optimizer, **self._compile_settings, jit_compile=compiles, auto_scale_loss=scales)

@@ -125,12 +125,21 @@ def test_invalid_loss_weights_are_refused(weights: Any) -> None:
     assert str(error.value).startswith("the loss does not fit: the model gives float32 [6, 1], ")
 
 
-@pytest.mark.parametrize("by_function", [True, False], ids=["by the model's function", "before"])
-def test_a_mixed_float16_model_gets_an_optimizer_that_scales_the_loss(by_function: bool) -> None:
+@pytest.mark.parametrize(
+    ("by_function", "compiled", "scales"),
+    [(True, None, True), (False, None, True), (True, True, True), (True, False, False)],
+    ids=["by the model's function", "before", "compiled", "compiled without"],
+)
+def test_a_mixed_float16_model_gets_an_optimizer_that_scales_the_loss(
+    by_function: bool, compiled: bool | None, scales: bool
+) -> None:
     def make() -> Any:
         if by_function:
             keras.config.set_dtype_policy("mixed_float16")
-        return keras.Sequential([keras.Input([4]), keras.layers.Dense(1, name="out")])
+        model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1, name="out")])
+        if compiled is not None:
+            model.compile("sgd", "mse", auto_scale_loss=compiled)
+        return model
 
     data = tf.data.Dataset.from_tensors((INPUTS, NUMBERS[:, None]))
     try:
@@ -138,7 +147,7 @@ def test_a_mixed_float16_model_gets_an_optimizer_that_scales_the_loss(by_functio
             keras.config.set_dtype_policy("mixed_float16")
         network = FunctionalModel(Job(make, data, "mse", optimizer="adam"), data.element_spec, 0)
         assert network.model.layers[-1].compute_dtype == "float16"
-        assert any("dynamic_scale" in spec.name for spec in network.slots)
+        assert any("dynamic_scale" in spec.name for spec in network.slots) == scales
     finally:
         keras.config.set_dtype_policy("float32")
 
