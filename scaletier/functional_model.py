@@ -288,6 +288,12 @@ class FunctionalModel:
             if _overrides(self.model, name):
                 line = f"the model {self.model.name} is invalid with --strategy model-parallel: it overrides {name}."
                 raise JobError(f"{line} Valid: --strategy async or sync, or a model without it")
+        if self._foreign:
+            line = f"the model {self.model.name} is invalid with --strategy model-parallel: a step uses the variable"
+            line = f"{line} {self._foreign[0].path}, which belongs to no layer."
+            raise JobError(
+                f"{line} Valid: one that is an attribute of its layer, as a SeedGenerator, or --strategy async or sync"
+            )
         for loss in private.losses(self.model):
             if loss.reduction in ("sum", "none", None):
                 line = f"the loss {loss.name} is invalid with --strategy model-parallel: its reduction is {loss.reduction}."
@@ -372,7 +378,7 @@ class FunctionalModel:
         # Variables that a step uses and the model does not list: states of Keras's layers, the default random generator, and
         # weights of layers that are no attribute of the model.
         optimizers = {id(one) for one in self.model.optimizer.variables}
-        foreign = [one for key, one in scope.used.items() if key not in ids | optimizers]
+        self._foreign = foreign = [one for key, one in scope.used.items() if key not in ids | optimizers]
         states = {id(one) for one in foreign}
         self._initial_values |= {id(one): np.asarray(one) for one in foreign if private.stored(one) is not None}
         specs = _specs(self.model.name, [*trained, *others, *foreign])

@@ -160,6 +160,13 @@ def test_a_model_parallel_model_may_not_override_loss_or_metrics() -> None:
     data = tf.data.Dataset.from_tensors((INPUTS, NUMBERS[:, None]))
     layers = [keras.Input([4]), keras.layers.Dense(1)]
     total = keras.losses.MeanSquaredError(reduction="sum", name="total")
+
+    class Weighs(keras.losses.Loss):  # type: ignore[misc]
+        beta = keras.Variable(1.0, trainable=False, name="beta")
+
+        def call(self, y_true: Any, y_pred: Any) -> Any:
+            return self.beta * keras.ops.square(y_true - y_pred)
+
     for model, loss, reason in (
         (
             Own(layers, name="own"),
@@ -167,6 +174,11 @@ def test_a_model_parallel_model_may_not_override_loss_or_metrics() -> None:
             "the model own is invalid with --strategy model-parallel: it overrides compute_metrics.",
         ),
         (keras.Sequential(layers), total, "the loss total is invalid with --strategy model-parallel: its reduction is sum."),
+        (
+            keras.Sequential(layers, name="own"),
+            Weighs(),
+            "the model own is invalid with --strategy model-parallel: a step uses the variable beta, which belongs",
+        ),
     ):
         with pytest.raises(JobError) as error:
             FunctionalModel(Job(model, data, loss), data.element_spec, 0).require_splittable()
