@@ -202,7 +202,7 @@ class Callbacks:
     def carry(self) -> list[Any]:
         """Return the tf.Variables that keep metrics between the rounds of an epoch, for a process that trains alone."""
         tf = import_tensorflow()
-        self._metrics = [tf.Variable(value) for value in self._network.initial_metrics()]
+        self._metrics = self._network.metrics
         for variable, value in zip(self._metrics, self._carried, strict=False):
             variable.assign(tf.cast(value, variable.dtype))
         return self._metrics
@@ -251,10 +251,9 @@ class Callbacks:
 
     def _begin_epoch(self, begins: bool) -> None:
         self._rounds.clear()
-        for variable, value in zip(self._metrics, self._network.initial_metrics(), strict=False):
-            variable.assign(value)
         self._begun = begins
         if begins:
+            self._network.model.reset_metrics()
             self._list.on_epoch_begin(self._epoch)
             _call_hook(self._data[0], "on_epoch_begin")
         self.rates = {at: self._local[at].numpy() for at in self._rates}

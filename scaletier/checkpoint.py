@@ -283,8 +283,9 @@ class LocalCopy:
                     variable.assign(average, read_value=False)
 
     def end_test(self, state: Sequence[Any]) -> None:
-        """Keep what an evaluation changed, as Keras does: states of layers and of random generators."""
-        for variable, value in zip(self.network.changing(self.shared, self.local), state, strict=False):
+        """Keep what an evaluation changed, as Keras does: states of layers and of random generators, and metrics."""
+        changed = *self.network.changing(self.shared, self.local), *self.network.metrics
+        for variable, value in zip(changed, state, strict=True):
             variable.assign(value)
 
     def restore(self, reader: CheckpointReader, finished: bool = False) -> int:

@@ -163,6 +163,10 @@ class GlobalStepSchedule(keras.optimizers.schedules.LearningRateSchedule):  # ty
         self._rates = [np.asarray(rate) if isinstance(rate, keras.Variable) else rate for rate in rates]
         self._iterations = iterations
         self._now: Any = None
+        self.variable: Any = None
+        if all(isinstance(rate, keras.Variable) for rate in rates):
+            self.variable, last = rates[-1], self._rates[-1]
+            self._rates = [rate / last if last else np.ones_like(rate) for rate in self._rates]
 
     def set_step(self, step: Any, live_devices: Any) -> None:
         """Set the rate at a global step, if `live_devices` train now on all hosts."""
@@ -247,14 +251,10 @@ class FunctionalModel:
         if job.optimizer is None and (trained := compiled.get("optimizer")) is not None and trained.built:
             self._continue_from(trained)
         scope, self.metric_names = self._check(batch_spec, "", True)
+        self.test_names = self.metric_names
         self._group(scope)
         # For XLA each shape is another program, which takes it seconds to compile.
         self.compiles = bool(self.model.jit_compile) and all(map(_is_of_one_shape, tf.nest.flatten(tuple(batch_spec))))
-        with _Scope(()) as before:
-            self.model.reset_metrics()
-        values = ((one, before.get_current_value(one)) for one in self._metric_variables)
-        # The metrics' variables before any batch.
-        self._initial_metrics = [np.asarray(keras.ops.convert_to_numpy(one.value if v is None else v)) for one, v in values]
         if eval_element is not None:  # some layers compute differently in an evaluation
             self._check(Batch.of(eval_element), " of eval_data", False)
         private.forget_uninitialized()
@@ -450,6 +450,11 @@ class FunctionalModel:
     def initial_metrics(self) -> list[Any]:
         return [tf.constant(value) for value in self._initial_metrics]
 
+    @property
+    def metrics(self) -> list[Any]:
+        """The tf.Variables of the model's metrics, once `attach` was called."""
+        return list(map(private.stored, self._metric_variables))
+
     def changing(self, shared: Values, local: Values) -> list[Any]:
         """Return what steps change of the `shared` and `local` variables, besides the weights and the optimizer's."""
         return [*shared[len(self.trained) :], *local[: len(self._changing)]]
@@ -462,7 +467,7 @@ class FunctionalModel:
         """Evaluate a batch.
 
         Returns the mean loss of samples since the evaluation began, the outputs, the state after it, and the metrics by
-        `metric_names`, float32 [M].
+        `test_names`, float32 [M].
         """
         first, count = len(self.trained), len(self._changing)
         ends = len(shared) - first, len(shared) - first + count
@@ -473,7 +478,8 @@ class FunctionalModel:
             mean_loss = private.track_loss(self.model, self._compute_loss(batch, outputs, False), batch.inputs)
             results = self._compute_metrics(batch, outputs)
         after = [*scope.values(self.changing(self.shared, self.local)), *self._metrics_after(scope)]
-        return results.pop("loss", mean_loss), outputs, after, _stack(results.values())
+        mean_loss, self.test_names = results.pop("loss", mean_loss), list(results)
+        return mean_loss, outputs, after, _stack(results.values())
 
     def step(
         self,
@@ -628,6 +634,8 @@ class FunctionalModel:
     def _compute_metrics(self, batch: Batch, outputs: Any) -> dict[str, Any]:
         """Update the metrics; return their results by name, with `loss` if one of them has that name."""
         computed = self.model.compute_metrics(batch.inputs, batch.targets, outputs, sample_weight=batch.weights)
+        if _overrides(self.model, "compute_metrics") and set(found := self.model.get_metrics_result()) == set(computed):
+            computed = found  # as `fit` of Keras reports
         if several := next((name for name, value in computed.items() if isinstance(value, Mapping)), None):
             raise ValueError(f"the result of {several} is a dict; valid is one number")
         return {name: tf.convert_to_tensor(_value(value)) for name, value in computed.items()}
@@ -649,7 +657,7 @@ class FunctionalModel:
                     raise JobError(line)
                 shapes = f"the model gives {_shapes(outputs)}, the targets{of} are {_shapes(batch.targets)}"
                 with _as_job_error(f"the loss does not fit: {shapes}"):
-                    self._compute_loss(batch, outputs, training)
+                    private.track_loss(model, self._compute_loss(batch, outputs, training), batch.inputs)
                     with private.checked_losses(model, _compare):
                         self._compute_loss(batch, outputs, training)
                 with _as_job_error(f"the metrics do not fit: {shapes}"):
@@ -666,7 +674,12 @@ class FunctionalModel:
         if unknown := [one.name for one in graph.variables if id(one) not in known]:
             line = f"the model {model.name} is invalid: a step uses the tf.Variable {unknown[0]}, of which Keras does not know."
             raise JobError(f"{line} Valid: self.add_weight(…, trainable=False)")
-        self._metric_variables = private.metric_variables(model)
+        with _Scope(()) as reset:
+            model.reset_metrics()
+        # Those that this does not reset are like states of layers.
+        self._metric_variables = [one for one in private.metric_variables(model) if id(one) in reset.assigned]
+        # Their values before any batch.
+        self._initial_metrics = [keras.ops.convert_to_numpy(reset.get_current_value(one)) for one in self._metric_variables]
         return traced[0], traced[1]
 
     def _require_outputs(self, outputs: Any, batch: Batch) -> None:

@@ -589,6 +589,29 @@ def test_an_evaluation_equals_that_of_keras(case: str) -> None:
     assert {"loss": evaluation.loss, **evaluation.metrics} == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.parametrize("lasts", [False, True])
+def test_a_metric_that_does_not_reset_goes_on(lasts: bool) -> None:
+    class Lasting(keras.metrics.MeanAbsoluteError):  # type: ignore[misc]
+        def reset_state(self) -> None:
+            if not lasts:
+                super().reset_state()
+
+    job = Job(linear, dataset(INPUTS, TARGETS), "mse", lambda: [Lasting(name="mae")], keras.optimizers.SGD(0.0))
+    network = FunctionalModel(job, job.data.element_spec, 0)
+    copy, iterator = LocalCopy(network), iter(job.data)
+    run = make_round(network, None, iterator, DEVICES)
+    rounds = [run_round(network, run, iterator, [copy], 1, 1).metrics["mae"] for _ in range(2)]
+    network.attach(copy.shared, copy.local)
+    evaluation = make_evaluate(network, copy, job.data, None)(lambda: False)
+    assert evaluation
+    errors = np.abs(INPUTS @ np.asarray(copy.shared[0]) + np.asarray(copy.shared[1]) - TARGETS).reshape(STEPS, -1).mean(1)
+    first, *others = [0, 1], [0, 1, 0, 1, 2, 3, 4] if lasts else [0, 1, 2, 3, 4]
+    assert rounds == pytest.approx([errors[0], errors[first].mean() if lasts else errors[1]], rel=1e-5)
+    assert evaluation.metrics["mae"] == pytest.approx(errors[others[0]].mean(), rel=1e-5)
+    copy.end_test(evaluation.state)
+    assert float(network.model.get_metrics_result()["mae"]) == pytest.approx(evaluation.metrics["mae"], rel=1e-5)
+
+
 def test_an_evaluation_of_one_sample_equals_that_of_keras() -> None:
     model, data = linear(), dataset(INPUTS[:1], TARGETS[:1], batch=1)
     network = FunctionalModel(Job(model, data, "mse"), data.element_spec, 0)
