@@ -80,7 +80,7 @@ class Callbacks:
             raise JobError(f"{line} steps_per_epoch beside it")
         steps = flags.max_steps or (self._epochs or 1) * (steps_per_epoch or 1)
         steps_per_epoch = min(steps, steps_per_epoch or max(1, steps // _EPOCHS))
-        if length and steps_per_epoch > length:
+        if length and steps > length and length % steps_per_epoch:  # where `fit` of Keras ends the epoch
             say(f"An epoch has {steps_per_epoch} steps, and train_data {length} batches: it is repeated within an epoch")
         return replace(flags, max_steps=steps, eval_steps=steps_per_epoch)
 

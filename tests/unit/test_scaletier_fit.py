@@ -280,7 +280,10 @@ def test_lengths_of_jobs_and_epochs(
     ("steps", "of_epoch", "length", "lines"),
     [
         (100, 50, 40, ["An epoch has 50 steps, and train_data 40 batches: it is repeated within an epoch"]),
+        (100, 30, 40, ["An epoch has 30 steps, and train_data 40 batches: it is repeated within an epoch"]),
         (30, 50, 40, []),
+        (40, 30, 40, []),
+        (100, 20, 40, []),
         (100, 40, 40, []),
         (100, 50, None, []),
     ],
