@@ -256,6 +256,9 @@ class Callbacks:
             self._network.model.reset_metrics()
             self._list.on_epoch_begin(self._epoch)
             _call_hook(self._data[0], "on_epoch_begin")
+        if self._network.model.train_function is not None:
+            line = "a callback is invalid: it has called make_train_function, or fit, which change no step of a job."
+            raise JobError(f"{line} Valid: one that sets the learning rate, or variables that the model reads")
         self.rates = {at: self._local[at].numpy() for at in self._rates}
 
     def end(self) -> None:

@@ -62,6 +62,11 @@ class Freezes(keras.callbacks.Callback):  # type: ignore[misc]
         self.model.layers[0].trainable = False
 
 
+class Remakes(keras.callbacks.Callback):  # type: ignore[misc]
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.model.make_train_function(force=True)
+
+
 class Schedules(keras.callbacks.Callback):  # type: ignore[misc]
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self.model.optimizer.learning_rate = keras.optimizers.schedules.ExponentialDecay(0.1, 5, 0.5)
@@ -94,6 +99,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "layers that a callback freezes": (
         {"callbacks": [Freezes()]},
         "a callback has changed what is trainable, or the learning rate's schedule, when training began. Valid: set them in",
+    ),
+    "a train function that a callback makes": (
+        {"callbacks": [Remakes()]},
+        "a callback is invalid: it has called make_train_function, or fit, which change no step of a job. Valid: one that sets",
     ),
     "a schedule that a callback sets": (
         {"callbacks": [Schedules()]},
