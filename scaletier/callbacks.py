@@ -80,7 +80,7 @@ class Callbacks:
             raise JobError(f"{line} steps_per_epoch beside it")
         steps = flags.max_steps or (self._epochs or 1) * (steps_per_epoch or 1)
         steps_per_epoch = min(steps, steps_per_epoch or max(1, steps // _EPOCHS))
-        if length and steps_per_epoch > length:
+        if length and steps > length and length % steps_per_epoch:  # where `fit` of Keras ends the epoch
             say(f"An epoch has {steps_per_epoch} steps, and train_data {length} batches: it is repeated within an epoch")
         return replace(flags, max_steps=steps, eval_steps=steps_per_epoch)
 
@@ -202,7 +202,7 @@ class Callbacks:
     def carry(self) -> list[Any]:
         """Return the tf.Variables that keep metrics between the rounds of an epoch, for a process that trains alone."""
         tf = import_tensorflow()
-        self._metrics = [tf.Variable(value) for value in self._network.initial_metrics()]
+        self._metrics = self._network.metrics
         for variable, value in zip(self._metrics, self._carried, strict=False):
             variable.assign(tf.cast(value, variable.dtype))
         return self._metrics
@@ -251,12 +251,14 @@ class Callbacks:
 
     def _begin_epoch(self, begins: bool) -> None:
         self._rounds.clear()
-        for variable, value in zip(self._metrics, self._network.initial_metrics(), strict=False):
-            variable.assign(value)
         self._begun = begins
         if begins:
+            self._network.model.reset_metrics()
             self._list.on_epoch_begin(self._epoch)
             _call_hook(self._data[0], "on_epoch_begin")
+        if self._network.model.train_function is not None:
+            line = "a callback is invalid: it has called make_train_function, or fit, which change no step of a job."
+            raise JobError(f"{line} Valid: one that sets the learning rate, or variables that the model reads")
         self.rates = {at: self._local[at].numpy() for at in self._rates}
 
     def end(self) -> None:

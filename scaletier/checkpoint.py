@@ -18,10 +18,12 @@ tf = import_tensorflow()
 # TensorFlow's errors for a file that is cut short or of another kind.
 _DAMAGE = (tf.errors.OpError, RuntimeError, ValueError, IndexError)
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
-# The global step, the step at which the data began, a description of the data, and those of callbacks and vocabularies.
+# The global step, the step at which the data began, a description of the data, those of callbacks and vocabularies, and the
+# number of replicas.
 _STEP, _DATA, _DATA_OF, CALLBACKS, VOCABULARY = "global_step", "data_begin", "data_of", "callbacks", "vocabulary_of"
+REPLICAS = "replicas"
 # Names that a checkpoint, or tf.train.Checkpoint, uses itself.
-_RESERVED = frozenset({_STEP, _DATA, _DATA_OF, CALLBACKS, VOCABULARY, "root", "save_counter"})
+_RESERVED = frozenset({_STEP, _DATA, _DATA_OF, CALLBACKS, VOCABULARY, REPLICAS, "root", "save_counter"})
 _NAME, _INDEX = "model", ".index"
 
 
@@ -110,6 +112,9 @@ class CheckpointReader:
                 line = f"checkpoint {path} is of another model: {network.model.name} has variable {spec.name} {spec.shape},"
                 raise CheckpointError(f"{line} it {problem}; pass another --job-dir, or the model that it is of")
         self._reset_values = {key_of(spec): network.initial(spec) for spec in network.learning_rates}
+        if network.replicas == 1 and (REPLICAS not in self._shapes or self.named(REPLICAS) > 1):
+            # The optimizer of one of several replicas has counted its own steps.
+            self._reset_values |= {key_of(spec): network.initial(spec) + self.step for spec in network.iterations}
         # Averages may be missing: they begin with the weights.
         lacks = [spec for spec in network.local if self._shapes.get(key_of(spec)) != spec.shape]
         missing = [spec.name for spec in lacks if spec.name not in network.averages]
@@ -278,8 +283,9 @@ class LocalCopy:
                     variable.assign(average, read_value=False)
 
     def end_test(self, state: Sequence[Any]) -> None:
-        """Keep what an evaluation changed, as Keras does: states of layers and of random generators."""
-        for variable, value in zip(self.network.changing(self.shared, self.local), state, strict=False):
+        """Keep what an evaluation changed, as Keras does: states of layers and of random generators, and metrics."""
+        changed = *self.network.changing(self.shared, self.local), *self.network.metrics
+        for variable, value in zip(changed, state, strict=True):
             variable.assign(value)
 
     def restore(self, reader: CheckpointReader, finished: bool = False) -> int:

@@ -79,7 +79,7 @@ def make_evaluate(
                 inspector.batch(
                     *(tf.nest.map_structure(lambda part: part.numpy(), part) for part in (batch[0], batch[1], predictions))
                 )
-        by_name = dict(zip(network.metric_names, map(float, results), strict=True))
+        by_name = dict(zip(network.test_names, map(float, results), strict=True))
         return EvaluationResult(float(loss), by_name, inspector, state)
 
     return evaluate

@@ -155,13 +155,18 @@ class Batch(NamedTuple):
 class GlobalStepSchedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
     """The learning rate at the job's global step; `rates` are those for one device, for two and so on, or one for all.
 
-    A schedule gets the optimizer's variable `iterations`, as in Keras, with the global step as its value.
+    A schedule gets the optimizer's variable `iterations`, as in Keras, with the global step as its value. If all rates are
+    numbers, `variable` is the last one; once a callback sets it, the others change in proportion.
     """
 
     def __init__(self, rates: Sequence[Any], iterations: Any) -> None:
         self._rates = [np.asarray(rate) if isinstance(rate, keras.Variable) else rate for rate in rates]
         self._iterations = iterations
         self._now: Any = None
+        self.variable: Any = None
+        if all(isinstance(rate, keras.Variable) for rate in rates):
+            self.variable, last = rates[-1], self._rates[-1]
+            self._rates = [rate / last if last else np.ones_like(rate) for rate in self._rates]
 
     def set_step(self, step: Any, live_devices: Any) -> None:
         """Set the rate at a global step, if `live_devices` train now on all hosts."""
@@ -170,7 +175,8 @@ class GlobalStepSchedule(keras.optimizers.schedules.LearningRateSchedule):  # ty
         self._now = values[0 if len(self._rates) == 1 else tf.minimum(live_devices, len(self._rates)) - 1]
 
     def __call__(self, step: Any) -> Any:
-        return _rate(self._rates[-1], step) if self._now is None else self._now
+        rate = _rate(self._rates[-1], step) if self._now is None else self._now
+        return rate if self.variable is None else self.variable * rate
 
 
 class FunctionalModel:
@@ -185,6 +191,7 @@ class FunctionalModel:
         local: the variables that each replica has for itself: others that a step changes (states of random generators and of
             layers, counts), then `fixed`, which no step changes, and `slots`, the optimizer's.
         learning_rates: the slots that are a constant rate, which the job sets each time it starts.
+        iterations: the slots that count an optimizer's steps.
         averages: the slots that are moving averages of weights, by name, with the weight's place in `shared`.
         decay: the decay of these for each step of a replica.
         compiles: True if XLA compiles a step on GPUs.
@@ -244,14 +251,10 @@ class FunctionalModel:
         if job.optimizer is None and (trained := compiled.get("optimizer")) is not None and trained.built:
             self._continue_from(trained)
         scope, self.metric_names = self._check(batch_spec, "", True)
+        self.test_names = self.metric_names
         self._group(scope)
         # For XLA each shape is another program, which takes it seconds to compile.
         self.compiles = bool(self.model.jit_compile) and all(map(_is_of_one_shape, tf.nest.flatten(tuple(batch_spec))))
-        with _Scope(()) as before:
-            self.model.reset_metrics()
-        values = ((one, before.get_current_value(one)) for one in self._metric_variables)
-        # The metrics' variables before any batch.
-        self._initial_metrics = [np.asarray(keras.ops.convert_to_numpy(one.value if v is None else v)) for one, v in values]
         if eval_element is not None:  # some layers compute differently in an evaluation
             self._check(Batch.of(eval_element), " of eval_data", False)
         private.forget_uninitialized()
@@ -285,6 +288,12 @@ class FunctionalModel:
             if _overrides(self.model, name):
                 line = f"the model {self.model.name} is invalid with --strategy model-parallel: it overrides {name}."
                 raise JobError(f"{line} Valid: --strategy async or sync, or a model without it")
+        if self._foreign:
+            line = f"the model {self.model.name} is invalid with --strategy model-parallel: a step uses the variable"
+            line = f"{line} {self._foreign[0].path}, which belongs to no layer."
+            raise JobError(
+                f"{line} Valid: one that is an attribute of its layer, as a SeedGenerator, or --strategy async or sync"
+            )
         for loss in private.losses(self.model):
             if loss.reduction in ("sum", "none", None):
                 line = f"the loss {loss.name} is invalid with --strategy model-parallel: its reduction is {loss.reduction}."
@@ -338,7 +347,7 @@ class FunctionalModel:
             "weighted_metrics": _metrics_of(job.weighted_metrics) or compiled.get("weighted_metrics"),
         }
         compiles = compiled.get("jit_compile", "auto")
-        scales = job.optimizer is not None or not compiled
+        scales = not compiled or isinstance(compiled["optimizer"], keras.optimizers.LossScaleOptimizer)
         with _as_job_error(f"the model {self.model.name} cannot be compiled", (ValueError, TypeError)):
             # Not the class's own `compile`, which may take other arguments.
             keras.Model.compile(self.model, optimizer, **self._compile_settings, jit_compile=compiles, auto_scale_loss=scales)
@@ -353,7 +362,8 @@ class FunctionalModel:
                 if value := getattr(part, name, None):
                     raise JobError(f"the optimizer has {name}={value}, which goes by Keras's own way to train; leave it out")
             rates = [private.rate_of(parts[at]) for parts in (*fewer, self._inner_optimizers)]
-            if fewer or isinstance(rates[-1], keras.optimizers.schedules.LearningRateSchedule):
+            # With one replica the optimizer's own steps count, as in Keras, without those that it skips.
+            if fewer or (self.replicas > 1 and isinstance(rates[-1], keras.optimizers.schedules.LearningRateSchedule)):
                 part.learning_rate = scheduled = GlobalStepSchedule(rates, part.iterations)
                 schedules.append(scheduled)
         return schedules
@@ -368,7 +378,7 @@ class FunctionalModel:
         # Variables that a step uses and the model does not list: states of Keras's layers, the default random generator, and
         # weights of layers that are no attribute of the model.
         optimizers = {id(one) for one in self.model.optimizer.variables}
-        foreign = [one for key, one in scope.used.items() if key not in ids | optimizers]
+        self._foreign = foreign = [one for key, one in scope.used.items() if key not in ids | optimizers]
         states = {id(one) for one in foreign}
         self._initial_values |= {id(one): np.asarray(one) for one in foreign if private.stored(one) is not None}
         specs = _specs(self.model.name, [*trained, *others, *foreign])
@@ -384,8 +394,10 @@ class FunctionalModel:
         self.slots = _specs("", self._optimizer.variables, "optimizer/")
         self.local = [*self._changing, *self.fixed, *self.slots]
         # The job's learning rates count, whatever a checkpoint has.
-        rates = {id(private.rate_of(part)) for part in self._inner_optimizers}
+        rates = {id(private.rate_of(part)) for part in self._inner_optimizers} | {id(one.variable) for one in self._schedules}
         self.learning_rates = [spec for spec in self.slots if id(spec.variable) in rates]
+        counts = {id(part.iterations) for part in (self._optimizer, *self._inner_optimizers)}
+        self.iterations = [spec for spec in self.slots if id(spec.variable) in counts]
         averages = {id(one) for part in self._inner_optimizers for one in private.average_variables(part)}
         weights = ((spec, self.weight_of(spec)) for spec in self.slots if id(spec.variable) in averages)
         self.averages = {spec.name: self.trained.index(weight) for spec, weight in weights if weight}
@@ -438,6 +450,11 @@ class FunctionalModel:
     def initial_metrics(self) -> list[Any]:
         return [tf.constant(value) for value in self._initial_metrics]
 
+    @property
+    def metrics(self) -> list[Any]:
+        """The tf.Variables of the model's metrics, once `attach` was called."""
+        return list(map(private.stored, self._metric_variables))
+
     def changing(self, shared: Values, local: Values) -> list[Any]:
         """Return what steps change of the `shared` and `local` variables, besides the weights and the optimizer's."""
         return [*shared[len(self.trained) :], *local[: len(self._changing)]]
@@ -450,7 +467,7 @@ class FunctionalModel:
         """Evaluate a batch.
 
         Returns the mean loss of samples since the evaluation began, the outputs, the state after it, and the metrics by
-        `metric_names`, float32 [M].
+        `test_names`, float32 [M].
         """
         first, count = len(self.trained), len(self._changing)
         ends = len(shared) - first, len(shared) - first + count
@@ -461,7 +478,8 @@ class FunctionalModel:
             mean_loss = private.track_loss(self.model, self._compute_loss(batch, outputs, False), batch.inputs)
             results = self._compute_metrics(batch, outputs)
         after = [*scope.values(self.changing(self.shared, self.local)), *self._metrics_after(scope)]
-        return results.pop("loss", mean_loss), outputs, after, _stack(results.values())
+        mean_loss, self.test_names = results.pop("loss", mean_loss), list(results)
+        return mean_loss, outputs, after, _stack(results.values())
 
     def step(
         self,
@@ -616,6 +634,8 @@ class FunctionalModel:
     def _compute_metrics(self, batch: Batch, outputs: Any) -> dict[str, Any]:
         """Update the metrics; return their results by name, with `loss` if one of them has that name."""
         computed = self.model.compute_metrics(batch.inputs, batch.targets, outputs, sample_weight=batch.weights)
+        if _overrides(self.model, "compute_metrics") and set(found := self.model.get_metrics_result()) == set(computed):
+            computed = found  # as `fit` of Keras reports
         if several := next((name for name, value in computed.items() if isinstance(value, Mapping)), None):
             raise ValueError(f"the result of {several} is a dict; valid is one number")
         return {name: tf.convert_to_tensor(_value(value)) for name, value in computed.items()}
@@ -637,7 +657,7 @@ class FunctionalModel:
                     raise JobError(line)
                 shapes = f"the model gives {_shapes(outputs)}, the targets{of} are {_shapes(batch.targets)}"
                 with _as_job_error(f"the loss does not fit: {shapes}"):
-                    self._compute_loss(batch, outputs, training)
+                    private.track_loss(model, self._compute_loss(batch, outputs, training), batch.inputs)
                     with private.checked_losses(model, _compare):
                         self._compute_loss(batch, outputs, training)
                 with _as_job_error(f"the metrics do not fit: {shapes}"):
@@ -654,7 +674,12 @@ class FunctionalModel:
         if unknown := [one.name for one in graph.variables if id(one) not in known]:
             line = f"the model {model.name} is invalid: a step uses the tf.Variable {unknown[0]}, of which Keras does not know."
             raise JobError(f"{line} Valid: self.add_weight(…, trainable=False)")
-        self._metric_variables = private.metric_variables(model)
+        with _Scope(()) as reset:
+            model.reset_metrics()
+        # Those that this does not reset are like states of layers.
+        self._metric_variables = [one for one in private.metric_variables(model) if id(one) in reset.assigned]
+        # Their values before any batch.
+        self._initial_metrics = [keras.ops.convert_to_numpy(reset.get_current_value(one)) for one in self._metric_variables]
         return traced[0], traced[1]
 
     def _require_outputs(self, outputs: Any, batch: Batch) -> None:

@@ -212,7 +212,7 @@ def make_stateless(
 
     made.apply = apply_to_all
     optimizer.__class__ = made
-    for inner in inner_optimizers(optimizer):
+    for inner in (getattr(optimizer, "inner_optimizer", optimizer), *inner_optimizers(optimizer)):
         make_stateless(inner, place, in_place)
     if choose := getattr(optimizer, "_optimizer_map", None):  # of a MultiOptimizer, which may make one for each variable
         optimizer._optimizer_map = lambda variable: make_stateless(choose(variable), place, in_place)

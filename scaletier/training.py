@@ -182,8 +182,9 @@ class ChiefTasks:
         variables = {**self._copy.variables, **training.data_position.variables}
         if job.callbacks:
             variables[checkpoint.CALLBACKS] = job.callbacks.state
-        if vocabulary := self._network.vocabulary:
-            with tf.device("/device:CPU:0"):
+        with tf.device("/device:CPU:0"):
+            variables[checkpoint.REPLICAS] = tf.Variable(self._network.replicas)
+            if vocabulary := self._network.vocabulary:
                 variables[checkpoint.VOCABULARY] = tf.Variable(vocabulary)
         self._saver = checkpoint.Saver(variables, self._copy.step, folder, self._flags.keep_checkpoints)
         self._evaluate = None

@@ -21,8 +21,14 @@ def model() -> Any:
 
     kind = OwnStep if "OWN_STEP" in os.environ else keras.Sequential
     compiled = kind([keras.Input([3]), keras.layers.Dense(2, name="in"), keras.layers.Dense(1, name="out")])
-    compiled.compile(keras.optimizers.SGD(0.1), "mse")
+    compiled.compile(loss="mse")
     return compiled
+
+
+def optimizer(replicas: int) -> Any:
+    import keras
+
+    return keras.optimizers.SGD(0.05 * replicas)
 
 
 def batches() -> Any:
@@ -65,6 +71,6 @@ if __name__ == "__main__":
     epochs = int(os.environ.get("EPOCHS", 0))
     steps, tested = EPOCH * (epochs or 2500), 400 if epochs else 5  # others train through an epoch during a long evaluation
     data = (model, batches, lambda: batches().take(tested))
-    history = scaletier.fit(*data, steps=steps, steps_per_epoch=EPOCH, callbacks=callbacks)
+    history = scaletier.fit(*data, steps=steps, steps_per_epoch=EPOCH, callbacks=callbacks, optimizer=optimizer)
     trained = history.model
     print(f"The chief continues: {history.epoch} {trained.evaluate(batches().take(5), verbose=0):.6f}", flush=True)

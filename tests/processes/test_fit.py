@@ -181,6 +181,23 @@ class Halves(callbacks.Callback):  # type: ignore[misc]
         self.model.set_weights([weight / 2 for weight in self.model.get_weights()])
 
 
+class Measures(callbacks.Callback):  # type: ignore[misc]
+    """Evaluate as an epoch begins, which counts in its metrics, and log the metrics that the evaluation at its end left."""
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.model.evaluate(X, ONE_HOT, verbose=0)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        logs["left"] = float(self.model.get_metrics_result()["accuracy"])
+
+
+class Restarts(callbacks.Callback):  # type: ignore[misc]
+    """Begin the learning rate's schedule again after each epoch."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.model.optimizer.iterations.assign(0)
+
+
 class Pages(keras.utils.PyDataset):  # type: ignore[misc]
     """Batches of rows that record the epochs."""
 
@@ -250,6 +267,13 @@ ROWS: dict[str, Row] = {
     "a PyDataset without end": (small, Endless, [], {"steps_per_epoch": 4}),
     "states and random numbers of evaluations": (counts, (X, ONE_HOT), [], {}),
     "a callback that sets weights": (small, (X, ONE_HOT), [Halves], {}),
+    "a callback that evaluates, and reads metrics": (small, (X, ONE_HOT), [Measures], {}),
+    "a callback that restarts a schedule": (
+        lambda: small(keras.optimizers.schedules.CosineDecay(0.1, 12)),
+        (X, ONE_HOT),
+        [Restarts],
+        {},
+    ),
     "a PyDataset with strings of different lengths": (texts, Texts, [], {}),
     "a loaded model with its optimizer": (loaded, (X, ONE_HOT), [], {}),
     "steps_per_execution and jit_compile": (fast, (X, ONE_HOT), [], {}),

@@ -407,7 +407,7 @@ class ReservedNames(keras.Model):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__(name="odd")
-        names = ("data_begin", "data_of", "global_step", "root", "save_counter")
+        names = ("data_begin", "data_of", "global_step", "replicas", "root", "save_counter")
         self.parts = [self.add_weight(name=name, shape=(3, 1), initializer="zeros") for name in names]
 
     def call(self, inputs: Any) -> Any:
@@ -419,7 +419,8 @@ def test_variables_with_reserved_names_are_restored(main: Main, tmp_path: Path, 
     assert main(job(model=ReservedNames), "--max-steps=8") == 0
     assert f"Resuming from {tmp_path}/checkpoints/model-4, step 4" in capfd.readouterr().out
     tensors_by_name = {key.partition("/")[0]: value for key, value in tensors(tmp_path, 8).items()}
-    assert all(tensors_by_name[name].any() for name in ("data_begin:", "data_of:", "global_step:", "root:", "save_counter:"))
+    names = ("data_begin:", "data_of:", "global_step:", "replicas:", "root:", "save_counter:")
+    assert all(tensors_by_name[name].any() for name in names)
 
 
 def test_unwritable_folders_are_one_line_and_summaries_end_no_job(

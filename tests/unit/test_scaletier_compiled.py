@@ -10,6 +10,7 @@ import pytest
 
 from scaletier import private
 from scaletier.checkpoint import LocalCopy
+from scaletier.evaluation import make_evaluate
 from scaletier.functional_model import Batch, FunctionalModel
 from scaletier.job import Job, JobError
 from scaletier.tensorflow_setup import import_tensorflow
@@ -62,6 +63,49 @@ def evaluate_with_both(make: Callable[[], Any], *batch: Any) -> tuple[dict[str, 
     inputs, targets, *weights = batch
     expected = model.evaluate(inputs, targets, sample_weight=weights[0] if weights else None, return_dict=True, verbose=0)
     return {name: float(value) for name, value in metrics.items()}, expected
+
+
+class Percent(keras.Sequential):  # type: ignore[misc]
+    """Return percentages by the names of the metrics, for which Keras reports the metrics themselves."""
+
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        return {name: 100 * value for name, value in super().compute_metrics(x, y, y_pred, sample_weight).items()}
+
+
+class Differs(keras.Sequential):  # type: ignore[misc]
+    """Return fewer metrics in an evaluation, in another order, and numbers of several types."""
+
+    def compute_loss(self, *parts: Any, training: bool = True, **named: Any) -> Any:
+        self.trains = training
+        return super().compute_loss(*parts, training=training, **named)
+
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        found = {**super().compute_metrics(x, y, y_pred, sample_weight), "half": 0.5, "rows": 6, "big": tf.reduce_max(x) > 1}
+        return found if self.trains else dict(list(found.items())[:0:-1])
+
+
+def measured(kind: Any) -> Any:
+    model = kind([keras.Input([4]), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", metrics=["mae"])
+    return model
+
+
+def test_metrics_of_the_names_that_keras_knows_have_keras_s_values() -> None:
+    metrics, expected = evaluate_with_both(lambda: measured(Percent), INPUTS, NUMBERS[:, None])
+    assert metrics == pytest.approx(expected)
+
+
+def test_an_evaluation_has_the_names_of_its_own_metrics() -> None:
+    data = tf.data.Dataset.from_tensors((INPUTS, NUMBERS[:, None]))
+    network = FunctionalModel(Job(lambda: measured(Differs), data), data.element_spec, 0)
+    copy = LocalCopy(network)
+    evaluation = make_evaluate(network, copy, data, None)(lambda: False)
+    model = measured(Differs)
+    model.set_weights([value.numpy() for value in copy.shared])
+    expected = model.evaluate(data, return_dict=True, verbose=0)
+    assert evaluation
+    assert (network.metric_names, [*evaluation.metrics]) == (["mae", "half", "rows", "big"], ["big", "rows", "half", "mae"])
+    assert evaluation.metrics == pytest.approx(expected)
 
 
 def test_the_function_of_a_compiled_model_is_called_once_and_makes_no_weights() -> None:
@@ -125,12 +169,21 @@ def test_invalid_loss_weights_are_refused(weights: Any) -> None:
     assert str(error.value).startswith("the loss does not fit: the model gives float32 [6, 1], ")
 
 
-@pytest.mark.parametrize("by_function", [True, False], ids=["by the model's function", "before"])
-def test_a_mixed_float16_model_gets_an_optimizer_that_scales_the_loss(by_function: bool) -> None:
+@pytest.mark.parametrize(
+    ("by_function", "compiled", "scales"),
+    [(True, None, True), (False, None, True), (True, True, True), (True, False, False)],
+    ids=["by the model's function", "before", "compiled", "compiled without"],
+)
+def test_a_mixed_float16_model_gets_an_optimizer_that_scales_the_loss(
+    by_function: bool, compiled: bool | None, scales: bool
+) -> None:
     def make() -> Any:
         if by_function:
             keras.config.set_dtype_policy("mixed_float16")
-        return keras.Sequential([keras.Input([4]), keras.layers.Dense(1, name="out")])
+        model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1, name="out")])
+        if compiled is not None:
+            model.compile("sgd", "mse", auto_scale_loss=compiled)
+        return model
 
     data = tf.data.Dataset.from_tensors((INPUTS, NUMBERS[:, None]))
     try:
@@ -138,7 +191,7 @@ def test_a_mixed_float16_model_gets_an_optimizer_that_scales_the_loss(by_functio
             keras.config.set_dtype_policy("mixed_float16")
         network = FunctionalModel(Job(make, data, "mse", optimizer="adam"), data.element_spec, 0)
         assert network.model.layers[-1].compute_dtype == "float16"
-        assert any("dynamic_scale" in spec.name for spec in network.slots)
+        assert any("dynamic_scale" in spec.name for spec in network.slots) == scales
     finally:
         keras.config.set_dtype_policy("float32")
 
@@ -151,6 +204,13 @@ def test_a_model_parallel_model_may_not_override_loss_or_metrics() -> None:
     data = tf.data.Dataset.from_tensors((INPUTS, NUMBERS[:, None]))
     layers = [keras.Input([4]), keras.layers.Dense(1)]
     total = keras.losses.MeanSquaredError(reduction="sum", name="total")
+
+    class Weighs(keras.losses.Loss):  # type: ignore[misc]
+        beta = keras.Variable(1.0, trainable=False, name="beta")
+
+        def call(self, y_true: Any, y_pred: Any) -> Any:
+            return self.beta * keras.ops.square(y_true - y_pred)
+
     for model, loss, reason in (
         (
             Own(layers, name="own"),
@@ -158,6 +218,11 @@ def test_a_model_parallel_model_may_not_override_loss_or_metrics() -> None:
             "the model own is invalid with --strategy model-parallel: it overrides compute_metrics.",
         ),
         (keras.Sequential(layers), total, "the loss total is invalid with --strategy model-parallel: its reduction is sum."),
+        (
+            keras.Sequential(layers, name="own"),
+            Weighs(),
+            "the model own is invalid with --strategy model-parallel: a step uses the variable beta, which belongs",
+        ),
     ):
         with pytest.raises(JobError) as error:
             FunctionalModel(Job(model, data, loss), data.element_spec, 0).require_splittable()

@@ -62,6 +62,11 @@ class Freezes(keras.callbacks.Callback):  # type: ignore[misc]
         self.model.layers[0].trainable = False
 
 
+class Remakes(keras.callbacks.Callback):  # type: ignore[misc]
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.model.make_train_function(force=True)
+
+
 class Schedules(keras.callbacks.Callback):  # type: ignore[misc]
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self.model.optimizer.learning_rate = keras.optimizers.schedules.ExponentialDecay(0.1, 5, 0.5)
@@ -94,6 +99,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "layers that a callback freezes": (
         {"callbacks": [Freezes()]},
         "a callback has changed what is trainable, or the learning rate's schedule, when training began. Valid: set them in",
+    ),
+    "a train function that a callback makes": (
+        {"callbacks": [Remakes()]},
+        "a callback is invalid: it has called make_train_function, or fit, which change no step of a job. Valid: one that sets",
     ),
     "a schedule that a callback sets": (
         {"callbacks": [Schedules()]},
@@ -280,7 +289,10 @@ def test_lengths_of_jobs_and_epochs(
     ("steps", "of_epoch", "length", "lines"),
     [
         (100, 50, 40, ["An epoch has 50 steps, and train_data 40 batches: it is repeated within an epoch"]),
+        (100, 30, 40, ["An epoch has 30 steps, and train_data 40 batches: it is repeated within an epoch"]),
         (30, 50, 40, []),
+        (40, 30, 40, []),
+        (100, 20, 40, []),
         (100, 40, 40, []),
         (100, 50, None, []),
     ],
@@ -399,6 +411,8 @@ def test_the_model_has_the_trained_optimizer_also_with_a_rate_by_replicas(replic
     trained_optimizer = network.model.optimizer
     assert float(trained_optimizer.learning_rate) == pytest.approx(0.05 * replicas)
     np.testing.assert_array_equal(trained_optimizer.variables[-1], local[-1])
+    trained_optimizer.learning_rate = 0.5  # as a callback does
+    assert [float(value) for spec, value in copy.pairs() if spec in network.learning_rates] == [0.5]
 
 
 def test_a_sigterm_after_the_last_round_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:

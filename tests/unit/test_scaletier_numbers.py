@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scaletier import private
+from scaletier import checkpoint, private
 from scaletier.checkpoint import LocalCopy
 from scaletier.evaluation import make_evaluate
 from scaletier.functional_model import Batch, FunctionalModel, Variables, VariableSpec
@@ -60,7 +61,8 @@ def train_devices(
     iterator = iter(job.data)
     run = make_round(network, None, iterator, devices)
     copies = [LocalCopy(network) for _ in devices]
-    copies[0].step.assign(position)
+    for variable in (copies[0].step, *(one for spec, one in copies[0].pairs() if spec in network.iterations)):
+        variable.assign(position)
     return network, copies, run_round(network, run, iterator, copies, steps, replicas)
 
 
@@ -142,9 +144,36 @@ def test_a_schedule_is_evaluated_at_the_global_step(position: int, replicas: int
     assert round_.global_step == position + 4
 
 
-@pytest.mark.parametrize("scheduled", [False, True])
+def test_a_schedule_does_not_count_steps_that_are_skipped() -> None:
+    """The gradient is 8; scaled by 2 ** 126 and by half of that it is not finite."""
+    data = tf.data.Dataset.from_tensors((tf.ones([2, 1]), tf.zeros([2, 1]))).repeat()
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(Position()), initial_scale=2.0**126)
+    _, state, _ = train_round(Job(model, data, lambda targets, outputs: 8.0 * outputs, optimizer=optimizer), 5)
+    assert float(state.shared[0][0, 0]) == -8.0 * (0 + 1 + 2)
+
+
+@pytest.mark.parametrize(("replicas", "count"), [(3, 99), (1, 90)])
+def test_one_process_counts_the_steps_that_all_replicas_took_before(replicas: int, count: int, tmp_path: Path) -> None:
+    job = Job(linear, dataset(INPUTS, TARGETS), "mse")
+    networks = [FunctionalModel(job, job.data.element_spec, 0, each) for each in (replicas, 1)]
+    copies = [LocalCopy(network) for network in networks]
+    copies[0].step.assign(99)
+    for copy, network in zip(copies, networks, strict=True):
+        (counted,) = (variable for spec, variable in copy.pairs() if spec in network.iterations)
+        if copy is copies[0]:
+            counted.assign(90)
+            variables = {**copy.variables, checkpoint.REPLICAS: tf.Variable(replicas)}
+            checkpoint.Saver(variables, copy.step, str(tmp_path), 1).save()
+    reader = checkpoint.newest(str(tmp_path), networks[1])
+    assert reader
+    copies[1].restore(reader)
+    assert int(counted) == count
+
+
+@pytest.mark.parametrize(("scheduled", "halved"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("live", [1, 2, 3])
-def test_a_rate_by_replicas_follows_the_training_replicas(live: int, scheduled: bool) -> None:
+def test_a_rate_by_replicas_follows_the_training_replicas(live: int, scheduled: bool, halved: bool) -> None:
     """Some of three replicas are lost; the gradient is 1, so the weight falls by the rate."""
     data = tf.data.Dataset.from_tensors((tf.ones([2, 1]), tf.zeros([2, 1]))).repeat()
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
@@ -157,8 +186,12 @@ def test_a_rate_by_replicas_follows_the_training_replicas(live: int, scheduled: 
     network = FunctionalModel(Job(model, data, lambda targets, outputs: outputs, optimizer=optimizer), data.element_spec, 0, 3)
     copy, iterator = LocalCopy(network), iter(data)
     parameters = SharedParameters(network, DEVICES, copy.shared, 4)
+    rates = [variable for spec, variable in copy.pairs() if spec in network.learning_rates]
+    assert len(rates) == (not scheduled)
+    if halved:  # by a callback
+        rates[0].assign(rates[0] / 2)
     run_round(network, make_round(network, parameters, iterator, DEVICES), iterator, [copy], 1, live)
-    rate = 0.25 * live * (0.75 if scheduled else 1.0)
+    rate = 0.25 * live * (0.75 if scheduled else 0.5 if halved else 1.0)
     assert float(pulled_exactly(parameters)[0][0][0, 0]) == pytest.approx(-rate / live, rel=1e-3)
 
 
@@ -554,6 +587,29 @@ def test_an_evaluation_equals_that_of_keras(case: str) -> None:
     model.compile("sgd", loss, metrics=metrics)
     expected = model.evaluate(data, verbose=0, return_dict=True)
     assert {"loss": evaluation.loss, **evaluation.metrics} == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("lasts", [False, True])
+def test_a_metric_that_does_not_reset_goes_on(lasts: bool) -> None:
+    class Lasting(keras.metrics.MeanAbsoluteError):  # type: ignore[misc]
+        def reset_state(self) -> None:
+            if not lasts:
+                super().reset_state()
+
+    job = Job(linear, dataset(INPUTS, TARGETS), "mse", lambda: [Lasting(name="mae")], keras.optimizers.SGD(0.0))
+    network = FunctionalModel(job, job.data.element_spec, 0)
+    copy, iterator = LocalCopy(network), iter(job.data)
+    run = make_round(network, None, iterator, DEVICES)
+    rounds = [run_round(network, run, iterator, [copy], 1, 1).metrics["mae"] for _ in range(2)]
+    network.attach(copy.shared, copy.local)
+    evaluation = make_evaluate(network, copy, job.data, None)(lambda: False)
+    assert evaluation
+    errors = np.abs(INPUTS @ np.asarray(copy.shared[0]) + np.asarray(copy.shared[1]) - TARGETS).reshape(STEPS, -1).mean(1)
+    first, *others = [0, 1], [0, 1, 0, 1, 2, 3, 4] if lasts else [0, 1, 2, 3, 4]
+    assert rounds == pytest.approx([errors[0], errors[first].mean() if lasts else errors[1]], rel=1e-5)
+    assert evaluation.metrics["mae"] == pytest.approx(errors[others[0]].mean(), rel=1e-5)
+    copy.end_test(evaluation.state)
+    assert float(network.model.get_metrics_result()["mae"]) == pytest.approx(evaluation.metrics["mae"], rel=1e-5)
 
 
 def test_an_evaluation_of_one_sample_equals_that_of_keras() -> None:

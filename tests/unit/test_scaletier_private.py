@@ -150,6 +150,17 @@ def test_a_scaled_loss_is_unscaled_and_an_overflowing_step_is_skipped() -> None:
     assert any(float(np.max(one)) == 2.0 for one in slots_after), "the scale is halved"
 
 
+@pytest.mark.skipif(not hasattr(keras.optimizers, "MultiOptimizer"), reason="this version of Keras has no MultiOptimizer")
+def test_several_optimizers_update_along_a_scaled_loss() -> None:
+    def make() -> Any:
+        several = keras.optimizers.OptimizerMap(keras.optimizers.SGD(0.1), {"weight1": keras.optimizers.Adam(0.1)})
+        return keras.optimizers.LossScaleOptimizer(keras.optimizers.MultiOptimizer(several), initial_scale=4.0)
+
+    updated, _ = stateless_update(make())
+    for one, expected in zip(updated, keras_update(make()), strict=True):
+        np.testing.assert_allclose(one, expected, rtol=1e-5)
+
+
 def test_optimizer_variables_are_placed_and_updated_with_their_weights() -> None:
     placed = list[str]()
 
