@@ -152,7 +152,7 @@ class JobEvidence:
         forecast = checked.prediction
         rates = plan.rounded(forecast.rate), plan.rounded(checked.measured)
         figures = round(checked.error, 1), round(forecast.speed_up, 2)
-        return Planned(checked.plan["createTime"], *rates, *figures, forecast.bound)
+        return Planned(checked.plan["createTime"], *rates, *figures, forecast.bottleneck)
 
 
 def _is_used(line: LogLine) -> bool:
