@@ -1,1 +1,1 @@
-"""`fab report`: a job, or several side by side, as one page that needs nothing else."""
+"""`fab report` and `fab bundle`: a job, or several side by side, as one HTML file; the evidence of a job as a tar.gz."""

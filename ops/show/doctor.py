@@ -124,7 +124,7 @@ def hosts(cluster: ClusterClient) -> Iterator[Finding]:
     offsets = {}
     for name, (moment, took, output) in outcome.results.items():
         try:
-            offset, about = clock(output, moment), list(_state(name, output))
+            offset, about = clock_offset_ms(output, moment), list(_state(name, output))
         except (ValueError, IndexError):
             yield fail(f"{name} returned unexpected output", f"fab shell {name}")
             continue
@@ -138,7 +138,7 @@ def hosts(cluster: ClusterClient) -> Iterator[Finding]:
         yield ok(f"{count} reachable; the largest clock difference is that of {worst}, {offsets[worst]:+.0f} ms")
 
 
-def clock(output: str, moment: float) -> float:
+def clock_offset_ms(output: str, moment: float) -> float:
     """Return the milliseconds by which a host's clock is ahead of this one's; ValueError for no answer."""
     return (float(output.splitlines()[0]) - moment) * 1000
 
