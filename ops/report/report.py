@@ -1,6 +1,6 @@
 """The values of a report: `fab report --json` prints them under these names.
 
-Moments are RFC 3339 in UTC, or seconds since the job's creation: `points`, `restarts`, `begin` and `end`. `seconds` and
+Moments are RFC 3339 in UTC; those in `throughput` and `timeline` are seconds since the job's creation. `seconds` and
 `recoverSeconds` are durations. Steps are global steps. None is an unknown value.
 """
 
