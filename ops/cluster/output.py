@@ -38,8 +38,8 @@ _EXPORTS = "export/"
 class JobOutput:
     """A job's output.
 
-    `job_dir` is its path on the hosts; `files` maps each path below it to its bytes; `left_out` are paths of links that lead
-    elsewhere, of pipes and of sockets, and of what cannot be read.
+    `job_dir` is its path on the hosts; `files` maps each path below it to its bytes; `skipped` are the paths of links
+    that lead elsewhere, of pipes and sockets, and of what cannot be read.
     """
 
     job: JobRecord
@@ -47,7 +47,7 @@ class JobOutput:
     files: dict[str, int]
     _bucket: Bucket
     _folder: str
-    left_out: Sequence[str] = ()
+    skipped: Sequence[str] = ()
 
     @property
     def summaries(self) -> list[str]:
@@ -110,8 +110,8 @@ def find(cluster: ClusterClient, record: JobRecord) -> JobOutput:
     else:
         raise OpsError(f"the output of {record.jobId} is in {job_dir}, which is not in the bucket of stack {inventory.stack}")
     with terminal.ProgressLine(f"looking through {job_dir}"):
-        files, left_out = bucket.listing(folder)
-    return JobOutput(record, job_dir, files, bucket, folder, left_out)
+        files, skipped = bucket.listing(folder)
+    return JobOutput(record, job_dir, files, bucket, folder, skipped)
 
 
 def check_free(target: Path) -> None:
