@@ -94,8 +94,8 @@ def parse_target_flags(target: str | None, replicas: str | None, seconds: str | 
             raise UsageError(f"{alone[0]} needs a target: give --until, such as --until accuracy=0.97")
         return None
     counts = time_to_target.parse_replicas(time_to_target.REPLICAS if replicas is None else replicas)
-    most = _UNTIL_SECONDS if seconds is None else number(seconds, "--until-seconds")
-    return TargetRuns(time_to_target.parse_target(target), counts, most)
+    run_seconds = _UNTIL_SECONDS if seconds is None else number(seconds, "--until-seconds")
+    return TargetRuns(time_to_target.parse_target(target), counts, run_seconds)
 
 
 def plan(request: PlanRequest, as_json: bool) -> int:
@@ -228,10 +228,10 @@ def measure_steps_to_target(
 @contextmanager
 def _unpack(built: package.Package) -> Iterator[Path]:
     """Unpack the package to a temporary folder."""
-    with tempfile.TemporaryDirectory(prefix="scaletier-plan-", ignore_cleanup_errors=True) as place:
+    with tempfile.TemporaryDirectory(prefix="scaletier-plan-", ignore_cleanup_errors=True) as folder:
         with tarfile.open(fileobj=io.BytesIO(built.archive)) as tar:
-            tar.extractall(place)  # noqa: S202  this program packed it
-        yield Path(place)
+            tar.extractall(folder)  # noqa: S202  this program packed it
+        yield Path(folder)
 
 
 def _environment(folder: Path, output: Path, declared: TrainerConfig, extra_env: Mapping[str, str]) -> dict[str, str]:

@@ -216,14 +216,14 @@ def profile_job(argv: Sequence[str], env: Mapping[str, str], folder: Path, secon
                 if point := progress.parse_train_point(line):
                     progress_line.count = terminal.plural(point.step, "step")
                     until, trains = (until if trains else time.monotonic() + seconds), True
-        took, ended = time.monotonic() - start_time, time.monotonic() < until
+        elapsed, ended = time.monotonic() - start_time, time.monotonic() < until
     if process.failed:
-        raise OpsError(describe_failure(argv[0], process, took))
+        raise OpsError(describe_failure(argv[0], process, elapsed))
     if len(train_points(lines)) < 2:
         printed = sum(1 for line in lines if progress.parse_train_point(line))
         fix = "give it more steps" if ended else "give --seconds more"
         what = f"{terminal.plural(printed, 'line')} of the form {progress.TRAIN_LINE!r}, {_NEEDED_LINES} are needed"
-        raise UsageError(f"{argv[0]} printed {what} in {terminal.duration(took)}: {fix}")
+        raise UsageError(f"{argv[0]} printed {what} in {terminal.duration(elapsed)}: {fix}")
     return lines
 
 
@@ -247,8 +247,8 @@ def parameter_bytes(folder: Path) -> int:
         try:
             result = subprocess.run(command, capture_output=True, text=True, timeout=_COUNT_SECONDS, check=False)
         except subprocess.TimeoutExpired:
-            most = terminal.duration(_COUNT_SECONDS)
-            raise OpsError(f"the trainer's checkpoint was not read in {most}: give --parameters-mb") from None
+            limit = terminal.duration(_COUNT_SECONDS)
+            raise OpsError(f"the trainer's checkpoint was not read in {limit}: give --parameters-mb") from None
     if result.returncode:
         last = (result.stderr.strip().splitlines() or ["?"])[-1]
         raise OpsError(f"the trainer's checkpoint cannot be read ({last}): give --parameters-mb")

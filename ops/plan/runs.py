@@ -79,10 +79,10 @@ def run(setup: RunSetup, replicas: int, folder: Path) -> MeasuredRun:
                     progress_line.count = f"{point.values[target.metric]:g} at step {point.step}"
                     if target.reached(point.values[target.metric]):
                         break
-        took = time.monotonic() - start_time
+        elapsed = time.monotonic() - start_time
     target_crossing = crossing(target, evaluations)
     if target_crossing is None:
-        raise _missed_target_error(setup, replicas, evaluations, processes, took)
+        raise _missed_target_error(setup, replicas, evaluations, processes, elapsed)
     late_steps = max(first_steps.values(), default=0) if replicas > 1 else 0
     return MeasuredRun(replicas, target_crossing, late_steps)
 
@@ -134,17 +134,17 @@ def _check_evaluation(module: str, target: MetricTarget, evaluations: Sequence[M
 
 
 def _missed_target_error(
-    setup: RunSetup, replicas: int, evaluations: Sequence[MetricPoint], processes: ProcessGroup, took: float
+    setup: RunSetup, replicas: int, evaluations: Sequence[MetricPoint], processes: ProcessGroup, elapsed: float
 ) -> OpsError:
     """Return the error of a run that did not reach its target."""
     module = setup.argv[0]
     if processes.failed:
-        return OpsError(describe_failure(module, processes, took))
+        return OpsError(describe_failure(module, processes, elapsed))
     by = f"with {terminal.plural(replicas, 'replica')}"
     if not (closest := nearest(setup.target, evaluations)):
-        return UsageError(f"{module} {by} printed no line of the form {_EVAL_LINE!r} in {terminal.duration(took)}")
+        return UsageError(f"{module} {by} printed no line of the form {_EVAL_LINE!r} in {terminal.duration(elapsed)}")
     best_value = f"the best was {closest.values[setup.target.metric]:g} at step {closest.step}"
-    ended = took < setup.seconds
-    where = f"by its end at step {evaluations[-1].step}" if ended else f"in {terminal.duration(took)}"
+    ended = elapsed < setup.seconds
+    where = f"by its end at step {evaluations[-1].step}" if ended else f"in {terminal.duration(elapsed)}"
     fix = "give it more steps" if ended else "give --until-seconds more"
     return UsageError(f"{module} {by} did not reach {setup.target} {where}, {best_value}: {fix}, or an easier target")

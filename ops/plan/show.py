@@ -77,11 +77,13 @@ def _note_extrapolated(target_model: TargetModel, predicted: Mapping[ScaleTier, 
     larger = [
         tier
         for tier, by_strategy in predicted.items()
-        if max(each.replicas for each in by_strategy.values()) > target_model.most
+        if max(each.replicas for each in by_strategy.values()) > target_model.max_replicas
     ]
     if larger:
         verb = "has" if len(larger) == 1 else "have"
-        terminal.note(f"{' and '.join(larger)} {verb} more replicas than the {target_model.most} that were tried: extrapolated")
+        terminal.note(
+            f"{' and '.join(larger)} {verb} more replicas than the {target_model.max_replicas} that were tried: extrapolated"
+        )
 
 
 def _note_too_few_steps(target_model: TargetModel, predicted: Mapping[ScaleTier, Mapping[str, Prediction]]) -> None:

@@ -72,20 +72,20 @@ class StepsModel:
 
 @dataclass(frozen=True)
 class TargetModel:
-    """A plan's `until`: a target, and the model of the steps to it, measured by one strategy with at most `most` replicas."""
+    """A plan's `until`: a target, and the model of the steps to it, measured by one strategy with at most `max_replicas`."""
 
     target: MetricTarget
     strategy: str
     steps_model: StepsModel
-    most: int
+    max_replicas: int
     until: Mapping[str, Any]
 
     @classmethod
     def of(cls, until: Mapping[str, Any]) -> TargetModel:
         """Parse a plan's `until`."""
         steps_model = StepsModel(until["leastSteps"], until["noiseSteps"])
-        most = max(run["replicas"] for run in until["runs"])
-        return cls(MetricTarget(until["metric"], until["value"]), until["strategy"], steps_model, most, until)
+        max_replicas = max(run["replicas"] for run in until["runs"])
+        return cls(MetricTarget(until["metric"], until["value"]), until["strategy"], steps_model, max_replicas, until)
 
     def for_strategy(self, strategy: str) -> TargetModel | None:
         """Return this model if it was measured with that strategy, else None."""

@@ -219,12 +219,12 @@ class JobScreen:
             )
         return rows
 
-    def _table(self, now: float, most: int) -> Picture:
+    def _table(self, now: float, max_lines: int) -> Picture:
         """Return a table of the replicas; if they do not fit, a last line counts the rest."""
-        if most < 1 or not self._replicas:
+        if max_lines < 1 or not self._replicas:
             return []
         every = list(self._replicas.values())
-        replicas = every if len(every) <= most else every[: most - 1]
+        replicas = every if len(every) <= max_lines else every[: max_lines - 1]
         heads = (*_HEADS[:2], "TRIAL", *_HEADS[3:]) if self._trials else _HEADS
         table = layout_columns(heads, [self._replica_row(replica, now) for replica in replicas], right=heads[2:])
         if rest := every[len(replicas) :]:

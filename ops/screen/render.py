@@ -60,12 +60,12 @@ def layout_columns(heads: Sequence[str], rows: Iterable[Sequence[Text]], right: 
     return lines
 
 
-def cut(lines: Picture, most: int, what: str) -> Picture:
-    """Cut a table to `most` lines; a last line then counts the rest of `what`, such as `hosts`."""
-    if len(lines) <= most:
+def cut(lines: Picture, max_lines: int, what: str) -> Picture:
+    """Cut a table to `max_lines` lines; a last line then counts the rest of `what`, such as `hosts`."""
+    if len(lines) <= max_lines:
         return lines
-    count = max(most - 1, 1)
-    return [*lines[:count], Text(f"and {len(lines) - count} more {what}", "dim")][: max(most, 0)]
+    count = max(max_lines - 1, 1)
+    return [*lines[:count], Text(f"and {len(lines) - count} more {what}", "dim")][: max(max_lines, 0)]
 
 
 def join_lines(picture: Picture) -> Text:

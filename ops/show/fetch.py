@@ -26,7 +26,9 @@ def get(cluster: ClusterClient, job_id: str | None, path: str | None, dest: str 
     if path and path.strip("/") in output.skipped:
         raise UsageError(_describe_skipped([path]))
     if path and dest is None and not _files_at(output, path) and (like := suggest(path, _paths(output), 0.8)):
-        raise UsageError(f"job {record.jobId} has no {path} in its output{like}; a new place for all of it is --dest {path}")
+        raise UsageError(
+            f"job {record.jobId} has no {path} in its output{like}; to download all of it there, use --dest {path}"
+        )
     if path and not _files_at(output, path):
         if dest is not None:
             tops = sorted({name.partition("/")[0] for name in output.files})

@@ -21,7 +21,7 @@ def hosts(cluster: ClusterClient, as_json: bool) -> int:
         outcome = fleet.each(
             inventory.names, lambda name: fleet.run(name, f"systemctl is-active {inventory.host(name).unit}"), COMMAND_SECONDS
         )
-    status = {name: ran.output.strip() for name, ran in outcome.results.items()}
+    status = {name: result.output.strip() for name, result in outcome.results.items()}
     jobs = _assignments(cluster) if status else {}
     if as_json:
         listed = [_host_json(host, status, *jobs.get(host.name, (None, None, None))) for host in inventory.hosts]

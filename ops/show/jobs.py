@@ -24,13 +24,13 @@ from ops.submit.tuning import HYPERPARAMETERS
 
 def jobs(cluster: ClusterClient, filter_text: str | None, limit: str | None, as_json: bool) -> int:
     """List the jobs, or those that match the filter, the newest first."""
-    matches, most = _parse_filter(filter_text or ""), _parse_limit(limit)
+    matches, max_jobs = _parse_filter(filter_text or ""), _parse_limit(limit)
     with terminal.ProgressLine("reading the jobs"):
         records, unreadable = cluster.ledger.jobs()
     for job_id, error in unreadable.items():
         terminal.note(f"not shown: {job_id}: {error}")
     total = len(records)
-    records = [record for record in records if matches(record)][:most]
+    records = [record for record in records if matches(record)][:max_jobs]
     if as_json:
         terminal.print_json([record.to_dict() for record in records])
         return DONE

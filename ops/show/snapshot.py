@@ -1,4 +1,6 @@
-"""Read the state of the whole cluster for `fab top`, with at most two `read_all`, of one request an object on Google Cloud."""
+"""Read the state of the whole cluster for `fab top`, in one or two calls of `read_all`.
+
+On Google Cloud, `read_all` sends a request for each object."""
 
 from __future__ import annotations
 

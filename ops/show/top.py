@@ -20,7 +20,7 @@ from ops.screen.render import Picture, Screen, cut, format_cell, layout_columns,
 from ops.show.snapshot import HostSnapshot, JobSnapshot, Overview, SnapshotReader, build_overview
 
 REFRESH_SECONDS = 0.4
-# The most of the time that polls may take: a slow bucket is polled less often.
+# The largest share of the time that polls may take: a slow bucket is polled less often.
 _POLL_SHARE = 0.1
 _HOST_HEADS = ("HOST", "ROLE", "CPU", "CPUS", "MEMORY", "HOST MEMORY", "JOB", "REPLICA", "STATE", "RESTARTS", "REPORT")
 _JOB_HEADS = ("JOB", "STATE", "HOSTS", "PRIORITY", "TIME", "BY", "USD", "WAITS FOR")

@@ -163,7 +163,7 @@ def test_the_page_shows_the_reports_values() -> None:
         "2026-01-31 12:00:04 UTC master-0 killed by SIGKILL 2.5",
         "Evaluation at step 40 Confusion matrix",
         "cat dog cat 3 1 dog 0 4",
-        "replica state exit code restarts master-0 EXITED 0 1 What it was",
+        "replica state exit code restarts master-0 EXITED 0 1 Inputs",
         "cat predicted as dog",
         "--max-steps 40",
     ):
@@ -198,10 +198,10 @@ def test_unknown_values_are_left_out() -> None:
     )
     minimal = replace(minimal, events=[], arguments=[], inputs={}, labels={}, evaluation=None, planned=None)
     html = page([replace(minimal, state="RUNNING", running=True, notes=["no log was read: x"])])
-    for left_out in ("US dollars", "Throughput as a table", "Confusion", "fab plan", "What happened", "took"):
+    for left_out in ("US dollars", "Throughput as a table", "Confusion", "fab plan", "Events", "took"):
         assert left_out not in html
-    assert "There are none: neither the log nor summaries for TensorBoard tell of several steps." in html
-    assert "job01 runs: this is what there was at 2026-01-31 12:01:00 UTC." in html
+    assert "There are none: neither the log nor summaries for TensorBoard have several steps." in html
+    assert "job01 runs: this is its state at 2026-01-31 12:01:00 UTC." in html
     assert "no log was read: x" in html
 
 

@@ -169,7 +169,7 @@ def test_the_largest_error_of_a_model() -> None:
 def test_seconds_to_a_target_agree_with_a_calculation_by_hand() -> None:
     stored = {"metric": "accuracy", "value": 0.9, "strategy": "apart", "leastSteps": 50, "noiseSteps": 350}
     target_model = TargetModel.of({**stored, "runs": [{"replicas": 5}]})
-    assert (target_model.target, target_model.most) == (ACCURACY, 5)
+    assert (target_model.target, target_model.max_replicas) == (ACCURACY, 5)
     prediction = Prediction(rate=120.0, alone=20.0, replicas=10, bottleneck="compute")
     assert target_model.seconds(prediction) == pytest.approx((10 * 50 + 350) / 120)
     assert target_model.speed_up(prediction) == pytest.approx((400 / 20) / (850 / 120))
