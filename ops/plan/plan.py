@@ -47,7 +47,7 @@ _SHORTEST_SECONDS = 5.0
 _MEGA = 1e6
 _ENDLESS = "1000000000"  # steps: --seconds ends the run
 _FLOAT_BITS = 32
-# The evaluations of a run to a target; they are _EVALUATION_STEPS apart if the job's number of steps is unknown.
+# The evaluations of a run to a target; they are _EVALUATION_STEPS apart if the job's steps are unknown.
 _EVALUATIONS = 80
 _UNTIL_SECONDS = 300.0
 _EVALUATION_STEPS = 25
@@ -137,10 +137,8 @@ def plan(request: PlanRequest, as_json: bool) -> int:
         "until": until,
     }
     shapes = {tier: tier_shape(preset(tier)) for tier in TIERS}
-    predicted = {
-        tier: {name: model(work, shape) for name, model in find_speed_models(declared).items()}
-        for tier, shape in shapes.items()
-    }
+    models = find_speed_models(declared).items()
+    predicted = {tier: {name: model(work, shape) for name, model in models} for tier, shape in shapes.items()}
     content["predictions"] = {
         tier: {
             name: prediction_to_dict(each, target_model and target_model.for_strategy(name))

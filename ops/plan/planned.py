@@ -34,8 +34,8 @@ _TRAINING_ROLES = (Role.MASTER, Role.WORKER)
 class PlanCheck:
     """A job's plan, its prediction for this cluster, and the measured steps/s.
 
-    If the plan has a target for jobs with these arguments, `target_model` predicts the steps to it, and `reached_seconds` is
-    after how many seconds of training the job reached it, None if its log does not show it.
+    If the plan has a target for jobs with these arguments, `target_model` predicts the steps to it. `reached_seconds` is how
+    long the job trained until it reached the target, None if its log does not show it.
     """
 
     plan: dict[str, Any]
@@ -81,9 +81,8 @@ def compare(
     work = replace(planned, period=sync_period(manifest_content["args"], messages, declared.plan))
     prediction = predict(work, inventory, chosen_strategy(manifest_content["args"]), content["vcpusPerCpu"], declared)
     target_model = find_target_model(content, manifest_content["args"], declared)
-    return PlanCheck(
-        content, prediction, measured, target_model, seconds_to_target(target_model, messages) if target_model else None
-    )
+    reached_seconds = seconds_to_target(target_model, messages) if target_model else None
+    return PlanCheck(content, prediction, measured, target_model, reached_seconds)
 
 
 def find_target_model(plan: Mapping[str, Any], args: Sequence[str], declared: TrainerConfig) -> TargetModel | None:

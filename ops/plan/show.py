@@ -74,26 +74,18 @@ def _note_late_replicas(until: Mapping[str, Any]) -> None:
 
 
 def _note_extrapolated(target_model: TargetModel, predicted: Mapping[ScaleTier, Mapping[str, Prediction]]) -> None:
-    larger = [
-        tier
-        for tier, by_strategy in predicted.items()
-        if max(each.replicas for each in by_strategy.values()) > target_model.max_replicas
-    ]
+    most = target_model.max_replicas
+    larger = [tier for tier, by_strategy in predicted.items() if max(each.replicas for each in by_strategy.values()) > most]
     if larger:
         verb = "has" if len(larger) == 1 else "have"
-        terminal.note(
-            f"{' and '.join(larger)} {verb} more replicas than the {target_model.max_replicas} that were tried: extrapolated"
-        )
+        terminal.note(f"{' and '.join(larger)} {verb} more replicas than the {most} that were tried: extrapolated")
 
 
 def _note_too_few_steps(target_model: TargetModel, predicted: Mapping[ScaleTier, Mapping[str, Prediction]]) -> None:
     if (steps := target_model.until["jobSteps"]) is None:
         return
     for tier, predictions in predicted.items():
-        needed = [
-            target_model.steps_model.steps(prediction.replicas)
-            for name, prediction in predictions.items()
-            if target_model.for_strategy(name)
-        ]
+        models = ((target_model.for_strategy(name), each.replicas) for name, each in predictions.items())
+        needed = [model.steps_model.steps(replicas) for model, replicas in models if model]
         if needed and max(needed) > steps:
             terminal.note(f"{tier} would take {max(needed):.0f} steps to {target_model.target}, and the job has {steps}")

@@ -1,1 +1,1 @@
-"""`fab report` and `fab bundle`: a job, or several side by side, as one HTML file; the evidence of a job as a tar.gz."""
+"""`fab report`: an HTML page of a job, or of several side by side; `fab bundle`: a file with the evidence of a job."""

@@ -1,6 +1,6 @@
 """`fab bundle`: write one file with the evidence of a job: host diagnoses, records, ends of logs.
 
-It is a tar.gz and no zip, which would compress each of its many small files on its own, though they repeat each other's lines.
+It is no zip, which would compress its many small files one by one, though they have many lines in common.
 """
 
 from __future__ import annotations
@@ -307,8 +307,8 @@ def _number(value: object) -> float:
 def find_secrets(bundle: Bundle) -> dict[str, str]:
     """Return the values to hide, each with its replacement.
 
-    A diagnosis has [secret] in lines that the records have as the trainer printed them. The result maps such lines to their
-    redacted form, and the secrets that follow from comparing the two to [secret].
+    A diagnosis has [secret] in lines that the records have as the trainer printed them. Such lines are replaced by their
+    redacted form, and secrets that follow from a comparison of the two by [secret].
     """
     values: dict[str, str] = {}
     for replica in bundle.job.replicas:
@@ -334,7 +334,7 @@ def _match_redacted(original: str, redacted: str) -> dict[str, str]:
 
 
 def redact(files: Mapping[str, bytes], values: Mapping[str, str]) -> dict[str, bytes]:
-    """Replace the keys of `values` by their values in the files, in each encoding in which they may occur."""
+    """Replace the keys of `values` by their values in the files, in each encoding."""
     forms = {encode(value): encode(instead) for value, instead in values.items() for encode in _ENCODINGS}
     redacted = dict(files)
     for form in sorted(forms, key=len, reverse=True):

@@ -187,10 +187,8 @@ def timeline_chart(segments: Sequence[TimelineSegment]) -> Spec:
         "x2": {"field": "to"},
         "color": {"field": "state", "type": "nominal", "title": None, "legend": legend, "scale": scale},
     }
-    return {
-        **_frame(_AXES_HEIGHT + _ROW_HEIGHT * len(names)),
-        **_layer(values, {"type": "bar", "height": {"band": 0.7}}, encoding),
-    }
+    frame = _frame(_AXES_HEIGHT + _ROW_HEIGHT * len(names))
+    return {**frame, **_layer(values, {"type": "bar", "height": {"band": 0.7}}, encoding)}
 
 
 def _lines(series: Sequence[ChartSeries], x_title: str, y: Spec) -> Spec:
