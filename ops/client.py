@@ -1,4 +1,4 @@
-"""Python client of the jobs of a cluster, which `fab` uses, too.
+"""Python client for the jobs of a cluster; `fab` uses it, too.
 
     from ops.client import Client
 
@@ -8,7 +8,7 @@
         print(line.replica, line.message)
     print(client.wait(job.id).state)
 
-Whatever fails is an OpsError: one line, and as `code` the exit code that `fab` has for it. docs/python.md has examples.
+All errors are OpsError: the message is one line, `code` is the exit code of `fab`. docs/python.md has examples.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Client", "JobHandle", "OpsError"]
 _WAIT_SECONDS, _CANCEL_SECONDS = 1.0, 0.5
-"""Between two polls of a job."""
-# A lost leader is replaced first, and unresponsive hosts are waited for.
+"""The time between two polls of a job."""
+# Beyond the stop time of replicas: a lost leader is replaced first, and unresponsive hosts are waited for.
 _SLACK_SECONDS = 6 * lease.SECONDS
 OnPoll = Callable[[JobRecord], None]
-"""Called with a job's record each time it was read and the job has not ended."""
+"""Called with the job's record after each poll, until the job has ended."""
 
 
 @dataclass(frozen=True)
 class JobHandle:
-    """A job as it was when it was read: its record, and those of its replicas, the chief first."""
+    """The state of a job when it was read: its record, and those of its replicas, the chief first."""
 
     record: JobRecord
     replicas: tuple[ReplicaRecord, ...] = ()
@@ -74,7 +74,7 @@ class JobHandle:
 
     @property
     def error(self) -> str:
-        """The first line of why it failed; empty if it did not."""
+        """The first line of the reason why it failed; empty if it did not."""
         return self.record.errorMessage.partition("\n")[0]
 
     @property
@@ -93,7 +93,7 @@ class Client:
     """Runs jobs on a cluster, and reads their state. Every method raises only OpsError."""
 
     def __init__(self, cluster: ClusterClient | None = None) -> None:
-        """Use the cluster of the stack in use, if none is given."""
+        """Use the given cluster, or that of the selected Pulumi stack."""
         with _as_ops_error():
             self._cluster = cluster or ClusterClient.load()
 
@@ -125,9 +125,9 @@ class Client:
         """Start a job, or have it QUEUED; the parameters are the flags of `fab train`.
 
         Args:
-            args: of the trainer.
-            secret: names of variables of this process' environment.
-            queue: False refuses if another job has the hosts.
+            args: arguments of the trainer.
+            secret: names of environment variables of this process, whose values are sent as secrets.
+            queue: if False, refuse the job if other jobs have its hosts.
         """
         from ops.submit.config import JobFlags
         from ops.submit.train import prepare_job
@@ -159,9 +159,9 @@ class Client:
             return self.get(submission.job.id)
 
     def start(self, submission: Submission, queue: bool = True) -> list[QueueEntry]:
-        """Check the hosts and hand a job over to them.
+        """Check the hosts and submit a prepared job.
 
-        Returns: the jobs that it waits for, none if its hosts are its own.
+        Returns: the jobs that it waits for; none if it got its hosts.
         """
         from ops.submit import submit, train
 
@@ -171,13 +171,13 @@ class Client:
             return submit.submit(self._cluster, train.check_hosts(self._cluster, submission), queue)
 
     def get(self, job_id: str | None = None) -> JobHandle:
-        """Read a job; if none is named, the newest that has hosts, else the newest that started."""
+        """Read a job, by default the newest one that has hosts, else the newest that started."""
         with _as_ops_error():
             record = existing_job(self._cluster.ledger, job_id)
             return JobHandle(record, tuple(replicas_of(self._cluster.ledger, record)))
 
     def wait(self, job_id: str | None = None, timeout: float | None = None, on_poll: OnPoll | None = None) -> JobHandle:
-        """Wait until a job has ended, also while the bucket does not answer.
+        """Wait until a job has ended; continue to wait if the bucket does not answer.
 
         Raises:
             OpsError: if it has not ended after `timeout` seconds.
@@ -194,7 +194,7 @@ class Client:
                 time.sleep(_WAIT_SECONDS)
                 try:
                     with suppress(Conflict, RecordError):
-                        monitor.run_for(record)  # there may be no other process that does
+                        monitor.run_for(record)  # perhaps no other process monitors the queue
                     record = existing_job(self._cluster.ledger, record.jobId)
                     failing = False
                 except (BucketError, SeveralHostsError) as error:
@@ -209,9 +209,9 @@ class Client:
         """Read the logs of replicas, merged by time.
 
         Args:
-            replicas: such as master-0,worker-1, a role, or all.
-            lines: the last ones of each replica; None for all.
-            follow: continue until the job has ended.
+            replicas: such as `master-0,worker-1`, a role, or `all`.
+            lines: the number of last lines of each replica; None for all.
+            follow: yield new lines until the job has ended.
         """
         with _as_ops_error():
             record = existing_job(self._cluster.ledger, job_id)
@@ -228,7 +228,7 @@ class Client:
             yield from merge(read.read_logs(self._cluster, record, replicas, log_filter).values())
 
     def follow(self, record: JobRecord, replicas: list[str], log_filter: LogFilter, ticks: bool = False) -> Follower:
-        """Return the events of a job until it has ended: its lines, its states, and what it waits for."""
+        """Return a follower, which yields the job's log lines, records and reasons to wait until it has ended."""
         return Follower(self._cluster.fleet, self._cluster.ledger, record, replicas, log_filter, ticks)
 
     def cancel(self, job_id: str | None = None, on_poll: OnPoll | None = None) -> JobHandle:
@@ -253,7 +253,7 @@ class Client:
         return jobs[0]
 
     def _await_cancelled(self, record: JobRecord, on_poll: OnPoll | None) -> JobRecord:
-        """Return the job's final record; OpsError if it does not come, and replicas still live."""
+        """Return the job's final record; OpsError if the job does not end in time."""
         job_id, ledger = record.jobId, self._cluster.ledger
         canceller = Canceller(
             ledger, ChangeTimer(time.monotonic), current_user(), job_id, CancelRequest(current_user(), now()).to_json()
@@ -271,7 +271,7 @@ class Client:
             if time.monotonic() > deadline:
                 raise OpsError(
                     f"job {job_id} is {record.state} after {seconds:.0f} s; its replicas were asked to stop, "
-                    f"look again with fab describe {job_id}"
+                    f"check it with fab describe {job_id}"
                 )
             if on_poll:
                 on_poll(record)

@@ -1,4 +1,4 @@
-"""Check commands that hosts run without a shell, their variables, and the targets of notifications."""
+"""Check commands that hosts run without a shell, placeholders such as `${JOB_DIR}` in them, and notification targets."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ SHELL_WORDS = frozenset(
     {".", "alias", "case", "cd", "eval", "exec", "exit", "export", "for", "if", "set", "source", "trap", "ulimit", "umask"}
     | {"unset", "until", "while"}
 )
-"""Words that a shell runs, and that are no programs."""
-# Characters of a target.
-_LONGEST_TARGET = 2048
-# An operator outside of quotes and not escaped; the second group is the text in double quotes.
+"""Keywords and builtins of shells, which are no programs."""
+_MAX_TARGET_CHARACTERS = 2048
+# The first group is an operator outside of quotes and not escaped; the second is a text in double quotes.
 _OPERATOR = re.compile(r"""\\.|'[^']*'|([|&;<>]+|`|\$\()|"((?:\\.|[^"\\])*)\"""", re.DOTALL)
 _QUOTED = re.compile(r"""\\.|'[^']*'|"(?:\\.|[^"\\])*\"""", re.DOTALL)
 _PATTERN, _PLAIN_VARIABLE = re.compile(r"[*?\[]"), re.compile(r"(?<!\$)\$([A-Za-z_]\w*)", re.ASCII)
@@ -31,11 +30,11 @@ def shell_operator(text: str, argv: Sequence[str]) -> str | None:
     """Return the first operator in a command's text that needs a shell, such as `|`, `>` or `$(`.
 
     Args:
-        text: the command as it was typed.
-        argv: its words.
+        text: the command as the user wrote it.
+        argv: `text`, split into words.
 
     Returns:
-        The operator; None if there is none. The script of a shell that the command itself starts is not searched.
+        The operator; None if there is none. A script in the command, such as that of `sh -c`, is not searched.
     """
     starts_shell = any(True for _ in variables.scripts(argv))
     for part in _OPERATOR.finditer(text):
@@ -46,13 +45,13 @@ def shell_operator(text: str, argv: Sequence[str]) -> str | None:
     return None
 
 
-def unexpanded(text: str, argv: Sequence[str], folder: str) -> Iterator[str]:
-    """Yield the words of a command that a shell would expand, and no host does: `~`, `$HOME`, and a pattern of files.
+def find_shell_expansions(text: str, argv: Sequence[str], folder: str) -> Iterator[str]:
+    """Yield the words of a command that only a shell would expand: `~`, `$HOME`, and patterns of files.
 
     Args:
-        text: the command as it was typed.
-        argv: its words.
-        folder: where it runs: a relative pattern counts if it has files there.
+        text: the command as the user wrote it.
+        argv: `text`, split into words.
+        folder: where the command runs; a relative pattern counts only if it matches files there.
     """
     for word, part in zip(argv, _QUOTED.sub("q", text).split(), strict=False):
         names = [name for name in _PLAIN_VARIABLE.findall(part) if name not in variables.NAMES]
@@ -61,24 +60,24 @@ def unexpanded(text: str, argv: Sequence[str], folder: str) -> Iterator[str]:
             yield word
 
 
-def unknown_variable(words: Sequence[str]) -> str | None:
-    """Return the first `${NAME}` in a command line whose name is not in NAMES; None if there is none."""
-    script_places = set(variables.scripts(words))
-    texts = (word for place, word in enumerate(words) if place not in script_places)
-    matches = (reference for text in texts for reference in variables.REFERENCE.finditer(text))
+def unknown_placeholder(words: Sequence[str]) -> str | None:
+    """Return the first `${NAME}` in a command line that no host replaces; None if there is none."""
+    script_indexes = set(variables.scripts(words))
+    texts = (word for index, word in enumerate(words) if index not in script_indexes)
+    matches = (placeholder for text in texts for placeholder in variables.REFERENCE.finditer(text))
     return next((each[0] for each in matches if not each[1] and not each[3] and each[2] not in variables.NAMES), None)
 
 
-def first_reference(texts: Iterable[str], names: Collection[str] = variables.NAMES) -> str | None:
-    """Return the first reference in texts to a variable of these names, as it stands there; None if there is none."""
-    references = (match for text in texts for match in variables.REFERENCE.finditer(text))
-    return next((each[0] for each in references if not each[1] and (each[2] or each[3]) in names), None)
+def first_placeholder(texts: Iterable[str], names: Collection[str] = variables.NAMES) -> str | None:
+    """Return the first placeholder in texts with one of these names, such as `${RANK}` or `$RANK`; None if there is none."""
+    placeholders = (match for text in texts for match in variables.REFERENCE.finditer(text))
+    return next((each[0] for each in placeholders if not each[1] and (each[2] or each[3]) in names), None)
 
 
 def check_target(target: str) -> None:
-    """Raise ValueError, in one line, for a target that is neither a URL that may be asked nor a command."""
-    if len(target) > _LONGEST_TARGET:
-        raise ValueError(f"it has {len(target)} characters, and {_LONGEST_TARGET} are allowed")
+    """Raise ValueError, in one line, if a target is neither a URL that may get a notification nor a command."""
+    if len(target) > _MAX_TARGET_CHARACTERS:
+        raise ValueError(f"it has {len(target)} characters, and {_MAX_TARGET_CHARACTERS} are allowed")
     if not target.strip():
         raise ValueError("it is empty")
     if not target.isprintable():

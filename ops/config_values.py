@@ -1,4 +1,4 @@
-"""Read and check what config.yaml and a trainer's scaletier.yaml share: kinds of values, and keys for a job's end."""
+"""Read YAML, and check what config.yaml and scaletier.yaml share: types of values, and the keys for the end of a job."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 _DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)s")
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?) ?(MB|GB|TB)")
 _UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12}
-# The key `<<`, which may be given again.
+# The tag of the key `<<`, which may be repeated.
 _MERGE = "tag:yaml.org,2002:merge"
-_CODES = "Valid: whole numbers from 1 to 255, as a shell gives them (128 + n for signal n)"
+_VALID_EXIT_CODES = "Valid: whole numbers from 1 to 255, as a shell gives them (128 + n for signal n)"
 
 Model = TypeVar("Model", bound=Section)
 
 
 def read_yaml(content: bytes, path: str) -> Any:
-    """Parse a YAML file, None for an empty one; the message for a broken one, or for a key given twice, names the line."""
+    """Parse a YAML file, None if it is empty; UsageError names the line of invalid YAML or of a repeated key."""
     import yaml
 
     try:
@@ -42,12 +42,12 @@ def read_yaml(content: bytes, path: str) -> Any:
         mark = getattr(error, "problem_mark", None)
         where = f":{mark.line + 1}" if mark else ""
         raise UsageError(f"{path}{where} is not YAML: {getattr(error, 'problem', error)}") from None
-    except (ValueError, RecursionError) as error:  # no UTF-8, no such date, a number or a nesting too large
+    except (ValueError, RecursionError) as error:  # such as invalid UTF-8, an impossible date, too deep nesting
         raise UsageError(f"{path} cannot be read: {error}") from None
 
 
 def _repeated_keys(root: Node) -> Iterator[tuple[int, str]]:
-    """Yield the line and the path of each key that its mapping already has, of which YAML's reader would take the last."""
+    """Yield the line and the path of each repeated key of a mapping, of which PyYAML would use the last value."""
     from yaml import MappingNode, ScalarNode, SequenceNode
 
     pending, visited = [(root, "")], set[int]()
@@ -57,11 +57,11 @@ def _repeated_keys(root: Node) -> Iterator[tuple[int, str]]:
             continue
         visited.add(id(node))
         if isinstance(node, SequenceNode):
-            pending += [(item, f"{path}[{place}]") for place, item in enumerate(node.value)]
+            pending += [(item, f"{path}[{index}]") for index, item in enumerate(node.value)]
         keys = set[tuple[str, str]]()
         for key, value in node.value if isinstance(node, MappingNode) else ():
             if not isinstance(key, ScalarNode):
-                continue  # which YAML's reader refuses
+                continue  # PyYAML refuses it
             name = key.value if key.value.isprintable() else repr(key.value)
             below = f"{path}.{name}" if path else name
             pending.append((value, below))
@@ -76,11 +76,11 @@ def validate(model: type[Model], data: Any, path: str, report_old_keys: bool = F
     """Check a value of YAML by its model.
 
     Args:
-        path: where the value is, for messages.
-        report_old_keys: print a line for each key by an old name; only for files that a user can change.
+        path: the file and the keys above the value, for messages.
+        report_old_keys: print a note for each key with an old name; only for files that a user can change.
 
     Raises:
-        UsageError: with the path of each wrong key below this one.
+        UsageError: with the paths of all invalid keys in the value.
     """
     old_keys: dict[str, str] = {}
     try:
@@ -93,7 +93,7 @@ def validate(model: type[Model], data: Any, path: str, report_old_keys: bool = F
 
 
 def refuse_bool(value: Any) -> Any:
-    """Refuse true and false, which Python takes for 1 and 0."""
+    """Refuse True and False, which are the integers 1 and 0 in Python."""
     if isinstance(value, bool):
         raise ValueError("must be a number")
     return value
@@ -129,10 +129,10 @@ def _size(value: Any) -> int:
 
 
 def _exit_code(value: Any) -> int:
-    """Check the exit code of a program that did not succeed, as a shell has it."""
+    """Check an exit code of a failed program, as a shell reports it."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 256:
         reason = "0 is success" if value == 0 and value is not False else "it is no exit code"
-        raise ValueError(f"{reason}. {_CODES}")
+        raise ValueError(f"{reason}. {_VALID_EXIT_CODES}")
     return value
 
 
@@ -154,7 +154,7 @@ def check_notify(value: Any) -> str:
     return value
 
 
-# Also from a string: the JSON of Google's API has 64-bit integers so, and many config files: workerCount: "4".
+# A string is valid, too: so the JSON of Google's API has 64-bit integers, and many config files: workerCount: "4".
 Whole = Annotated[int, BeforeValidator(refuse_bool)]
 Count = Annotated[Whole, Field(ge=0)]
 Positive = Annotated[Whole, Field(ge=1)]
@@ -170,7 +170,7 @@ _ExitCodes = Annotated[list[Annotated[int, PlainValidator(_exit_code)]], AfterVa
 
 
 class EndPolicy(Section):
-    """The keys for the end of a job, in the names of `jobs.records.Plan`."""
+    """The keys for the end of a job, named like the fields of `jobs.records.Plan`."""
 
     old_names: ClassVar[Mapping[str, str]] = {"optionalRoles": "expendable"}
 
@@ -190,5 +190,5 @@ class EndPolicy(Section):
 
     @property
     def policy_keys(self) -> dict[str, Any]:
-        """The keys of these that were given."""
+        """Those keys above that the file has."""
         return self.model_dump(include={*EndPolicy.model_fields}, exclude_unset=True)

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 
 DONE, FAILED, WRONG_CALL, DETACHED = 0, 1, 2, 130
+"""Exit codes; after Ctrl-C `fab` is DETACHED, and the job continues."""
 
 
 class OpsError(Exception):
@@ -15,7 +16,7 @@ class OpsError(Exception):
 
 
 class UsageError(OpsError):
-    """The call was wrong, and nothing was changed; exit code 2."""
+    """The arguments or the user's files are invalid, and nothing was changed; exit code 2."""
 
     code = WRONG_CALL
 
@@ -27,12 +28,12 @@ class HostError(OpsError):
         self.host, self.why, self.exit_code, self.output = host, why, exit_code, output
 
     def __str__(self) -> str:
-        last = self.output.strip().splitlines()[-1:]
-        return f"{self.host} {self.why}" + "".join(f": {line}" for line in last)
+        last_lines = self.output.strip().splitlines()[-1:]
+        return f"{self.host} {self.why}" + "".join(f": {line}" for line in last_lines)
 
 
 class SeveralHostsError(OpsError):
-    """Several hosts failed at once; every one of them is named."""
+    """Several hosts failed at once; the message has the failure of each."""
 
     def __init__(self, failures: Mapping[str, BaseException], advice: str = "", code: int = FAILED) -> None:
         self.failures, self.advice, self.code = dict(failures), advice, code
@@ -55,7 +56,7 @@ def one_line(error: BaseException) -> str:
 
 
 def explain(error: BaseException) -> tuple[str, int]:
-    """Return the line and the exit code of an error of any library that a command uses."""
+    """Return the message, in one line, and the exit code for an error of any library."""
     from infra.scale_tiers import SpecError
     from jobs.bucket import BucketError, Conflict, with_remedy
     from jobs.serialization import RecordError

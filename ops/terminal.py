@@ -34,7 +34,7 @@ def supports_colour(stream: TextIO) -> bool:
 
 
 def supports_screen() -> bool:
-    """Return True if stdout and stderr are a terminal for a full-screen view."""
+    """Return True if stdout and stderr are a terminal that can show a full-screen view."""
     able = os.environ.get("TERM", "dumb") != "dumb" and (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
     return able and sys.stdout.isatty() and sys.stderr.isatty()
 
@@ -44,8 +44,8 @@ def paint(text: str, colour: str | None, stream: TextIO | None = None) -> str:
     return f"\033[{_CODES[colour]}m{text}\033[0m" if colour and supports_colour(stream or sys.stdout) else text
 
 
-# The status lines on the terminal, which another thread's lines replace.
-_writing, _shown = threading.RLock(), list["StatusLine"]()
+# Guards the terminal's status lines, which other threads' lines replace.
+_write_lock, _status_lines = threading.RLock(), list["StatusLine"]()
 _SGR = r"\033\[[0-9;:]{0,64}m"
 _CONTROLS = re.compile(rf"({_SGR})|[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _PLAIN = "\033[0m"
@@ -54,8 +54,8 @@ _PLAIN = "\033[0m"
 def sanitize(text: str, colours: bool = False) -> str:
     """Return untrusted text without terminal controls.
 
-    With `colours` colours stay, reset at the end of their line. Any other control character except newline and tab is shown,
-    ESC as ␛.
+    With `colours`, colours stay, and are reset at the end of each line. Other control characters except newline and tab become
+    visible ones: ESC becomes ␛.
     """
     if text.isprintable():
         return text
@@ -66,7 +66,7 @@ def sanitize(text: str, colours: bool = False) -> str:
 
 
 def escape_breaks(text: str) -> str:
-    """Return text, such as the name of a file, with its ends of lines and tabs shown, a newline as ␊."""
+    """Return text, such as the name of a file, with visible characters for line breaks and tabs: ␊ for a newline."""
     return text if text.isprintable() else re.sub(r"[\n\t]", lambda match: _visible(match[0]), text)
 
 
@@ -81,8 +81,8 @@ def write(stream: TextIO, line: str) -> None:
     """Write a line to a stream, sanitized; replace characters that it cannot encode."""
     encoding = stream.encoding or "utf-8"
     line = sanitize(line, supports_colour(stream))
-    with _writing:
-        for status in list(_shown):
+    with _write_lock:
+        for status in list(_status_lines):
             status.clear()
         stream.write((line + "\n").encode(encoding, "replace").decode(encoding))
         if stream is sys.stderr:
@@ -90,12 +90,12 @@ def write(stream: TextIO, line: str) -> None:
 
 
 def out(text: str = "") -> None:
-    """Print a line of the result."""
+    """Print a line of a command's result on stdout."""
     write(sys.stdout, text)
 
 
 def note(text: str) -> None:
-    """Print a line on stderr, which stays out of pipes."""
+    """Print a line on stderr, and so not into pipes."""
     write(sys.stderr, paint(text, "dim", sys.stderr))
 
 
@@ -105,12 +105,12 @@ def error(text: str) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print the result for programs; NaN and infinities, which JSON lacks, become strings."""
+    """Print a result as JSON; NaN and infinities, which JSON lacks, become strings."""
     write(sys.stdout, json.dumps(json.loads(json.dumps(value), parse_constant=str), indent=1))
 
 
 def confirm(what: str) -> None:
-    """Ask whether to proceed; UsageError for a no, and without a terminal."""
+    """Ask the user whether to proceed; UsageError if the answer is no, or without a terminal."""
     if not sys.stdin.isatty():
         raise UsageError(f"this would {what}: say --yes, as there is no terminal to ask on")
     sys.stderr.write(f"{what}? [y/N] ")
@@ -120,7 +120,7 @@ def confirm(what: str) -> None:
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print columns as wide as their widest cell, nothing cut off; numbers to the right."""
+    """Print a table whose columns are as wide as their widest cell; numbers are aligned to the right."""
     cells = [["-" if cell is None or cell == "" else escape_breaks(str(cell)) for cell in row] for row in rows]
     widths = [max(len(head), *(len(row[i]) for row in cells)) if cells else len(head) for i, head in enumerate(heads)]
     right = [all(row[i] == "-" or row[i].replace(".", "", 1).isdecimal() for row in cells) for i in range(len(heads))]
@@ -178,7 +178,7 @@ class StatusLine:
     """A status on one line of stderr: rewritten on a terminal with colours, elsewhere one line for each change."""
 
     def __init__(self, suffix: str = "") -> None:
-        """Append the suffix on a terminal."""
+        """Append the suffix to each text, on a terminal only."""
         self.live = supports_colour(sys.stderr)
         self._suffix = suffix
 
@@ -189,25 +189,26 @@ class StatusLine:
             note(text)
         elif text:
             width = shutil.get_terminal_size().columns - len(self._suffix) - 1  # a wrapped line could not be removed
-            with _writing:
+            with _write_lock:
                 sys.stderr.write(f"{sanitize(text)[:width]}{self._suffix}")
                 sys.stderr.flush()
-                _shown.append(self)
+                _status_lines.append(self)
 
     def clear(self) -> None:
         """Remove the line."""
-        with _writing:
-            if self in _shown:
+        with _write_lock:
+            if self in _status_lines:
                 sys.stderr.write("\r\033[K")
                 sys.stderr.flush()
-                _shown.remove(self)
+                _status_lines.remove(self)
 
 
 _FIRST_SECONDS, _AGAIN_SECONDS, _REDRAW_SECONDS = 2.0, 10.0, 0.2
 
 
 class ProgressLine:
-    """A slow operation: a line that counts up on a terminal; elsewhere a line after 2 s, then every 10 s, and one at the end.
+    """A context manager that counts the seconds of a slow operation: on a terminal in one line, elsewhere in a line after 2 s,
+    every 10 s, and at the end.
 
     `with ProgressLine("connecting") as step: step.count = "3 of 8"`
     """
@@ -218,7 +219,7 @@ class ProgressLine:
         self._ended = threading.Event()
 
     def __enter__(self) -> Self:
-        self._began, self._status = time.monotonic(), StatusLine()
+        self._start, self._status = time.monotonic(), StatusLine()
         self._thread = threading.Thread(target=self._show, daemon=True)
         self._thread.start()
         return self
@@ -227,9 +228,9 @@ class ProgressLine:
         self._ended.set()
         self._thread.join()
         self._status.clear()
-        took = time.monotonic() - self._began
-        if kind is None and (self._always or took >= _FIRST_SECONDS):
-            note(f"{self._line()} ({duration(took)})")
+        seconds = time.monotonic() - self._start
+        if kind is None and (self._always or seconds >= _FIRST_SECONDS):
+            note(f"{self._line()} ({duration(seconds)})")
 
     def _line(self) -> str:
         return f"{self.what} {self.count() if callable(self.count) else self.count}".rstrip()
@@ -237,9 +238,9 @@ class ProgressLine:
     def _show(self) -> None:
         wait = _REDRAW_SECONDS if self._status.live else _FIRST_SECONDS
         while not self._ended.wait(wait):
-            took = time.monotonic() - self._began
-            if took >= 1 or not self._status.live:
-                self._status.show(f"{self._line()} … {took:.0f} s")
+            seconds = time.monotonic() - self._start
+            if seconds >= 1 or not self._status.live:
+                self._status.show(f"{self._line()} … {seconds:.0f} s")
             if not self._status.live:
                 wait = _AGAIN_SECONDS
 
@@ -267,12 +268,12 @@ def counter(step: ProgressLine, total: int) -> Callable[[object], None]:
 
 
 def byte_counter(step: ProgressLine, total: int) -> Callable[[int], None]:
-    """Return a function to call with each piece's bytes, by any thread."""
-    sent, lock = [0], threading.Lock()
+    """Return a function to call, from any thread, with the number of bytes of each part."""
+    done, lock = [0], threading.Lock()
 
     def count(more: int) -> None:
         with lock:
-            sent[0] += more
-        step.count = f"{size(min(sent[0], total))} of {size(total)}"
+            done[0] += more
+        step.count = f"{size(min(done[0], total))} of {size(total)}"
 
     return count

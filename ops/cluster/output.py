@@ -38,8 +38,8 @@ _EXPORTS = "export/"
 class JobOutput:
     """A job's output.
 
-    `job_dir` is its path on the hosts; `files` maps each path below it to its size; `skipped` has the paths of links that lead
-    elsewhere, pipes, sockets, and what cannot be read.
+    `job_dir` is its path on the hosts; `files` maps each path below it to its bytes; `skipped` are the paths of links
+    that lead elsewhere, of pipes and sockets, and of what cannot be read.
     """
 
     job: JobRecord

@@ -261,7 +261,7 @@ class Follower:
             self._merge.close()
             self._end()
         if self._deleted:
-            raise OpsError(f"nothing is known of job {self._job_id} any more: fab jobs lists those that are left")
+            raise OpsError(f"job {self._job_id} has no record any more: fab jobs lists the others")
 
     def _wait_reasons(self) -> list[Event]:
         """Return the reason why the job prints nothing, each time it changes."""

@@ -135,7 +135,7 @@ def _find_origin(cluster: ClusterClient, job_id: str | None, origin: str | None)
         content = output.read(f"{below}{MODEL_FILE}", LARGEST_MODEL_FILE)
         return _Origin(where, content, size, lambda to: output.fetch(paths, to, below), record.jobId, dict(record.manifest))
     if job_id is not None:
-        raise UsageError("--job takes the model of a job, and --origin another: leave one of them out")
+        raise UsageError("--job takes the model of a job, and --origin another: use only one of them")
     root = Path(origin)
     if not (root / MODEL_FILE).is_file():
         raise UsageError(f"--origin {origin} is no folder with a {MODEL_FILE}: fab export fetches one, and --job takes a job's")

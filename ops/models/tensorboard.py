@@ -59,7 +59,7 @@ def tensorboard(cluster: ClusterClient, job_id: str | None, every_job: bool, por
     """Show a job, or all jobs, in TensorBoard until Ctrl-C."""
     ports = local_ports(port, _PORT)
     if job_id and every_job:
-        raise UsageError("--job shows one job and --all every one: leave one of them out")
+        raise UsageError("--job shows one job and --all every one: use only one of them")
     inventory = cluster.inventory
     logdir, title = (f"{inventory.bucket}/jobs", inventory.stack) if every_job else _logdir(cluster, job_id)
     chief = _Chief(cluster.fleet, inventory.chief.name)

@@ -1,1 +1,1 @@
-"""Predict a job's throughput on a scale tier before it runs, and compare it after."""
+"""Predict a job's throughput on a scale tier, and compare the prediction with the job's log."""

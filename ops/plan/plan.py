@@ -1,4 +1,4 @@
-"""`fab plan`: predict a job's throughput from a minute of it on this machine, and check predictions."""
+"""`fab plan`: run a job on this machine for a minute, predict its throughput on clusters, and store the plan."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from ops.package import package, trainer_config
 from ops.package.trainer_config import PlanFlags, TrainerConfig
 from ops.plan import profile, runs, time_to_target
 from ops.plan.profile import ProcessStart
-from ops.plan.scaling import PlannedMachine, Prediction, Shape, Work, asynchronous, synchronous
+from ops.plan.scaling import ClusterShape, PlannedMachine, Prediction, Work, asynchronous, synchronous
 from ops.plan.show import show
-from ops.plan.time_to_target import AccuracyTarget, TargetModel
+from ops.plan.time_to_target import MetricTarget, TargetModel
 from ops.submit import program
 from ops.submit.arguments import STRATEGY, drop_flags, drop_run_flags, flags, last_step, redirect_output, whole_number
 from ops.submit.config import RUNTIME_KEYS, chosen_strategy, detect_job_dir_flag, read_config, split_arguments
@@ -38,17 +38,17 @@ from ops.submit.environment import merge_environment
 
 PLANS = ROOT / ".cache" / "plans"
 TIERS = (ScaleTier.STANDARD_1, ScaleTier.PREMIUM_1)
-Model = Callable[[Work, Shape], Prediction]
-# By a strategy's declared exchange.
-MODELS: dict[str, Model] = {"servers": asynchronous, "all-reduce": synchronous}
-# What a plan keeps of the trainer's declaration: a job is compared without its package.
+SpeedModel = Callable[[Work, ClusterShape], Prediction]
+# By the kind of exchange that a strategy declares.
+SPEED_MODELS: dict[str, SpeedModel] = {"servers": asynchronous, "all-reduce": synchronous}
+# The keys of the trainer's scaletier.yaml that a plan stores: a job is compared without its package.
 _TRAINER_KEYS = ("plan", "strategies", "strategy")
 _TOPOLOGY = Path("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list")
 _SHORTEST_SECONDS = 5.0
 _MEGA = 1e6
-_ENDLESS = "1000000000"  # steps: --seconds ends it
+_ENDLESS = "1000000000"  # steps: --seconds ends the run
 _FLOAT_BITS = 32
-# The evaluations of a run to a target; they are _LOOK_STEPS apart if the job's steps are unknown.
+# The evaluations of a run to a target; they are _EVALUATION_STEPS apart if the job's steps are unknown.
 _EVALUATIONS = 80
 _UNTIL_SECONDS = 300.0
 _EVALUATION_STEPS = 25
@@ -56,16 +56,16 @@ _EVALUATION_STEPS = 25
 
 @dataclass(frozen=True)
 class TargetRuns:
-    """A target, the numbers of replicas with which it is measured, and the most seconds of a run."""
+    """A target, the numbers of replicas with which to measure the steps to it, and the most seconds of a run."""
 
-    target: AccuracyTarget
+    target: MetricTarget
     replicas: Sequence[int]
     seconds: float
 
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """The arguments of a plan, as of `fab train`; `parameters_mb` in MB as float32, None to count them."""
+    """The flags of `fab plan`; `parameters_mb` is the size of the parameters as float32, None to count them."""
 
     folder: str | None
     module: str | None
@@ -95,37 +95,37 @@ def parse_target_flags(target: str | None, replicas: str | None, seconds: str | 
             raise UsageError(f"{alone[0]} needs a target: give --until, such as --until accuracy=0.97")
         return None
     counts = time_to_target.parse_replicas(time_to_target.REPLICAS if replicas is None else replicas)
-    most = _UNTIL_SECONDS if seconds is None else number(seconds, "--until-seconds")
-    return TargetRuns(time_to_target.parse_target(target), counts, most)
+    run_seconds = _UNTIL_SECONDS if seconds is None else number(seconds, "--until-seconds")
+    return TargetRuns(time_to_target.parse_target(target), counts, run_seconds)
 
 
-def plan(call: PlanRequest, as_json: bool) -> int:
-    """Run the job here, predict, show and keep it."""
-    if call.seconds < _SHORTEST_SECONDS:
+def plan(request: PlanRequest, as_json: bool) -> int:
+    """Run the job here, predict its speed on clusters, print and store the plan."""
+    if request.seconds < _SHORTEST_SECONDS:
         raise UsageError(
-            f"--seconds {call.seconds:g} is too short to see a step; valid are {_SHORTEST_SECONDS:g} and above, such as 60"
+            f"--seconds {request.seconds:g} is too short to see a step; valid are {_SHORTEST_SECONDS:g} and above, such as 60"
         )
-    source = program.find(call.folder, call.module, None, None).source
-    training_input = read_config(call.config).get("trainingInput", {})
-    module = call.module or training_input.get("pythonModule") or f"{source.name}.task"
-    typed, config_args = split_arguments(training_input, call.args, call.more_args)
-    args = typed or config_args
-    added = merge_environment(training_input.get("environment", {}), None, (), call.config or "config.yaml")
+    source = program.find(request.folder, request.module, None, None).source
+    training_input = read_config(request.config).get("trainingInput", {})
+    module = request.module or training_input.get("pythonModule") or f"{source.name}.task"
+    command_line_args, config_args = split_arguments(training_input, request.args, request.more_args)
+    args = command_line_args or config_args
+    extra_env = merge_environment(training_input.get("environment", {}), None, (), request.config or "config.yaml")
     if runtime_keys := [key for key in RUNTIME_KEYS if key in training_input]:
-        terminal.note(f"{', '.join(runtime_keys)} in {call.config}: ignored, a plan is made with the Python that is here")
+        terminal.note(f"{', '.join(runtime_keys)} in {request.config}: ignored, a plan is made with the Python that is here")
     built = package.build(source, module)
     declared = trainer_config.read(built.files, built.name, report_old_keys=True)
     if (data := declared.data_for(args)) and not data.local_files(ROOT):
         raise data.missing_error()
-    if call.until:
+    if request.until:
         resolve_strategy(declared, chosen_strategy(args))
         if declared.plan.evaluate is None:
             raise UsageError(
                 f"--until: package {built.name} declares no flag for the steps between two evaluations: "
                 "say it as plan.evaluate in its scaletier.yaml"
             )
-    work = measure(built, declared, module, args, added, call)
-    until = measure_steps_to_target(built, declared, module, args, added, call.until) if call.until else None
+    work = measure(built, declared, module, args, extra_env, request)
+    until = measure_steps_to_target(built, declared, module, args, extra_env, request.until) if request.until else None
     target_model = TargetModel.of(until) if until else None
     content = {
         "module": module,
@@ -138,14 +138,18 @@ def plan(call: PlanRequest, as_json: bool) -> int:
         "until": until,
     }
     shapes = {tier: tier_shape(preset(tier)) for tier in TIERS}
-    predicted = {tier: {name: model(work, shape) for name, model in models(declared).items()} for tier, shape in shapes.items()}
+    models = find_speed_models(declared).items()
+    predicted = {tier: {name: model(work, shape) for name, model in models} for tier, shape in shapes.items()}
     content["predictions"] = {
-        tier: {name: prediction_to_dict(each, target_model and target_model.by(name)) for name, each in of_tier.items()}
-        for tier, of_tier in predicted.items()
+        tier: {
+            name: prediction_to_dict(each, target_model and target_model.for_strategy(name))
+            for name, each in by_strategy.items()
+        }
+        for tier, by_strategy in predicted.items()
     }
     PLANS.mkdir(parents=True, exist_ok=True)
     stored = {**content, "trainer": declared.model_dump(mode="json", include=set(_TRAINER_KEYS))}
-    path(module, args, declared, added).write_text(json.dumps(stored, indent=1) + "\n")
+    path(module, args, declared, extra_env).write_text(json.dumps(stored, indent=1) + "\n")
     if as_json:
         terminal.print_json(content)
         return DONE
@@ -158,25 +162,25 @@ def measure(
     declared: TrainerConfig,
     module: str,
     args: Sequence[str],
-    added: Mapping[str, str],
-    call: PlanRequest,
+    extra_env: Mapping[str, str],
+    request: PlanRequest,
 ) -> Work:
-    """Measure the cost of a step by running the job here, with `added` variables; see ops.plan.profile for the errors."""
+    """Measure the cost of a step by running the job here, with `extra_env`; UsageError if its output does not show it."""
     plan_flags = declared.plan
     with _unpack(built) as folder:
         output = folder / "output"
         alone = _single_process_args(args, declared)
         job_args = _with_output(alone, built, declared, str(output))
         argv = [module, *job_args, *((plan_flags.steps, _ENDLESS) if plan_flags.steps else ())]
-        start = ProcessStart.of_replica(Role.MASTER, 0, argv, _environment(folder, output, declared, added), added)
-        lines = profile.profile_job(start.argv, start.env, folder, call.seconds)
-        seconds = profile.step_seconds(profile.marks(lines))
+        start = ProcessStart.of_replica(Role.MASTER, 0, argv, _environment(folder, output, declared, extra_env), extra_env)
+        lines = profile.profile_job(start.argv, start.env, folder, request.seconds)
+        seconds = profile.step_seconds(profile.train_points(lines))
         if not seconds:
             raise UsageError(
                 f"the Train lines of {module} cover no steps, or less than {profile.APART_SECONDS:g} s: "
-                f"give it more steps, or --seconds more than {call.seconds:g}"
+                f"give it more steps, or --seconds more than {request.seconds:g}"
             )
-        size = call.parameters_mb * _MEGA if call.parameters_mb is not None else profile.parameter_bytes(output)
+        size = request.parameters_mb * _MEGA if request.parameters_mb is not None else profile.parameter_bytes(output)
     cpus = cgroup.available_cpus() * vcpus_per_cpu()
     return Work(seconds * cpus, size, sync_period(args, lines, plan_flags), plan_flags.parameterBits / _FLOAT_BITS)
 
@@ -186,86 +190,88 @@ def measure_steps_to_target(
     declared: TrainerConfig,
     module: str,
     args: Sequence[str],
-    added: Mapping[str, str],
+    extra_env: Mapping[str, str],
     until: TargetRuns,
 ) -> dict[str, Any]:
-    """Measure the steps to a target with each number of replicas, for the `until` of a plan."""
-    plan_flags, goal = declared.plan, until.target
+    """Measure the steps to a target with each number of replicas, and return the `until` of a plan."""
+    plan_flags, target = declared.plan, until.target
     strategy = resolve_strategy(declared, chosen_strategy(args))
-    most = last_step(args, plan_flags)
-    every = max(1, (most or _EVALUATIONS * _EVALUATION_STEPS) // _EVALUATIONS)
-    often = any(name == plan_flags.evaluate for name, _ in flags(args))
-    results: list[runs.TrialRun] = []
+    job_steps = last_step(args, plan_flags)
+    interval = max(1, (job_steps or _EVALUATIONS * _EVALUATION_STEPS) // _EVALUATIONS)
+    sets_interval = any(name == plan_flags.evaluate for name, _ in flags(args))
+    results: list[runs.MeasuredRun] = []
     with _unpack(built) as folder:
         for replicas in until.replicas:
             output = folder / f"output-{replicas}"
             chosen = _single_process_args(args, declared) if replicas == 1 else args
             job_args = _with_output(chosen, built, declared, str(output))
-            argv = [module, *job_args, *(() if often else (str(plan_flags.evaluate), str(every)))]
-            servers = models(declared)[strategy] is asynchronous
-            env = _environment(folder, output, declared, added)
-            course = runs.RunSetup(goal, argv, env, servers, until.seconds, added)
-            results.append(runs.run(course, replicas, folder))
+            argv = [module, *job_args, *(() if sets_interval else (str(plan_flags.evaluate), str(interval)))]
+            servers = find_speed_models(declared)[strategy] is asynchronous
+            env = _environment(folder, output, declared, extra_env)
+            setup = runs.RunSetup(target, argv, env, servers, until.seconds, extra_env)
+            results.append(runs.run(setup, replicas, folder))
     points = [(run.replicas, run.crossing.step) for run in results]
-    law = time_to_target.fit(points)
+    steps_model = time_to_target.fit(points)
     return {
-        "metric": goal.metric,
-        "value": goal.value,
+        "metric": target.metric,
+        "value": target.value,
         "strategy": strategy,
-        "jobSteps": most,
-        "runs": [run.as_dict(goal.metric) for run in results],
-        "leastSteps": law.least,
-        "noiseSteps": law.noise,
-        "errorPercent": round(time_to_target.largest_error(law, points), 1),
+        "jobSteps": job_steps,
+        "runs": [run.as_dict(target.metric) for run in results],
+        "leastSteps": steps_model.least,
+        "noiseSteps": steps_model.noise,
+        "errorPercent": round(time_to_target.largest_error(steps_model, points), 1),
     }
 
 
 @contextmanager
 def _unpack(built: package.Package) -> Iterator[Path]:
     """Unpack the package to a temporary folder."""
-    with tempfile.TemporaryDirectory(prefix="scaletier-plan-", ignore_cleanup_errors=True) as place:
+    with tempfile.TemporaryDirectory(prefix="scaletier-plan-", ignore_cleanup_errors=True) as folder:
         with tarfile.open(fileobj=io.BytesIO(built.archive)) as tar:
-            tar.extractall(place)  # noqa: S202  we have just packed it
-        yield Path(place)
+            tar.extractall(folder)  # noqa: S202  this program packed it
+        yield Path(folder)
 
 
-def _environment(folder: Path, output: Path, declared: TrainerConfig, added: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of every process of a job, with the variables that its config.yaml adds."""
-    env = {key: value for key, value in {**os.environ, **added}.items() if key != "TF_CONFIG"}
+def _environment(folder: Path, output: Path, declared: TrainerConfig, extra_env: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of every process of a job, with the variables of its config.yaml."""
+    env = {key: value for key, value in {**os.environ, **extra_env}.items() if key != "TF_CONFIG"}
     files = declared.data.local_files(ROOT) if declared.data else {}
     data = next((path.parent for path in files.values()), Path.cwd())
-    python_path = os.pathsep.join(filter(None, (str(folder), added.get("PYTHONPATH"))))
+    python_path = os.pathsep.join(filter(None, (str(folder), extra_env.get("PYTHONPATH"))))
     return env | {"PYTHONPATH": python_path, "SCALETIER_DATA": str(data), "JOB_DIR": str(output), "JOB_ID": "plan"}
 
 
 def _with_output(args: Sequence[str], built: package.Package, declared: TrainerConfig, output: str) -> list[str]:
-    """Return the arguments with this output folder, in the flag that `fab train` adds if they have none."""
+    """Return the arguments with this output folder; if no argument names one, add the flag that `fab train` adds."""
     flag = detect_job_dir_flag(args, declared, built.files)
     return [*redirect_output(args, output), *((flag, output) if flag else ())]
 
 
 def _single_process_args(args: Sequence[str], declared: TrainerConfig) -> Sequence[str]:
-    """Return the arguments of a single process, without those for replicas in step."""
+    """Return the arguments of a single process, which are without --strategy."""
     return drop_flags(args, [STRATEGY]) if declared.strategies else args
 
 
 def resolve_strategy(declared: TrainerConfig, chosen: str | None) -> str:
     """Return the strategy of a job; a trainer that declares none uses parameter servers."""
-    predictors = models(declared)
-    name = (chosen or declared.strategy or next(iter(predictors))) if declared.strategies else next(iter(predictors))
-    if name not in predictors:
-        raise UsageError(f"there is no model of --strategy {name}; there is one of {', '.join(predictors)}")
+    speed_models = find_speed_models(declared)
+    name = (chosen or declared.strategy or next(iter(speed_models))) if declared.strategies else next(iter(speed_models))
+    if name not in speed_models:
+        raise UsageError(f"there is no model of --strategy {name}; there is one of {', '.join(speed_models)}")
     return name
 
 
-def models(declared: TrainerConfig) -> dict[str, Model]:
-    """Return the models of the trainer's strategies that declare their exchange, else all models."""
-    declared_models = {name: MODELS[strategy.exchange] for name, strategy in declared.strategies.items() if strategy.exchange}
-    return declared_models or MODELS
+def find_speed_models(declared: TrainerConfig) -> dict[str, SpeedModel]:
+    """Return a model for each strategy of the trainer that declares its exchange; if none does, all models."""
+    declared_models = {
+        name: SPEED_MODELS[strategy.exchange] for name, strategy in declared.strategies.items() if strategy.exchange
+    }
+    return declared_models or SPEED_MODELS
 
 
 def sync_period(args: Sequence[str], lines: Sequence[str], plan_flags: PlanFlags) -> int:
-    """Return the local steps between two exchanges, by the log, else the arguments, else the default."""
+    """Return the local steps between two exchanges: from the log, else the arguments, else the default."""
     values = [value for flag, value in flags(args) if flag == plan_flags.syncPeriod]
     chosen = whole_number(values[-1]) if values else None
     return progress.parse_period(lines) or chosen or plan_flags.defaultSyncPeriod
@@ -280,21 +286,21 @@ def vcpus_per_cpu() -> int:
     return 1 if "," in siblings or "-" in siblings else 2
 
 
-def tier_shape(spec: ClusterSpec) -> Shape:
+def tier_shape(spec: ClusterSpec) -> ClusterShape:
     """Return the shape of a cluster of Google's machine types."""
 
     def machines(role: Role) -> list[PlannedMachine]:
         pool = spec.roles.get(role)
         return [PlannedMachine.of(vcpus(pool.machine_type), network_gbits(pool.machine_type))] * pool.count if pool else []
 
-    return Shape([*machines(Role.MASTER), *machines(Role.WORKER)], machines(Role.PS))
+    return ClusterShape([*machines(Role.MASTER), *machines(Role.WORKER)], machines(Role.PS))
 
 
 def path(module: str, args: Sequence[str], declared: TrainerConfig, environment: Mapping[str, str] | None = None) -> Path:
-    """Return the path of a job's plan: the same if arguments differ only where a step costs the same.
+    """Return the path of a job's plan: the same if other arguments do not change the cost of a step.
 
-    Those are the job's length, how it shares the work, how often it evaluates, and its paths. `environment` are the variables
-    that the job adds.
+    Such arguments are the number of steps, the strategy, the sync period, the evaluation interval, and paths. `environment`
+    has the variables that the job adds.
     """
     plan_flags = declared.plan
     same = [flag for flag in (STRATEGY, plan_flags.steps, plan_flags.syncPeriod, plan_flags.evaluate) if flag]
@@ -305,7 +311,7 @@ def path(module: str, args: Sequence[str], declared: TrainerConfig, environment:
 def read(
     module: str, args: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> tuple[dict[str, Any], TrainerConfig]:
-    """Return the plan of the same work, found without the job's package, and what its trainer declared."""
+    """Return the stored plan for these arguments, and its trainer's configuration; the job's package is not needed."""
     invalid = ""
     for file in sorted(PLANS.glob(f"{glob.escape(module)}-*.json")):
         try:
@@ -328,19 +334,19 @@ def read(
 
 
 def rounded(value: float) -> float:
-    """Round a rate or a time for programs: to two places, or below 1 to three digits."""
+    """Round a rate or a time for JSON: to two places, or below 1 to three digits."""
     return round(value, 2) if value >= 1 else float(f"{value:.3g}")
 
 
-def prediction_to_dict(prediction: Prediction, learned: TargetModel | None = None) -> dict[str, Any]:
-    """Return a prediction for programs: rates in steps/s, and the seconds to a target if that is known."""
+def prediction_to_dict(prediction: Prediction, target_model: TargetModel | None = None) -> dict[str, Any]:
+    """Return a prediction for JSON: rates in steps/s, and the seconds to the target of a model."""
     return {
         "stepsPerSecond": rounded(prediction.rate),
         "alone": rounded(prediction.alone),
         "speedUp": round(prediction.speed_up, 3),
         "efficiency": round(prediction.efficiency, 3),
         "replicas": prediction.replicas,
-        "bound": prediction.bound,
-        "untilSeconds": rounded(learned.seconds(prediction)) if learned else None,
-        "untilSpeedUp": round(learned.speed_up(prediction), 3) if learned else None,
+        "bound": prediction.bottleneck,
+        "untilSeconds": rounded(target_model.seconds(prediction)) if target_model else None,
+        "untilSpeedUp": round(target_model.speed_up(prediction), 3) if target_model else None,
     }

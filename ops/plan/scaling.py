@@ -1,7 +1,7 @@
 """The speed of a job on a cluster: a pure model of its compute and transfers; see docs/plan.md.
 
-Compute is divided by the vCPUs of a machine (no serial part), a vCPU being half a core. Transfers wait only for the slowest
-network on their way, and do not overlap with compute. Both err for different reasons; `fab plan --job` shows by how much.
+Compute is divided by the vCPUs of a machine (no serial part), a vCPU being half a core. A transfer is as
+fast as the slowest network on its way, and does not overlap with compute. `fab plan --job` shows the error of the model.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from dataclasses import dataclass
 
 # vCPU-seconds to move a byte between two hosts of one machine: both ends, with gRPC and the conversion to 16 bits.
 COPY_SECONDS = 3e-9
-# Seconds for a small message from one host to another of its zone, gRPC at both ends included.
+# Seconds for a small message to another host of the zone, including gRPC at both ends.
 HOP_SECONDS = 2.5e-4
-_EXCHANGE_HOPS = 4  # read, answer, write, answer
+_EXCHANGE_HOPS = 4  # a read and a write, each with an answer
 _BITS = 8
 _GIGA = 1e9
 
 
 @dataclass(frozen=True)
 class Work:
-    """The measured needs of one process.
+    """The measured cost of the steps of one process.
 
     Attributes:
         cpu_seconds: seconds of one vCPU per step.
         parameters: bytes of the parameters as float32.
         period: local steps between two exchanges.
-        share: the part of these bytes that an exchange with the parameter servers moves each way: 0.5 for numbers of 16 bits.
+        share: the part of `parameters` that an exchange with the parameter servers moves each way: 0.5 for numbers of 16 bits.
     """
 
     cpu_seconds: float
@@ -38,7 +38,7 @@ class Work:
 
 @dataclass(frozen=True)
 class PlannedMachine:
-    """A host: vCPUs, and the bytes a second that its network sends, and takes, at most."""
+    """A host: its vCPUs, and the most bytes a second that its network sends, and also receives."""
 
     cpus: float
     bandwidth: float = math.inf
@@ -50,8 +50,8 @@ class PlannedMachine:
 
 
 @dataclass(frozen=True)
-class Shape:
-    """The machines that train, the master first, and the servers; `shared_vcpus` is None if each has its own."""
+class ClusterShape:
+    """The machines of replicas, the master first, and of parameter servers; all share `shared_vcpus`, unless it is None."""
 
     trainers: Sequence[PlannedMachine]
     servers: Sequence[PlannedMachine] = ()
@@ -65,14 +65,14 @@ class Prediction:
     Attributes:
         rate: steps/s of all replicas together.
         alone: steps/s of one process on the master's machine.
-        replicas: how many train.
-        bound: what limits the rate, such as `compute`.
+        replicas: the number of training replicas.
+        bottleneck: the resource that limits the rate, such as `compute`.
     """
 
     rate: float
     alone: float
     replicas: int
-    bound: str
+    bottleneck: str
 
     @property
     def speed_up(self) -> float:
@@ -83,8 +83,8 @@ class Prediction:
         return self.speed_up / self.replicas
 
 
-def asynchronous(work: Work, shape: Shape) -> Prediction:
-    """Model independent replicas: a round of `period` steps, then parameters once each way."""
+def asynchronous(work: Work, shape: ClusterShape) -> Prediction:
+    """Model asynchronous replicas: rounds of `period` steps, after which parameters are transferred once each way."""
     each_way = work.parameters * work.share if shape.servers else 0.0
     compute = [work.period * work.cpu_seconds / machine.cpus for machine in shape.trainers]
     hops = _EXCHANGE_HOPS * HOP_SECONDS if each_way else 0.0
@@ -97,12 +97,12 @@ def asynchronous(work: Work, shape: Shape) -> Prediction:
         "the ps' network": _rounds(sum(machine.bandwidth for machine in shape.servers), each_way),
         "shared cpus": _rounds(shape.shared_vcpus, work.period * work.cpu_seconds + 2 * each_way * COPY_SECONDS),
     }
-    bound = min(limits, key=lambda name: limits[name])
-    return Prediction(work.period * limits[bound], _alone(work, shape), len(shape.trainers), bound)
+    bottleneck = min(limits, key=lambda name: limits[name])
+    return Prediction(work.period * limits[bottleneck], _alone(work, shape), len(shape.trainers), bottleneck)
 
 
-def synchronous(work: Work, shape: Shape) -> Prediction:
-    """Model replicas in step: `period` steps each, then a float32 ring all-reduce of their parameters."""
+def synchronous(work: Work, shape: ClusterShape) -> Prediction:
+    """Model synchronous replicas: rounds of `period` steps each, then a float32 ring all-reduce of the parameters."""
     count = len(shape.trainers)
     sent = 2 * (count - 1) / count * work.parameters
     compute = max(work.period * work.cpu_seconds / machine.cpus for machine in shape.trainers)
@@ -111,16 +111,16 @@ def synchronous(work: Work, shape: Shape) -> Prediction:
         "compute" if compute >= transfer else "a worker's network": 1 / (compute + transfer),
         "shared cpus": _rounds(shape.shared_vcpus, count * (work.period * work.cpu_seconds + sent * COPY_SECONDS)),
     }
-    bound = min(limits, key=lambda name: limits[name])
-    return Prediction(count * work.period * limits[bound], _alone(work, shape), count, bound)
+    bottleneck = min(limits, key=lambda name: limits[name])
+    return Prediction(count * work.period * limits[bottleneck], _alone(work, shape), count, bottleneck)
 
 
 def _rounds(capacity: float | None, needed: float) -> float:
-    """Return the rounds per second of a resource, by its capacity and a round's need of it."""
+    """Return the rounds per second that a resource allows, by its capacity and what a round needs."""
     return math.inf if capacity is None or not needed else capacity / needed
 
 
-def _alone(work: Work, shape: Shape) -> float:
-    """Return the steps/s of one process on the master's machine, and nothing else there."""
+def _alone(work: Work, shape: ClusterShape) -> float:
+    """Return the steps/s of one process alone on the master's machine."""
     cpus = shape.trainers[0].cpus
     return (cpus if shape.shared_vcpus is None else min(cpus, shape.shared_vcpus)) / work.cpu_seconds

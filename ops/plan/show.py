@@ -16,56 +16,56 @@ _MEGA = 1e6
 
 
 def show(
-    work: Work, per_cpu: float, predicted: Mapping[ScaleTier, Mapping[str, Prediction]], learned: TargetModel | None
+    work: Work, vcpus_per_cpu: float, predicted: Mapping[ScaleTier, Mapping[str, Prediction]], target_model: TargetModel | None
 ) -> None:
-    """Print the plan; a processor of this machine is `per_cpu` vCPUs."""
-    kind = "hyperthreads" if per_cpu == 1 else "whole cores"
-    here = cgroup.available_cpus()
-    seconds = work.cpu_seconds / (here * per_cpu)
+    """Print the plan; each processor of this machine counts as `vcpus_per_cpu` vCPUs."""
+    kind = "hyperthreads" if vcpus_per_cpu == 1 else "whole cores"
+    cpus = cgroup.available_cpus()
+    seconds = work.cpu_seconds / (cpus * vcpus_per_cpu)
     rate = terminal.rate(1 / seconds)
-    terminal.out(f"one process here: {rate} steps/s, {1000 * seconds:.1f} ms a step on {here:g} cpus, counted as {kind}")
+    terminal.out(f"one process here: {rate} steps/s, {1000 * seconds:.1f} ms a step on {cpus:g} cpus, counted as {kind}")
     often = f"every {work.period} steps" if work.period > 1 else "every step"
     # `share` is the part of the bytes that moves each way per exchange.
     moved = f"{work.parameters * work.share / _MEGA:.1f} MB each way to and from parameter servers, {often}"
     terminal.out(f"parameters: {work.parameters / _MEGA:.1f} MB as float32; {moved}")
-    if learned:
-        _show_steps_model(learned)
+    if target_model:
+        _show_steps_model(target_model)
     terminal.out()
     rows = []
-    for tier, of_tier in predicted.items():
+    for tier, by_strategy in predicted.items():
         spec = preset(tier)
         servers = spec.roles[Role.PS].count if Role.PS in spec.roles else 0
-        for strategy, prediction in of_tier.items():
+        for strategy, prediction in by_strategy.items():
             rates = terminal.rate(prediction.rate), terminal.rate(prediction.alone)
             gains = f"{prediction.speed_up:.2f}", f"{prediction.efficiency:.2f}"
-            target = ["", ""] if learned else []
-            if there := learned and learned.by(strategy):
-                target = [time_to(there.seconds(prediction)), f"{there.speed_up(prediction):.2f}"]
-            rows.append((tier, strategy, prediction.replicas, servers, *rates, *gains, prediction.bound, *target))
+            target = ["", ""] if target_model else []
+            if model := target_model and target_model.for_strategy(strategy):
+                target = [format_time_to_target(model.seconds(prediction)), f"{model.speed_up(prediction):.2f}"]
+            rows.append((tier, strategy, prediction.replicas, servers, *rates, *gains, prediction.bottleneck, *target))
     heads = ("TIER", "STRATEGY", "REPLICAS", "PS", "STEPS/S", "MASTER ALONE", "SPEED-UP", "EFFICIENCY", "BOUND BY")
-    terminal.table((*heads, f"TO {learned.target}", "SPEED-UP TO IT") if learned else heads, rows)
-    if learned:
-        _note_late(learned.until)
-        _note_extrapolated(learned, predicted)
-        _note_short(learned, predicted)
+    terminal.table((*heads, f"TO {target_model.target}", "SPEED-UP TO IT") if target_model else heads, rows)
+    if target_model:
+        _note_late_replicas(target_model.until)
+        _note_extrapolated(target_model, predicted)
+        _note_too_few_steps(target_model, predicted)
     terminal.note("a model, not a measurement: fab plan --job ID compares it with a job that ran (docs/plan.md)")
 
 
-def time_to(seconds: float) -> str:
-    """Format a time: `0.034 s`, and from about a second on like other durations."""
+def format_time_to_target(seconds: float) -> str:
+    """Format a time: `0.034 s`, and like other durations from about a second."""
     return terminal.duration(seconds) if seconds >= 0.95 else f"{seconds:.2g} s"
 
 
-def _show_steps_model(learned: TargetModel) -> None:
-    """Print the steps to the target: `least` of each replica plus `noise` divided among all (`time_to_target`)."""
-    law, until = learned.law, learned.until
+def _show_steps_model(target_model: TargetModel) -> None:
+    """Print the steps to the target: measured, and by the model."""
+    steps_model, until = target_model.steps_model, target_model.until
     measured = ", ".join(f"{run['steps']:.0f} with {run['replicas']}" for run in until["runs"])
-    terminal.out(f"steps of all replicas to {learned.target}, by {learned.strategy}: {measured}")
-    least, noise, error = f"{law.least:.0f}", f"{law.noise:.0f}", f"{until['errorPercent']:.0f}"
+    terminal.out(f"steps of all replicas to {target_model.target}, by {target_model.strategy}: {measured}")
+    least, noise, error = f"{steps_model.least:.0f}", f"{steps_model.noise:.0f}", f"{until['errorPercent']:.0f}"
     terminal.out(f"model: {least} steps by each replica, and {noise} divided among all; off by {error} % at most")
 
 
-def _note_late(until: Mapping[str, Any]) -> None:
+def _note_late_replicas(until: Mapping[str, Any]) -> None:
     for run in until["runs"]:
         if runs.is_too_late(run["lateSteps"], run["steps"]):
             terminal.note(
@@ -74,17 +74,19 @@ def _note_late(until: Mapping[str, Any]) -> None:
             )
 
 
-def _note_extrapolated(learned: TargetModel, predicted: Mapping[ScaleTier, Mapping[str, Prediction]]) -> None:
-    further = [tier for tier, of_tier in predicted.items() if max(each.replicas for each in of_tier.values()) > learned.most]
-    if further:
-        verb = "has" if len(further) == 1 else "have"
-        terminal.note(f"{' and '.join(further)} {verb} more replicas than the {learned.most} that were tried: extrapolated")
+def _note_extrapolated(target_model: TargetModel, predicted: Mapping[ScaleTier, Mapping[str, Prediction]]) -> None:
+    most = target_model.max_replicas
+    larger = [tier for tier, by_strategy in predicted.items() if max(each.replicas for each in by_strategy.values()) > most]
+    if larger:
+        verb = "has" if len(larger) == 1 else "have"
+        terminal.note(f"{' and '.join(larger)} {verb} more replicas than the {most} that were tried: extrapolated")
 
 
-def _note_short(learned: TargetModel, predicted: Mapping[ScaleTier, Mapping[str, Prediction]]) -> None:
-    if (steps := learned.until["jobSteps"]) is None:
+def _note_too_few_steps(target_model: TargetModel, predicted: Mapping[ScaleTier, Mapping[str, Prediction]]) -> None:
+    if (steps := target_model.until["jobSteps"]) is None:
         return
     for tier, predictions in predicted.items():
-        needed = [learned.law.steps(prediction.replicas) for name, prediction in predictions.items() if learned.by(name)]
+        models = ((target_model.for_strategy(name), each.replicas) for name, each in predictions.items())
+        needed = [model.steps_model.steps(replicas) for model, replicas in models if model]
         if needed and max(needed) > steps:
-            terminal.note(f"{tier} would take {max(needed):.0f} steps to {learned.target}, and the job has {steps}")
+            terminal.note(f"{tier} would take {max(needed):.0f} steps to {target_model.target}, and the job has {steps}")

@@ -1,4 +1,4 @@
-"""Steps of a job to a target, by its replicas: a pure model of two numbers; see docs/plan.md.
+"""Model the steps of a job to a target by its number of replicas, with two parameters; see docs/plan.md.
 
 Source: McCandlish, Kaplan, Amodei et al. 2018, "An Empirical Model of Large-Batch Training", equation 2.11: a job that takes S
 steps of batches of E/S samples has (S/S_min - 1)(E/E_min - 1) = 1. N replicas, each with a batch of its own, count as one with
@@ -20,15 +20,15 @@ from ops.plan.scaling import Prediction
 
 REPLICAS = "1,2,5"
 _MOST_REPLICAS = 16
-# Parts of the names of Keras's losses and metrics of which less is better.
-_SMALLER = re.compile(
+# Matches names of Keras's losses and metrics of which lower is better.
+_LOWER_IS_BETTER = re.compile(
     r"loss|error|entropy|perplexity|divergence|hinge|poisson|log_?cosh|(^|[^a-z])(mae|mape|r?msl?e)([^a-z]|$)", re.IGNORECASE
 )
 
 
 @dataclass(frozen=True)
-class AccuracyTarget:
-    """A metric of the Eval lines and its target value: an upper limit if less of it is better."""
+class MetricTarget:
+    """A metric of the Eval lines and its target value: an upper limit if lower is better, else a lower one."""
 
     metric: str
     value: float
@@ -37,17 +37,17 @@ class AccuracyTarget:
         return f"{self.metric}={self.value:g}"
 
     @property
-    def smaller(self) -> bool:
-        """True if less is better, by the metric's name."""
-        return bool(_SMALLER.search(self.metric))
+    def lower_is_better(self) -> bool:
+        """True if lower is better, by the metric's name."""
+        return bool(_LOWER_IS_BETTER.search(self.metric))
 
     def reached(self, value: float) -> bool:
-        return value <= self.value if self.smaller else value >= self.value
+        return value <= self.value if self.lower_is_better else value >= self.value
 
 
 @dataclass(frozen=True)
 class Crossing:
-    """The `step`, of all replicas together, at which a target is reached, between `before` and `after`."""
+    """The `step`, counted over all replicas, at which a target is reached: between the evaluations `before` and `after`."""
 
     step: float
     before: MetricPoint
@@ -72,35 +72,35 @@ class StepsModel:
 
 @dataclass(frozen=True)
 class TargetModel:
-    """The law of jobs by one strategy, measured with at most `most` replicas, from a plan's `until`."""
+    """A plan's `until`: a target, and the model of the steps to it, measured by one strategy with at most `max_replicas`."""
 
-    target: AccuracyTarget
+    target: MetricTarget
     strategy: str
-    law: StepsModel
-    most: int
+    steps_model: StepsModel
+    max_replicas: int
     until: Mapping[str, Any]
 
     @classmethod
     def of(cls, until: Mapping[str, Any]) -> TargetModel:
         """Parse a plan's `until`."""
-        law = StepsModel(until["leastSteps"], until["noiseSteps"])
-        most = max(run["replicas"] for run in until["runs"])
-        return cls(AccuracyTarget(until["metric"], until["value"]), until["strategy"], law, most, until)
+        steps_model = StepsModel(until["leastSteps"], until["noiseSteps"])
+        max_replicas = max(run["replicas"] for run in until["runs"])
+        return cls(MetricTarget(until["metric"], until["value"]), until["strategy"], steps_model, max_replicas, until)
 
-    def by(self, strategy: str) -> TargetModel | None:
-        """Return this for the strategy that was measured, else None."""
+    def for_strategy(self, strategy: str) -> TargetModel | None:
+        """Return this model if it was measured with that strategy, else None."""
         return self if strategy == self.strategy else None
 
     def seconds(self, prediction: Prediction) -> float:
         """Return the seconds to the target at a predicted rate."""
-        return self.law.seconds(prediction.replicas, prediction.rate)
+        return self.steps_model.seconds(prediction.replicas, prediction.rate)
 
     def speed_up(self, prediction: Prediction) -> float:
-        """Return how many times as long one process on the master's machine takes to the target."""
-        return self.law.seconds(1, prediction.alone) / self.seconds(prediction)
+        """Return the speed-up to the target over one process on the master's machine."""
+        return self.steps_model.seconds(1, prediction.alone) / self.seconds(prediction)
 
 
-def parse_target(text: str) -> AccuracyTarget:
+def parse_target(text: str) -> MetricTarget:
     """Parse `accuracy=0.97`."""
     metric, equals, number = (part.strip() for part in text.rpartition("="))
     if not equals or not metric:
@@ -111,7 +111,7 @@ def parse_target(text: str) -> AccuracyTarget:
         value = math.nan
     if not math.isfinite(value):
         raise UsageError(f"--until {text!r}: {number!r} is no finite number")
-    return AccuracyTarget(metric, value)
+    return MetricTarget(metric, value)
 
 
 def parse_replicas(text: str) -> list[int]:
@@ -128,51 +128,51 @@ def parse_replicas(text: str) -> list[int]:
     return counts
 
 
-def crossing(goal: AccuracyTarget, evaluations: Sequence[MetricPoint]) -> Crossing | None:
+def crossing(target: MetricTarget, evaluations: Sequence[MetricPoint]) -> Crossing | None:
     """Return when the evaluations first reach the target, interpolated between two of them.
 
     Returns:
-        None if they do not reach it, or if the first one is there already, since when is then unknown.
+        None if they do not reach it, or if already the first one has, as the step before it is unknown.
     """
-    points = [point for point in evaluations if goal.metric in point.values]
+    points = [point for point in evaluations if target.metric in point.values]
     for lower, upper in pairwise(points):
-        low, high = lower.values[goal.metric], upper.values[goal.metric]
-        if goal.reached(low):
+        low, high = lower.values[target.metric], upper.values[target.metric]
+        if target.reached(low):
             return None
-        if goal.reached(high):
-            part = (goal.value - low) / (high - low)
+        if target.reached(high):
+            part = (target.value - low) / (high - low)
             return Crossing(lower.step + part * (upper.step - lower.step), lower, upper)
     return None
 
 
-def nearest(goal: AccuracyTarget, evaluations: Sequence[MetricPoint]) -> MetricPoint | None:
-    """Return the evaluation nearest to a target that none reached, or None if none has the metric."""
-    points = [point for point in evaluations if goal.metric in point.values]
-    best = min if goal.smaller else max
-    return best(points, key=lambda point: point.values[goal.metric], default=None)
+def nearest(target: MetricTarget, evaluations: Sequence[MetricPoint]) -> MetricPoint | None:
+    """Return the evaluation nearest to a target that was not reached, or None if none has the metric."""
+    points = [point for point in evaluations if target.metric in point.values]
+    best = min if target.lower_is_better else max
+    return best(points, key=lambda point: point.values[target.metric], default=None)
 
 
 def fit(points: Sequence[tuple[int, float]]) -> StepsModel:
-    """Fit the law to measurements: pairs of replicas and steps of them all together.
+    """Fit a model to measurements: pairs of the number of replicas and the steps of all of them together.
 
-    Non-negative least squares of the relative error of the steps. At least two numbers of replicas must differ.
+    The method is non-negative least squares of the relative error of the steps. It needs two different numbers of replicas.
     """
-    # Each measurement says p * least + q * noise = 1.
+    # Each measurement gives an equation p * least + q * noise = 1.
     rows = [(count / steps, 1 / steps) for count, steps in points]
     p, q = sum(p for p, _ in rows), sum(q for _, q in rows)
     pp, pq, qq = sum(p * p for p, _ in rows), sum(p * q for p, q in rows), sum(q * q for _, q in rows)
     determinant = pp * qq - pq * pq
     if determinant > 0:
-        law = StepsModel((p * qq - q * pq) / determinant, (q * pp - p * pq) / determinant)
-        if law.least >= 0 and law.noise >= 0:
-            return law
+        steps_model = StepsModel((p * qq - q * pq) / determinant, (q * pp - p * pq) / determinant)
+        if steps_model.least >= 0 and steps_model.noise >= 0:
+            return steps_model
     # If one of the two would be negative, the best fit has it at 0.
     return min(
         (StepsModel(p / pp, 0.0), StepsModel(0.0, q / qq)),
-        key=lambda law: sum((law.least * p + law.noise * q - 1) ** 2 for p, q in rows),
+        key=lambda steps_model: sum((steps_model.least * p + steps_model.noise * q - 1) ** 2 for p, q in rows),
     )
 
 
-def largest_error(law: StepsModel, points: Sequence[tuple[int, float]]) -> float:
-    """Return the largest deviation of the law from a measurement, in percent."""
-    return max(100 * abs(law.steps(count) / steps - 1) for count, steps in points)
+def largest_error(steps_model: StepsModel, points: Sequence[tuple[int, float]]) -> float:
+    """Return the largest deviation of a model from a measurement, in percent."""
+    return max(100 * abs(steps_model.steps(count) / steps - 1) for count, steps in points)

@@ -1,1 +1,1 @@
-"""`fab report`: a job, or several side by side, as one page that needs nothing else."""
+"""`fab report`: an HTML page of a job, or of several side by side; `fab bundle`: a file with the evidence of a job."""

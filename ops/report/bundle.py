@@ -1,6 +1,6 @@
 """`fab bundle`: write one file with the evidence of a job: host diagnoses, records, ends of logs.
 
-A tar.gz and no zip, as the same names and lines in many small files are compressed together.
+It is no zip, which would compress its many small files one by one, though they have many lines in common.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from ops.errors import DONE, UsageError, one_line
 from ops.logs.lines import LogLine
 from ops.report.command import can_create, write
 from ops.report.evidence import JobEvidence
-from ops.show.doctor import clock
+from ops.show.doctor import clock_offset_ms
 from ops.show.jobs import describe_to_stdout
 
 LINES = 200
 _FULL_PERCENT = 90
 _CLOCK_SECONDS = 5.0
-# A host gives up after as many (`hosts.agent.diagnosis`).
+# The time limit of a host for its diagnosis (`hosts.agent.diagnosis`).
 _DIAGNOSIS_SECONDS = 30.0
 _POLL_SECONDS = 0.5
-_SECRET, _SHORTEST = "[secret]", 4
+_SECRET, _MIN_SECRET_LENGTH = "[secret]", 4
 _NOTIFY_TARGET = re.compile(rb'"notify":"(?:[^"\\]|\\.)+"')
-# The encodings of a text in the files.
+# The encodings in which the files may have a secret.
 _ENCODINGS: tuple[Callable[[str], str], ...] = (
     str,
     terminal.sanitize,
@@ -64,13 +64,13 @@ Contents:
 
 @dataclass
 class Bundle:
-    """The files of a bundle, and the diagnoses, last log lines and clocks that its summary uses."""
+    """The files of a bundle, and what its summary uses: diagnoses, last log lines, and offsets of hosts' clocks."""
 
     job: JobEvidence
     files: dict[str, bytes] = field(default_factory=dict)
     diagnoses: dict[str, dict[str, Any]] = field(default_factory=dict)
     logs: dict[str, list[LogLine]] = field(default_factory=dict)
-    clocks: dict[str, float] = field(default_factory=dict)
+    clock_offsets_ms: dict[str, float] = field(default_factory=dict)
 
 
 def bundle(cluster: ClusterClient, job_id: str | None, dest: str | None, force: bool, as_json: bool) -> int:
@@ -111,12 +111,12 @@ def gather(cluster: ClusterClient, job: JobEvidence, step: terminal.ProgressLine
     bundle.files["describe.txt"] = job.attempt(lambda: _describe(cluster, job), b"", "it cannot be described")
     bundle.files |= {path: _without_target(content) for path, content in job.files.items()}
     step.count = "(diagnoses)"
-    read: dict[str, bytes] = job.attempt(lambda: _diagnoses(cluster, job, step), {}, "the diagnoses were not read")
-    for name, content in read.items():
+    diagnoses: dict[str, bytes] = job.attempt(lambda: _diagnoses(cluster, job, step), {}, "the diagnoses were not read")
+    for name, content in diagnoses.items():
         try:
             diagnosis = json.loads(content)
             if _is_of_earlier_job(diagnosis, record):
-                job.notes.append(f"the diagnosis by the host of {name} is of an earlier job of this id: it is left out")
+                job.notes.append(f"the diagnosis by the host of {name} is of an earlier job of this id: it is omitted")
                 continue
             lines = [LogLine(each["time"], each["severity"], name, each["message"]) for each in diagnosis["lines"]]
             bundle.diagnoses[name], bundle.logs[name] = diagnosis, lines
@@ -128,11 +128,11 @@ def gather(cluster: ClusterClient, job: JobEvidence, step: terminal.ProgressLine
     missing = [name for name in names if name not in bundle.logs]
     if missing and _has_secrets(job):
         why = "the job has secrets, which only a diagnosis hides"
-        job.notes.append(f"the log of {', '.join(missing)} is left out: {why}; fab logs {record.jobId} shows it")
-        bundle.files |= {f"logs/{name}.log": f"left out: {why}\n".encode() for name in missing}
+        job.notes.append(f"the log of {', '.join(missing)} is omitted: {why}; fab logs {record.jobId} shows it")
+        bundle.files |= {f"logs/{name}.log": f"omitted: {why}\n".encode() for name in missing}
     elif missing:
-        wanted = LogFilter(lines=LINES)
-        logs: dict[str, list[LogLine]] = job.attempt(lambda: job.read_logs(missing, wanted), {}, "no more logs were read")
+        log_filter = LogFilter(lines=LINES)
+        logs: dict[str, list[LogLine]] = job.attempt(lambda: job.read_logs(missing, log_filter), {}, "no more logs were read")
         bundle.logs |= logs
     for name in filter(bundle.logs.get, names):
         text = "".join(f"{_format_line(line)}\n" for line in bundle.logs[name])
@@ -163,7 +163,7 @@ def _without_target(content: bytes) -> bytes:
 
 
 def _diagnoses(cluster: ClusterClient, job: JobEvidence, step: terminal.ProgressLine) -> dict[str, bytes]:
-    """Read the diagnoses; of a job that has just FAILED, wait for those that its hosts still write."""
+    """Read the diagnoses; if the job has just FAILED, wait for those that its hosts still write."""
     job_id, names = job.record.jobId, [replica.name for replica in job.replicas]
     deadline = time.monotonic() + _seconds_left(job.record)
     while True:
@@ -177,14 +177,14 @@ def _diagnoses(cluster: ClusterClient, job: JobEvidence, step: terminal.Progress
 
 
 def _seconds_left(record: JobRecord) -> float:
-    """Return for how long hosts may still write diagnoses, by the clock of this machine."""
+    """Return for how many seconds hosts may still write diagnoses, by the clock of this machine."""
     if record.state is not JobState.FAILED or not record.endTime or not record.hosts:
         return 0.0
     return min(max(_DIAGNOSIS_SECONDS - seconds_between(record.endTime), 0.0), _DIAGNOSIS_SECONDS)
 
 
 def _is_of_earlier_job(diagnosis: Mapping[str, Any], record: JobRecord) -> bool:
-    """Return whether a diagnosis belongs to an earlier job with this id, whatever the host's clock."""
+    """Return whether a diagnosis belongs to an earlier job with this id, even if the host's clock is wrong."""
     ended = _part(diagnosis, "clock").get("leaderTime")
     return ended != record.endTime and str(diagnosis.get("time", record.createTime)) < record.createTime
 
@@ -206,7 +206,7 @@ def _format_line(line: LogLine) -> str:
 def host_state_command(since: str) -> str:
     """Return the diagnostic shell command for a host.
 
-    It prints the host's clock in the first line, then units, disks, memory, and the kernel's lines about memory.
+    Its output begins with a line with the host's clock; units, disks, memory and the kernel's lines about memory follow.
     """
     moment = shlex.quote(f"{since[:19].replace('T', ' ')} UTC")
     properties = "Id,ActiveState,SubState,Result,ExecMainStatus,NRestarts,StatusText,MemoryCurrent"
@@ -232,14 +232,13 @@ def _query_hosts(cluster: ClusterClient, bundle: Bundle) -> None:
     def ask(name: str) -> tuple[float, str]:
         fleet.connection(hosts[name])
         sent = time.time()
-        ran = fleet.run(hosts[name], command)
-        return sent, ran.output
+        return sent, fleet.run(hosts[name], command).output
 
     outcome = fleet.each(hosts, ask, COMMAND_SECONDS)
-    for name, (moment, output) in outcome.results.items():
+    for name, (sent, output) in outcome.results.items():
         bundle.files[f"hosts/{hosts[name]}.txt"] = output.encode("utf-8", "replace")
         with suppress(ValueError, IndexError):
-            bundle.clocks[name] = clock(output, moment)
+            bundle.clock_offsets_ms[name] = clock_offset_ms(output, sent)
     bundle.job.notes += [f"{one_line(error)}: it was not queried" for error in outcome.failures.values()]
 
 
@@ -248,9 +247,9 @@ def summary(bundle: Bundle) -> str:
     record = bundle.job.record
     first = earliest((replica.name, replica.firstError) for replica in bundle.job.replicas)
     lines = [f"First error: {first[0]}, {first[1].time}: {first[1].message}" if first else "No replica printed an error."]
-    ran = format_elapsed(record)
+    elapsed = format_elapsed(record)
     why = record.errorMessage.partition("\n")[0]
-    lines.append(f"Job {record.jobId} {record.state}{f' after {ran}' if ran else ''}{f': {why}' if why else ''}")
+    lines.append(f"Job {record.jobId} {record.state}{f' after {elapsed}' if elapsed else ''}{f': {why}' if why else ''}")
     lines += ["", *(_describe_replica(bundle, replica) for replica in bundle.job.replicas)]
     if bundle.job.notes:
         lines += ["", *(f"Note: {note}" for note in bundle.job.notes)]
@@ -266,8 +265,8 @@ def _describe_replica(bundle: Bundle, replica: ReplicaRecord) -> str:
     if abs(ahead) > _CLOCK_SECONDS:
         way = "ahead of" if ahead > 0 else "behind"
         parts.append(f"its clock was {abs(ahead):.0f} s {way} that of {_part(diagnosis, 'clock').get('leader')}")
-    if abs(now := bundle.clocks.get(replica.name, 0.0)) > _CLOCK_SECONDS * 1000:
-        parts.append(f"its clock is now {now / 1000:+.0f} s off that of this machine")
+    if abs(offset := bundle.clock_offsets_ms.get(replica.name, 0.0)) > _CLOCK_SECONDS * 1000:
+        parts.append(f"its clock is now {offset / 1000:+.0f} s off that of this machine")
     host = bundle.job.record.placement.get(replica.name, replica.name)
     return f"{replica.name}{f' on {host}' if host != replica.name else ''}: {'; '.join(parts)}"
 
@@ -281,7 +280,7 @@ def _describe_end(replica: ReplicaRecord, diagnosis: Mapping[str, Any]) -> list[
 
 
 def _describe_disks(replica: ReplicaRecord, diagnosis: Mapping[str, Any], log: list[LogLine]) -> list[str]:
-    """List full disks, and the trainer's own out-of-disk error, since its files are removed when it ends."""
+    """List full disks, and the trainer's out-of-disk error: the files that filled a disk are removed when it ends."""
     parts = []
     disks = diagnosis.get("disks")
     for disk in filter(_is_object, disks if isinstance(disks, list) else []):
@@ -289,7 +288,7 @@ def _describe_disks(replica: ReplicaRecord, diagnosis: Mapping[str, Any], log: l
         if total and (full := 100 * (1 - free / total)) >= _FULL_PERCENT:
             parts.append(f"{disk.get('path')} is {full:.0f} % full")
     texts = "\n".join((replica.errorMessage, *(line.message for line in log)))
-    return [*parts, f'it ran out of disk, "{lack[0]}"'] if (lack := NO_SPACE.search(texts)) else parts
+    return [*parts, f'it ran out of disk, "{match[0]}"'] if (match := NO_SPACE.search(texts)) else parts
 
 
 def _is_object(value: object) -> bool:
@@ -308,8 +307,8 @@ def _number(value: object) -> float:
 def find_secrets(bundle: Bundle) -> dict[str, str]:
     """Return the values to hide, each with its replacement.
 
-    A host's lines have [secret] in them where the records have the line as the trainer printed it. The result holds such lines,
-    and the values that can be derived from them.
+    A diagnosis has [secret] in lines that the records have as the trainer printed them. Such lines are replaced by their
+    redacted form, and secrets that follow from a comparison of the two by [secret].
     """
     values: dict[str, str] = {}
     for replica in bundle.job.replicas:
@@ -323,9 +322,9 @@ def find_secrets(bundle: Bundle) -> dict[str, str]:
 
 
 def _match_redacted(original: str, redacted: str) -> dict[str, str]:
-    """Compare a line with its redacted form; return the line, and the secret if one value explains it."""
+    """Compare a line with its redacted form; map the line to that form, and the secret to [secret] if one value fits."""
     first, *rest = parts = redacted.split(_SECRET)
-    least = len("".join(parts)) + _SHORTEST * len(rest)
+    least = len("".join(parts)) + _MIN_SECRET_LENGTH * len(rest)
     fits = rest and original.startswith(first) and original.endswith(rest[-1])
     if original == redacted or len(original) < least or not fits:
         return {}
@@ -335,7 +334,7 @@ def _match_redacted(original: str, redacted: str) -> dict[str, str]:
 
 
 def redact(files: Mapping[str, bytes], values: Mapping[str, str]) -> dict[str, bytes]:
-    """Replace the secret values in the files, in each encoding in which they may occur."""
+    """Replace the keys of `values` by their values in the files, in each encoding."""
     forms = {encode(value): encode(instead) for value, instead in values.items() for encode in _ENCODINGS}
     redacted = dict(files)
     for form in sorted(forms, key=len, reverse=True):
@@ -344,12 +343,12 @@ def redact(files: Mapping[str, bytes], values: Mapping[str, str]) -> dict[str, b
     return redacted
 
 
-def pack(top: str, files: Mapping[str, bytes]) -> bytes:
+def pack(folder: str, files: Mapping[str, bytes]) -> bytes:
     """Return a tar.gz with these files in a folder."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w:gz") as tar:
         for name, content in files.items():
-            info = tarfile.TarInfo(f"{top}/{name}")
+            info = tarfile.TarInfo(f"{folder}/{name}")
             info.size, info.mtime, info.mode = len(content), int(time.time()), 0o644
             tar.addfile(info, io.BytesIO(content))
     return out.getvalue()

@@ -1,6 +1,6 @@
 """Charts: pure functions build Vega-Lite specifications, and vl_convert renders them as SVG.
 
-The colours are names of CSS variables, which the page defines for light, dark and paper. Nothing is fetched.
+The colours are CSS variables, which the page defines for light and dark mode and for print. Rendering needs no network.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from ops.report.report import (
 
 COLOURS = 8
 _VERSION = "6.4"
-_WIDTH, _HEIGHT, _AXES, _ROW = 420, 250, 90, 18
-_LETTER, _LETTERS = 8, 16
-# The columns of a legend, and the width of a name in one.
+_WIDTH, _HEIGHT, _AXES_HEIGHT, _ROW_HEIGHT = 420, 250, 90, 18
+_LETTER_WIDTH, _MOST_LETTERS = 8, 16
+# Numbers of columns of a legend, each with the widest name that fits.
 _COLUMNS = ((3, 85), (2, 150), (1, 320))
 _MOST_POINTS = 300
 _LOG_RATIO = 50
@@ -49,7 +49,7 @@ _CURVE: Spec = {"field": "curve", "type": "nominal"}
 
 @dataclass(frozen=True)
 class ChartSeries:
-    """A line of a chart: colour and dash by number, whether points are marked, and the x of its breaks."""
+    """A line of a chart: indexes of its colour and dash, whether its points are dots, and the x where it is interrupted."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -60,7 +60,7 @@ class ChartSeries:
 
 
 def svg(spec: Spec) -> str:
-    """Render the picture as an element of a page; no name in it is markup."""
+    """Render a chart as an SVG element of a page; text in it is escaped."""
     return vl_convert.vegalite_to_svg(_sanitize(spec), vl_version=_VERSION, allowed_base_urls=[])
 
 
@@ -76,17 +76,17 @@ def _sanitize(value: Any) -> Any:
 def curve_chart(chart: Chart) -> Spec:
     """Plot the curves of a job under one name, by step."""
     curves = enumerate(chart.curves)
-    return step_chart(chart.name, [_series(curve.name, curve, place, place // COLOURS) for place, curve in curves])
+    return step_chart(chart.name, [_series(curve.name, curve, index, index // COLOURS) for index, curve in curves])
 
 
 def comparison_chart(name: str, jobs: Sequence[tuple[str, Chart | None]]) -> Spec:
     """Plot the curves of several jobs under one name: a colour for each job, dashes for each curve."""
     kinds = list(dict.fromkeys(curve.name for _, chart in jobs if chart for curve in chart.curves))
-    # Evaluations are solid lines, steps dashed: it is the evaluations that one compares.
+    # Evaluations, which matter most, are solid lines; training is dashed.
     kinds.sort(key=lambda kind: not kind.startswith("eval"))
     lines = [
-        _series(f"{job}: {curve.name}", curve, place, kinds.index(curve.name))
-        for place, (job, chart) in enumerate(jobs)
+        _series(f"{job}: {curve.name}", curve, index, kinds.index(curve.name))
+        for index, (job, chart) in enumerate(jobs)
         if chart
         for curve in chart.curves
     ]
@@ -98,10 +98,10 @@ def _series(name: str, curve: Curve, colour: int, dash: int) -> ChartSeries:
 
 
 def step_chart(name: str, series: Sequence[ChartSeries]) -> Spec:
-    """Plot lines over the global step, on a logarithmic scale for a loss that falls by far."""
+    """Plot lines over the global step, on a logarithmic scale for a loss that spans orders of magnitude."""
     values = [value for each in series for _, value in each.points]
-    logs = "loss" in name and min(values) > 0 and max(values) / min(values) > _LOG_RATIO
-    if not logs:
+    logarithmic = "loss" in name and min(values) > 0 and max(values) / min(values) > _LOG_RATIO
+    if not logarithmic:
         return _lines(series, "step", {"title": None, "scale": {"zero": False}})
     lowest, highest = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
     axis = {"values": [10.0**power for power in range(lowest, min(highest, sys.float_info.max_10_exp) + 1)]}
@@ -109,15 +109,15 @@ def step_chart(name: str, series: Sequence[ChartSeries]) -> Spec:
 
 
 def throughput_chart(replicas: Sequence[ReplicaThroughput], events: Sequence[TimelineEvent], seconds: Sequence[float]) -> Spec:
-    """Plot each replica's steps/s over time, its restarts as triangles, and the job's as lines.
+    """Plot each replica's steps/s over time, its restarts as triangles, and the job's events as vertical lines.
 
-    `seconds` are those of the events, from the job's creation.
+    `seconds` are the times of the events, since the job's creation.
     """
     size, unit = _unit([at for each in replicas for at, _ in each.points])
     lines = []
-    for place, each in enumerate(replicas):
+    for index, each in enumerate(replicas):
         points, breaks = [(at / size, rate) for at, rate in each.points], [at / size for at in each.restarts]
-        lines.append(ChartSeries(each.replica, points, place, place // COLOURS, breaks=breaks))
+        lines.append(ChartSeries(each.replica, points, index, index // COLOURS, breaks=breaks))
     spec = _lines(lines, f"{unit} since the job was created", {"title": "steps/s", "scale": {"zero": True}})
     restarts = [{"x": at / size, "curve": each.replica} for each in replicas for at in each.restarts]
     job_events = [{"x": at / size} for at, each in zip(seconds, events, strict=True) if each.who == "job"]
@@ -130,7 +130,7 @@ def throughput_chart(replicas: Sequence[ReplicaThroughput], events: Sequence[Tim
 
 
 def _layer(values: Sequence[Spec], mark: Spec, encoding: Spec | None = None) -> Spec:
-    """Return a layer with its own data, hidden from screen readers: the page describes it in words."""
+    """Return a layer with its own data, hidden from screen readers, for which the page has a text."""
     return {"data": {"values": values}, "mark": {**mark, "aria": False}, **({"encoding": encoding} if encoding else {})}
 
 
@@ -151,17 +151,17 @@ def trial_chart(tuning: Tuning) -> Spec:
     return {**_frame(_HEIGHT), "encoding": {"x": x_axis, "y": _metric(tuning)}, "layer": layers}
 
 
-def parameter_chart(tuning: Tuning, axis: TunedParameter) -> Spec:
+def parameter_chart(tuning: Tuning, parameter: TunedParameter) -> Spec:
     """Plot the trials' metric over a hyperparameter; the best trial is larger and in another colour."""
     trials = succeeded_trials(tuning)
-    to_x: Callable[[str], object] = str if axis.kind == "words" else float
-    values = [{"x": to_x(each.hyperparameters[axis.name]), "y": each.value} for each in trials]
+    to_x: Callable[[str], object] = str if parameter.kind == "words" else float
+    values = [{"x": to_x(each.hyperparameters[parameter.name]), "y": each.value} for each in trials]
     kind: Spec = {"type": "nominal"}
-    if axis.kind != "words":
-        kind = {"type": "quantitative", "scale": {"type": axis.kind, "zero": False, "nice": False, "padding": 10}}
-    if axis.kind == "log":
+    if parameter.kind != "words":
+        kind = {"type": "quantitative", "scale": {"type": parameter.kind, "zero": False, "nice": False, "padding": 10}}
+    if parameter.kind == "log":
         kind["axis"] = {"format": "~g", "tickCount": 4, "labelOverlap": "greedy"}
-    encoding = {"x": {"field": "x", "title": axis.name, **kind}, "y": _metric(tuning)}
+    encoding = {"x": {"field": "x", "title": parameter.name, **kind}, "y": _metric(tuning)}
     dots = {"type": "circle", "size": 60, "opacity": 0.8, "color": "var(--c0)"}
     layers = [_layer(values, dots), _layer(values[:1], {"type": "circle", "size": 160, "opacity": 1, "color": "var(--c1)"})]
     return {**_frame(_HEIGHT), "encoding": encoding, "layer": layers}
@@ -179,15 +179,16 @@ def timeline_chart(segments: Sequence[TimelineSegment]) -> Spec:
     values = [{"who": each.who, "state": each.state, "x": each.begin / size, "to": each.end / size} for each in segments]
     legend = {**_legend(states), "symbolType": "square", "symbolStrokeWidth": 0}
     scale = {"domain": states, "range": [_STATES[state] for state in states]}
-    # The reader's font may be wider than the one that was measured here.
-    axis = {"grid": False, "ticks": False, "minExtent": _LETTER * min(max(map(len, names)), _LETTERS)}
+    # The font of the browser may be wider than the one by which vl_convert measures.
+    axis = {"grid": False, "ticks": False, "minExtent": _LETTER_WIDTH * min(max(map(len, names)), _MOST_LETTERS)}
     encoding = {
         "y": {"field": "who", "type": "nominal", "sort": names, "title": None, "axis": axis},
         "x": {**_X, "title": f"{unit} since the job was created", "scale": {"nice": False}},
         "x2": {"field": "to"},
         "color": {"field": "state", "type": "nominal", "title": None, "legend": legend, "scale": scale},
     }
-    return {**_frame(_AXES + _ROW * len(names)), **_layer(values, {"type": "bar", "height": {"band": 0.7}}, encoding)}
+    frame = _frame(_AXES_HEIGHT + _ROW_HEIGHT * len(names))
+    return {**frame, **_layer(values, {"type": "bar", "height": {"band": 0.7}}, encoding)}
 
 
 def _lines(series: Sequence[ChartSeries], x_title: str, y: Spec) -> Spec:
@@ -216,13 +217,13 @@ def _lines(series: Sequence[ChartSeries], x_title: str, y: Spec) -> Spec:
         "mark": {"type": "circle", "size": 22, "opacity": 1, "aria": False},
         "encoding": shared,
     }
-    height = _HEIGHT + _ROW * (math.ceil(len(names) / legend["columns"]) - 1)
+    height = _HEIGHT + _ROW_HEIGHT * (math.ceil(len(names) / legend["columns"]) - 1)
     return {**_frame(height), "data": {"values": rows}, "layer": [line, dots]}
 
 
 def _legend(names: Sequence[str]) -> Spec:
     """Return a legend with as many columns as fit the longest name, with a margin for wider fonts."""
-    longest = _LETTER * max(map(len, names))
+    longest = _LETTER_WIDTH * max(map(len, names))
     columns, limit = next((each for each in _COLUMNS if longest <= each[1]), _COLUMNS[-1])
     return {"columns": columns, "labelLimit": limit, "columnPadding": 24}
 
@@ -230,7 +231,7 @@ def _legend(names: Sequence[str]) -> Spec:
 def split_at_restarts(
     points: Sequence[tuple[float, float]], breaks: Sequence[float] = ()
 ) -> Iterator[list[tuple[float, float]]]:
-    """Yield the points in pieces in which x rises: a restart from a checkpoint begins a new line."""
+    """Yield the points in pieces with rising x, also split at breaks: a restart from a checkpoint begins a new line."""
     piece: list[tuple[float, float]] = []
     for point in points:
         if piece and (point[0] < piece[-1][0] or any(piece[-1][0] <= at < point[0] for at in breaks)):
@@ -242,19 +243,19 @@ def split_at_restarts(
 
 
 def downsample(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Reduce the points to a visible number: the lowest and the highest of each stretch, and both ends."""
+    """Reduce the points to as many as are visible: the lowest and the highest of each stretch, the first and the last."""
     if len(points) <= _MOST_POINTS:
         return list(points)
-    places = {0, len(points) - 1}
+    indexes = {0, len(points) - 1}
     stretches = _MOST_POINTS // 2
     for number in range(stretches):
         stretch = range(number * len(points) // stretches, (number + 1) * len(points) // stretches)
-        places |= {min(stretch, key=lambda place: points[place][1]), max(stretch, key=lambda place: points[place][1])}
-    return [points[place] for place in sorted(places)]
+        indexes |= {min(stretch, key=lambda index: points[index][1]), max(stretch, key=lambda index: points[index][1])}
+    return [points[index] for index in sorted(indexes)]
 
 
 def _unit(seconds: Sequence[float]) -> tuple[float, str]:
-    """Return the length in seconds and the name of the unit that suits a duration."""
+    """Return the seconds in the unit of time that suits the longest duration, and its name."""
     return next((size, name) for least, size, name in _UNITS if max(seconds) >= least)
 
 
@@ -271,7 +272,7 @@ def _frame(height: int) -> Spec:
         "height": height,
         "autosize": {"type": "fit", "contains": "padding"},
         "background": None,
-        "padding": {"left": 9, "right": 9, "top": 2, "bottom": 2},  # for wider fonts of the reader
+        "padding": {"left": 9, "right": 9, "top": 2, "bottom": 2},  # for wider fonts of the browser
         "config": {
             "font": "Arial, Helvetica, sans-serif",
             "view": {"stroke": None},

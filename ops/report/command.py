@@ -16,14 +16,14 @@ from ops.report.page import MARK, as_json, page
 
 MAX_JOBS = 6
 """The most jobs that can be distinguished on one page."""
-_HEAD = 512
+_HEAD_BYTES = 512
 
 
 def report(cluster: ClusterClient, job_ids: Sequence[str], output: str | None, json: bool) -> int:
     """Write the report of a job, by default the newest, or of several to compare; with `json` print it."""
     check_ids(job_ids)
     if json and output:
-        raise UsageError("--json prints, and --output writes a page: leave one of them out")
+        raise UsageError("--json prints, and --output writes a page: use only one of them")
     if output:
         check_output(Path(output))
     reports = [make(JobEvidence(cluster, job_id)) for job_id in job_ids or (None,)]
@@ -43,24 +43,24 @@ def check_ids(job_ids: Sequence[str]) -> None:
     """Check the number of jobs, and that none is named twice."""
     if len(job_ids) > MAX_JOBS:
         raise UsageError(f"fab report compares {MAX_JOBS} jobs at most, not {len(job_ids)}")
-    if twice := [job_id for place, job_id in enumerate(job_ids) if job_id in job_ids[:place]]:
+    if twice := [job_id for index, job_id in enumerate(job_ids) if job_id in job_ids[:index]]:
         raise UsageError(f"{twice[0]} is named twice: a job is compared with others")
 
 
 def check_output(target: Path) -> None:
-    """Check that the page can be written, and only overwrites a page of this command."""
+    """Check that the page can be written, and would overwrite nothing but another page of this command."""
     if can_create(target):
         return
     if not target.is_file():
         raise UsageError(f"{target} is there already, and no file: give another --output")
     with _write_errors(target), target.open("rb") as page:
-        ours = MARK.encode() in page.read(_HEAD)
+        ours = MARK.encode() in page.read(_HEAD_BYTES)
     if not ours:
         raise UsageError(f"{target} is there already, and was not made by fab report: remove it, or give another --output")
 
 
 def can_create(target: Path) -> bool:
-    """Return whether a file can be created, False if something is there; UsageError without a folder."""
+    """Return whether a file can be created: False if its path exists, UsageError if its folder does not."""
     with _write_errors(target):
         if target.exists():
             return False
@@ -71,13 +71,13 @@ def can_create(target: Path) -> bool:
 
 def write(target: Path, content: bytes) -> None:
     """Write a file atomically; UsageError if the folder does not allow it."""
-    part = target.with_name(f".{uuid.uuid4().hex}")
+    temporary = target.with_name(f".{uuid.uuid4().hex}")
     with _write_errors(target):
         try:
-            part.write_bytes(content)
-            part.replace(target)
+            temporary.write_bytes(content)
+            temporary.replace(target)
         finally:
-            part.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ class EvaluationError(ValueError):
 
 
 def parse(content: bytes) -> Evaluation:
-    """Parse an evaluation (docs/trainers.md); of the mistakes the first 20 count."""
+    """Parse an evaluation (docs/trainers.md), of its mistakes only the first 20."""
     try:
         document = json.loads(content)
     except (ValueError, RecursionError):
@@ -28,16 +28,16 @@ def parse(content: bytes) -> Evaluation:
     confusion = document.get("confusion")
     size = len(confusion) if isinstance(confusion, list) else 0
     _require(2 <= size <= MOST_CLASSES, f"confusion must be a list of 2 to {MOST_CLASSES} rows")
-    for place, row in enumerate(confusion):
+    for index, row in enumerate(confusion):
         are_counts = isinstance(row, list) and len(row) == size and all(map(_is_count, row))
-        _require(are_counts, f"confusion[{place}] must be a list of {size} counts, one for each class")
+        _require(are_counts, f"confusion[{index}] must be a list of {size} counts, one for each class")
     if (classes := document.get("classes")) is None:
         classes = [str(number) for number in range(size)]
     are_names = isinstance(classes, list) and len(classes) == size and all(isinstance(name, str) for name in classes)
     _require(are_names, f"classes must be a list of {size} names, one for each row of confusion")
     mistakes = document.get("mistakes", [])
     _require(isinstance(mistakes, list), "mistakes must be a list")
-    mistakes = [_mistake(item, f"mistakes[{place}]", size) for place, item in enumerate(mistakes[:MOST_MISTAKES])]
+    mistakes = [_mistake(item, f"mistakes[{index}]", size) for index, item in enumerate(mistakes[:MOST_MISTAKES])]
     step = document.get("step")
     return Evaluation(step if _is_count(step) else None, classes, confusion, mistakes)
 

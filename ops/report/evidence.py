@@ -1,6 +1,6 @@
 """The evidence about a job, in the bucket and on its hosts, for its report and its bundle.
 
-Each part is read once, when it is needed; one that cannot be read is a note.
+Each part is read once, when it is needed; for a part that cannot be read a note is added.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _POINTS = 1000
 class JobEvidence:
     """Everything known about a job at `time`, RFC 3339; `notes` are the parts that could not be read.
 
-    If a job tuned hyperparameters, the output is its best trial's.
+    The output of a job that tunes hyperparameters is that of its best trial.
     """
 
     def __init__(self, cluster: ClusterClient, job_id: str | None) -> None:
@@ -50,13 +50,13 @@ class JobEvidence:
         self.notes: list[str] = []
         self._cluster = cluster
 
-    def attempt(self, read: Callable[[], T], otherwise: T, what: str) -> T:
-        """Return the result of `read`; if it fails, add a note with the reason and return `otherwise`."""
+    def attempt(self, read: Callable[[], T], default: T, what: str) -> T:
+        """Return the result of `read`; if it fails, add a note with the reason and return `default`."""
         try:
             return read()
         except (OpsError, BucketError, RecordError, EvaluationError, OSError) as error:
             self.notes.append(f"{what}: {one_line(error)}")
-            return otherwise
+            return default
 
     @cached_property
     def replicas(self) -> list[ReplicaRecord]:
@@ -65,12 +65,12 @@ class JobEvidence:
 
     @cached_property
     def files(self) -> dict[str, bytes]:
-        """The records in the bucket as they are, by their paths in the job's folder."""
+        """The content of the records in the bucket, by path in the job's folder."""
         job_id, folder = self.record.jobId, f"{paths.folder(self.record.jobId)}/"
-        places = [paths.job(job_id), paths.plan(job_id), paths.manifest(job_id), paths.cancel(job_id)]
-        places += [paths.replica(job_id, name) for name in replica_names(self.record)]
-        none: dict[str, Item] = {}
-        items = self.attempt(lambda: self._cluster.ledger.store.read_all(places), none, "the records were not read")
+        names = [paths.job(job_id), paths.plan(job_id), paths.manifest(job_id), paths.cancel(job_id)]
+        names += [paths.replica(job_id, name) for name in replica_names(self.record)]
+        no_items: dict[str, Item] = {}
+        items = self.attempt(lambda: self._cluster.ledger.store.read_all(names), no_items, "the records were not read")
         return {path.removeprefix(folder): item.content for path, item in items.items()}
 
     @cached_property
@@ -86,12 +86,12 @@ class JobEvidence:
         return {}
 
     def read_logs(self, names: list[str], log_filter: LogFilter) -> dict[str, list[LogLine]]:
-        """Return the lines of replicas that a filter wants."""
+        """Return the lines of replicas that pass a filter."""
         return {name: list(log) for name, log in read_logs(self._cluster, self.record, names, log_filter).items()}
 
     @cached_property
     def logs(self) -> dict[str, list[LogLine]]:
-        """The lines of each replica that a page uses: a log may be of any size."""
+        """The lines of each replica that a page uses; no others, as a log may be of any size."""
 
         def read() -> dict[str, list[LogLine]]:
             logs = read_logs(self._cluster, self.record, replica_names(self.record), LogFilter())
@@ -112,7 +112,7 @@ class JobEvidence:
 
     @cached_property
     def scalars(self) -> dict[str, list[tuple[int, float]]]:
-        """The scalars of summaries, by `run/tag`; empty if the logs report steps."""
+        """The scalars of TensorBoard summaries, by `run/tag`; empty if the logs have Train or Eval lines."""
         messages = [line.message for log in self.logs.values() for line in log]
         if (output := self._output) is None or any(map(progress.parse_train_metrics, messages)):
             return {}
@@ -134,25 +134,25 @@ class JobEvidence:
 
     @cached_property
     def metrics(self) -> dict[str, str]:
-        """The final metrics, from the chief's log if it has them, which saves a second read."""
+        """The final metrics: from the chief's log, which has been read, or else from the output."""
         metrics = progress.parse_final_metrics(iter(self._chief_messages))
         return metrics or (final_metrics(self._cluster, self.record) if self.record.final else {})
 
     @cached_property
     def planned(self) -> Planned | None:
-        """The stored plan's forecast for the job, or None if there is none that fits the stack."""
+        """The prediction of the job's stored plan; None if there is no plan for the job and the running cluster."""
         if self.record.state is not JobState.SUCCEEDED or not any(plan.PLANS.glob("*.json")):
             return None
         job_id = self.record.jobId
         try:
             manifest = read_manifest(self._cluster.bucket, job_id)
-            checked = planned.compare(self._cluster.inventory, job_id, manifest, lambda: self._chief_messages)
+            check = planned.compare(self._cluster.inventory, job_id, manifest, lambda: self._chief_messages)
         except (OpsError, BucketError, OSError):
             return None
-        forecast = checked.prediction
-        rates = plan.rounded(forecast.rate), plan.rounded(checked.measured)
-        figures = round(checked.error, 1), round(forecast.speed_up, 2)
-        return Planned(checked.plan["createTime"], *rates, *figures, forecast.bound)
+        prediction = check.prediction
+        rates = plan.rounded(prediction.rate), plan.rounded(check.measured)
+        gains = round(check.error, 1), round(prediction.speed_up, 2)
+        return Planned(check.plan["createTime"], *rates, *gains, prediction.bottleneck)
 
 
 def _is_used(line: LogLine) -> bool:

@@ -112,8 +112,8 @@ def check_started(record: JobRecord, replicas: Sequence[ReplicaRecord]) -> None:
 def charts_from_logs(logs: Mapping[str, Sequence[LogLine]], names: Sequence[str]) -> list[Chart]:
     """Return the curves of the first replica with lines `Train [NAME], step N: …`, and of every replica's `Eval, step N: …`.
 
-    `names` are the replicas, the chief first; the chief's curves are called `train` and `eval`, another's `train, NAME`. Loss
-    and accuracy come first. A chart without a curve of two points is left out.
+    `names` are the replicas, the chief first. The chief's curves are called `train` and `eval`, those of others `train, NAME`.
+    Charts of loss and accuracy come first; one without a curve of two points is omitted.
     """
     curves: dict[str, dict[str, list[tuple[int, float]]]] = {}
 
@@ -133,7 +133,7 @@ def charts_from_logs(logs: Mapping[str, Sequence[LogLine]], names: Sequence[str]
 
 
 def charts_from_trials(tuned: TuningResult) -> list[Chart]:
-    """Return the best trials' curves of the metric by step; empty if no trial reported more than its end."""
+    """Return the best trials' curves of the metric by step; empty if no trial reported more than a final value."""
     trials = [trial for trial in tuned.ranked if len(trial.allMetrics) > 1][:_MOST_TRIALS]
     curves = [
         Curve(f"trial {trial.trialId}", [(each.trainingStep, float(each.objectiveValue)) for each in trial.allMetrics])
@@ -143,7 +143,7 @@ def charts_from_trials(tuned: TuningResult) -> list[Chart]:
 
 
 def tuning(tuned: TuningResult, end: str) -> Tuning:
-    """Return the tuned hyperparameters and the trials' results up to a moment."""
+    """Return the tuned hyperparameters, and the results of the trials until `end`."""
     study = tuned.study
     parameters = [TunedParameter(each.parameterName, _scale_kind(each)) for each in study.params]
     rows = [_trial_row(tuned, trial, end) for trial in tuned.ranked if study.allows(trial.hyperparameters)]
@@ -152,8 +152,8 @@ def tuning(tuned: TuningResult, end: str) -> Tuning:
 
 def _trial_row(tuned: TuningResult, trial: Trial, end: str) -> TrialRow:
     value = float(trial.last.objectiveValue) if trial.last else None
-    took = round(trial.seconds(end), 3)
-    return TrialRow(trial.trialId, tuned.state(trial), value, trial.hyperparameters, trial.replica, trial.restarts, took)
+    seconds = round(trial.seconds(end), 3)
+    return TrialRow(trial.trialId, tuned.state(trial), value, trial.hyperparameters, trial.replica, trial.restarts, seconds)
 
 
 def _scale_kind(parameter: Parameter) -> str:
@@ -168,12 +168,12 @@ def _curve_name(what: str, name: str, names: Sequence[str]) -> str:
 
 
 def charts_from_scalars(scalars: Mapping[str, Sequence[tuple[int, float]]]) -> list[Chart]:
-    """Return the charts of summaries, by `run/tag`; those of one tag, such as train/loss and eval/loss, share a chart."""
+    """Return the charts of summaries: a chart for each tag, with a curve for each run, as of train/loss and eval/loss."""
     curves: dict[str, dict[str, list[tuple[int, float]]]] = {}
     for path, points in scalars.items():
         run, _, name = path.rpartition("/")
-        good = [(step, value) for step, value in points if math.isfinite(value)]
-        curves.setdefault(name, {})[run or name] = good
+        finite = [(step, value) for step, value in points if math.isfinite(value)]
+        curves.setdefault(name, {})[run or name] = finite
     return _charts(curves)
 
 
@@ -186,12 +186,12 @@ def _charts(curves: Mapping[str, Mapping[str, list[tuple[int, float]]]]) -> list
 def replica_throughput(
     record: JobRecord, replicas: Sequence[ReplicaRecord], logs: Mapping[str, Sequence[LogLine]]
 ) -> list[ReplicaThroughput]:
-    """Return each replica's steps/s by its Train lines, else by the rise of the global step between them."""
+    """Return each replica's steps/s: as its Train lines report, else by the rise of the global step between them."""
     throughput = []
     for replica in replicas:
         lines = logs.get(replica.name, [])
-        marks = [(_since_creation(record, line.time), progress.parse_train_metrics(line.message)) for line in lines]
-        own = [(seconds, each.rate) for seconds, each in marks if each and each.rate is not None]
+        points = [(_since_creation(record, line.time), progress.parse_train_metrics(line.message)) for line in lines]
+        own = [(seconds, each.rate) for seconds, each in points if each and each.rate is not None]
         if rates := own or _step_rates(record, lines):
             restarts = [_since_creation(record, event.time) for event in replica.events]
             throughput.append(ReplicaThroughput(replica.name, bool(own), rates, restarts))
@@ -199,10 +199,12 @@ def replica_throughput(
 
 
 def _step_rates(record: JobRecord, lines: Iterable[LogLine]) -> list[tuple[float, float]]:
-    marks = [(_since_creation(record, line.time), mark) for line in lines if (mark := progress.parse_train_point(line.message))]
+    points = [
+        (_since_creation(record, line.time), point) for line in lines if (point := progress.parse_train_point(line.message))
+    ]
     return [
         (seconds, round((b.step - a.step) / (b.seconds - a.seconds), 3))
-        for (_, a), (seconds, b) in pairwise(marks)
+        for (_, a), (seconds, b) in pairwise(points)
         if b.seconds > a.seconds and b.step >= a.step
     ]
 
@@ -221,7 +223,7 @@ def timeline(record: JobRecord, replicas: Sequence[ReplicaRecord], end: str) -> 
 
 def _replica_timeline(record: JobRecord, replica: ReplicaRecord, end: float) -> Iterator[TimelineSegment]:
     at = _since_creation(record, replica.startTime or "")
-    # `startTime` is that of the first start, also after later attempts.
+    # `startTime` is the time of the first start, also after restarts of the job.
     for event, following in zip_longest(replica.events, replica.events[1:]):
         ended_at = max(_since_creation(record, event.time), at)
         yield TimelineSegment(replica.name, RUNNING, at, ended_at)
@@ -287,15 +289,15 @@ def error_lines(logs: Mapping[str, Sequence[LogLine]]) -> list[str]:
 
 
 def _since_creation(record: JobRecord, moment: str) -> float:
-    """Return the seconds from the job's creation to a moment, by the records' clocks."""
+    """Return the seconds from the job's creation to a moment, never below 0, as clocks differ."""
     return round(max(seconds_between(record.createTime, moment), 0.0), 3)
 
 
 def flags(arguments: Sequence[str]) -> dict[str, str]:
     """Parse each flag with its value.
 
-    Takes `--a=b` and `--a b`. The values of a repeated flag are joined with commas, one without a value is `yes`, and words of
-    no flag are kept together.
+    Both `--a=b` and `--a b` are understood. The values of a repeated flag are joined by commas, a flag without a value has
+    `yes`, and words that belong to no flag are joined under one name.
     """
     options: dict[str, list[str]] = {}
     last = None
@@ -320,8 +322,8 @@ def _is_number(word: str) -> bool:
 
 def compared_inputs(report: Report) -> dict[str, str]:
     """Return the inputs of a job to compare, flag by flag, and its labels, but not its output path."""
-    origin = {name: value for name, value in report.inputs.items() if name != "output"}
-    return {**origin, **flags(report.arguments), **{f"label {name}": value for name, value in report.labels.items()}}
+    inputs = {name: value for name, value in report.inputs.items() if name != "output"}
+    return {**inputs, **flags(report.arguments), **{f"label {name}": value for name, value in report.labels.items()}}
 
 
 def compared_results(report: Report) -> dict[str, str]:

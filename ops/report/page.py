@@ -23,23 +23,23 @@ from ops.submit.compare import compare_values
 T = TypeVar("T")
 
 MARK = '<meta name="generator" content="scaletier report">'
-"""A mark among the first bytes of a page by this command, which no other file has."""
+"""Among the first bytes of each page of this command, and of no other file."""
 _TEMPLATE = "report.html.j2"
 _ROWS = 12
 _TUNING_NOTE = "it tuned hyperparameters: its own report has the trials"
-# The values of a template, for one job or several.
+# The variables of the template that not every page has.
 _VALUES = ("report", "throughput", "timeline", "trials", "arguments", "show_hosts", "confusion", "inputs", "results")
-# The maximum percentage of a cell's colour: its number must stay legible.
+# The percentage of the strongest colour of a cell, whose number must stay legible.
 _STRONGEST = 50
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart on a page: its picture, what that shows in words, and a table of some of its points."""
+    """A chart on a page, with a text for screen readers, and a table of some of its points."""
 
     title: str
-    picture: Markup
-    words: str
+    svg: Markup
+    alt_text: str
     heads: list[str]
     rows: list[list[str]]
     caption: str = ""
@@ -47,11 +47,11 @@ class Figure:
 
 @dataclass(frozen=True)
 class Cell:
-    """A count of a confusion matrix; `strength` of its colour in percent."""
+    """A count of a confusion matrix, the strength of its colour in percent, and whether it counts correct predictions."""
 
     count: int
     strength: int
-    right: bool
+    correct: bool
 
 
 def page(reports: Sequence[Report]) -> str:
@@ -64,14 +64,14 @@ def page(reports: Sequence[Report]) -> str:
 @cache
 def _template() -> jinja2.Template:
     environment = templates.environment().overlay(autoescape=True, finalize=_sanitize)
-    own = {"moment": moment, "duration": terminal.duration, "dollars": terminal.dollars, "number": number}
-    environment.filters = environment.filters | own
+    filters = {"moment": moment, "duration": terminal.duration, "dollars": terminal.dollars, "number": number}
+    environment.filters = environment.filters | filters
     template: jinja2.Template = environment.get_template(_TEMPLATE)
     return template
 
 
 def _sanitize(value: Any) -> Any:
-    """Return untrusted text in printable form; text that is marked as HTML is ours."""
+    """Return untrusted text in printable form; Markup, which is from this module, as it is."""
     return terminal.sanitize(value) if type(value) is str else value
 
 
@@ -91,7 +91,7 @@ def _single_page(report: Report) -> dict[str, Any]:
 
 
 def _comparison_page(reports: Sequence[Report]) -> dict[str, Any]:
-    # A tuning job's curves are its trials', which its own page has.
+    # The curves of a tuning job are of its trials, which only its own page shows.
     reports = [
         replace(report, charts=[], notes=[*report.notes, _TUNING_NOTE]) if report.tuning else report for report in reports
     ]
@@ -106,7 +106,7 @@ def _comparison_page(reports: Sequence[Report]) -> dict[str, Any]:
 
 
 def moment(text: str | None) -> str:
-    """Format an RFC 3339 moment in UTC, `2026-01-31 12:00:00 UTC`, as readers are in any time zone."""
+    """Format an RFC 3339 moment as `2026-01-31 12:00:00 UTC`: readers may be in any time zone."""
     return f"{text[:19].replace('T', ' ')} UTC" if text else ""
 
 
@@ -116,7 +116,7 @@ def number(value: float) -> str:
 
 
 def _draw(spec: charts.Spec) -> Markup:
-    return Markup(charts.svg(spec))  # noqa: S704  no name in it is markup
+    return Markup(charts.svg(spec))  # noqa: S704  its text is escaped
 
 
 def curve_figure(chart: Chart) -> Figure:
@@ -149,7 +149,7 @@ def sample(points: Sequence[T]) -> list[T]:
     """Return a few of the points, evenly spaced, with the first and the last."""
     if len(points) <= _ROWS:
         return list(points)
-    return [points[round(place * (len(points) - 1) / (_ROWS - 1))] for place in range(_ROWS)]
+    return [points[round(index * (len(points) - 1) / (_ROWS - 1))] for index in range(_ROWS)]
 
 
 def throughput_figure(report: Report) -> Figure | None:
@@ -181,11 +181,11 @@ def trial_figures(tuning: Tuning) -> list[Figure]:
     rows = [[str(each.trialId), number(each.value or 0.0)] for each in sample(ordered)]
     caption = "A dot is a trial, the line the best so far."
     figures = [Figure("Trials", _draw(charts.trial_chart(tuning)), words, ["trial", tuning.metric], rows, caption)]
-    for axis in tuning.parameters:
-        picture = _draw(charts.parameter_chart(tuning, axis))
-        values = [[each.hyperparameters[axis.name], number(each.value or 0.0)] for each in sample(trials)]
-        best = f"{tuning.metric} by {axis.name}; the best has {first.hyperparameters[axis.name]}"
-        figures.append(Figure(axis.name, picture, best, [axis.name, tuning.metric], values))
+    for parameter in tuning.parameters:
+        picture = _draw(charts.parameter_chart(tuning, parameter))
+        values = [[each.hyperparameters[parameter.name], number(each.value or 0.0)] for each in sample(trials)]
+        best = f"{tuning.metric} by {parameter.name}; the best has {first.hyperparameters[parameter.name]}"
+        figures.append(Figure(parameter.name, picture, best, [parameter.name, tuning.metric], values))
     return figures
 
 
@@ -200,18 +200,18 @@ def timeline_figure(report: Report) -> Figure:
 def confusion(counts: Sequence[Sequence[int]]) -> list[list[Cell]]:
     """Return the cells of the confusion matrix.
 
-    A correct cell is as strong as its share of its row. A wrong one is as strong as the root of its share of the most frequent
-    mistake, so that rare ones show.
+    The colour of a correct prediction is as strong as its share of the row. That of a mistake is as strong as the square root
+    of its share of the most frequent mistake, so that rare ones show.
     """
-    worst = max(count for place, row in enumerate(counts) for column, count in enumerate(row) if column != place)
-    return [list(_cells(place, row, worst)) for place, row in enumerate(counts)]
+    worst = max(count for index, row in enumerate(counts) for column, count in enumerate(row) if column != index)
+    return [list(_cells(index, row, worst)) for index, row in enumerate(counts)]
 
 
-def _cells(place: int, row: Sequence[int], worst: int) -> Iterator[Cell]:
+def _cells(index: int, row: Sequence[int], worst: int) -> Iterator[Cell]:
     total = sum(row)
     for column, count in enumerate(row):
-        share = count / total if column == place and total else math.sqrt(count / worst) if worst else 0.0
-        yield Cell(count, round(share * _STRONGEST), column == place)
+        share = count / total if column == index and total else math.sqrt(count / worst) if worst else 0.0
+        yield Cell(count, round(share * _STRONGEST), column == index)
 
 
 def as_json(reports: Sequence[Report]) -> Mapping[str, Any]:

@@ -1,6 +1,7 @@
 """The values of a report: `fab report --json` prints them under these names.
 
-Seconds are counted from the job's creation, steps are global ones, moments are RFC 3339 in UTC. None is an unknown value.
+Moments are RFC 3339 in UTC; those in `throughput` and `timeline` are seconds since the job's creation. `seconds` and
+`recoverSeconds` are durations. Steps are global steps. None is an unknown value.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ WAITING, RUNNING, RESTARTING = "QUEUED, PREPARING", "RUNNING", "restarting"
 
 @dataclass(frozen=True)
 class Curve:
-    """One line of a chart; `points` are (step, value) by time, and fall after a restart from a checkpoint."""
+    """One line of a chart; `points` are (step, value) by time; steps fall after a restart from a checkpoint."""
 
     name: str
     points: list[tuple[int, float]]
@@ -31,8 +32,8 @@ class Chart:
 class ReplicaThroughput:
     """A replica's steps/s by its Train lines.
 
-    `points` are (seconds, steps/s), `restarts` the seconds at which it was killed. `own` is False if its lines do not report
-    its own steps, and the rates are those of the global step.
+    `points` are (seconds, steps/s), `restarts` the seconds at which it ended and was to be restarted. `own` is False if its
+    lines do not report its own steps; the rates are then those of the global step.
     """
 
     replica: str
@@ -43,7 +44,7 @@ class ReplicaThroughput:
 
 @dataclass(frozen=True)
 class TimelineSegment:
-    """The job, or a replica, in one state, one of the above, from `begin` to `end` seconds."""
+    """The job, or a replica, in one of the states above, from `begin` to `end`."""
 
     who: str
     state: str
@@ -53,7 +54,7 @@ class TimelineSegment:
 
 @dataclass(frozen=True)
 class TimelineEvent:
-    """A restart, a lost host, or another event; recoverSeconds until it was up again."""
+    """A restart, a lost host, or another event of the job or of a replica; `recoverSeconds` passed until `who` ran again."""
 
     time: str
     who: str
@@ -82,7 +83,7 @@ class JobCost:
 
 @dataclass(frozen=True)
 class Mistake:
-    """A misclassified picture, a PNG in base64: `label` and `predicted` are places in the classes."""
+    """A misclassified image, a PNG in base64; `label` and `predicted` are indexes of the classes."""
 
     label: int
     predicted: int
@@ -101,7 +102,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Planned:
-    """The plan and the measured value of steps/s, and errorPercent, above 0 if the plan is too high."""
+    """Steps/s by the plan and as measured; errorPercent is above 0 if the plan is too high, `bound` is its bottleneck."""
 
     createTime: str
     stepsPerSecond: float
@@ -126,7 +127,7 @@ class TrialRow:
 
 @dataclass(frozen=True)
 class TunedParameter:
-    """A hyperparameter: its `kind` is `linear`, `log`, or `words` for values that are no numbers."""
+    """A hyperparameter; `kind` is the scale of its axis: `linear`, `log`, or `words` for values that are no numbers."""
 
     name: str
     kind: str
@@ -136,7 +137,7 @@ class TunedParameter:
 class Tuning:
     """The hyperparameters, the trials and their goal, MAXIMIZE or MINIMIZE `metric`.
 
-    `trials` are those of the `wanted` ones that exist: the best first, the unsuccessful last.
+    `wanted` is the number of trials that the job is to run; `trials` are those so far, the best first, unsuccessful ones last.
     """
 
     metric: str
@@ -148,10 +149,10 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Report:
-    """A job: `metrics` are the final ones, `inputs` made it, `notes` are the parts that could not be read.
+    """A job: `metrics` are the final ones, `madeTime` is the time of this report, `notes` name parts that could not be read.
 
-    `errors` are the reason of a failure and the errors of its replicas. `errorLines` are the last lines that were logged as
-    errors, with the time of day in UTC and the replica.
+    `seconds` is how long the job ran; `inputs` are its inputs except `arguments`. `errors` are the reason of a failure and the
+    errors of replicas, `errorLines` the last lines that were logged as errors, with the time of day in UTC and the replica.
     """
 
     job: str

@@ -1,1 +1,1 @@
-"""Live terminal screens: pictures, which are plain data, and the one module that draws them."""
+"""Full-screen terminal views: modules that build pictures as plain data, and `render`, which alone draws them."""

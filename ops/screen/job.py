@@ -1,4 +1,4 @@
-"""The live screen of a job: events in, a picture out, four times a second. Bounded, whatever a trainer prints."""
+"""The live screen of a job: build a picture from its events four times a second, in bounded memory."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from ops.logs.follow import Event, Note, ReplicaRecords, WaitReason
 from ops.logs.heuristics import LineMetrics, UnitOfProgress, read_line
 from ops.logs.lines import LogLine, clock
 from ops.screen.render import SEVERITIES, Picture, Screen, format_cell, layout_columns, print_picture, sanitize, state_text
-from ops.screen.series import CountRate, Series, progress, sparkline
+from ops.screen.series import CountRate, Series, progress_line, sparkline
 from ops.screen.trials import TrialScreen
 
 REFRESH_SECONDS = 0.25
 LINES_KEPT = 200
-"""The number of newest lines, and of warnings."""
+"""The number of newest lines, and of newest warnings, that are kept in memory."""
 LINES_LEFT = 20
-"""The number of last lines that stay after the screen, beside all warnings."""
+"""The number of last lines that stay on the terminal after the screen, besides the kept warnings."""
 _WARNINGS = frozenset({"WARNING", "ERROR", "CRITICAL", "NOTE"})
-_STOPPED = 128 + 15  # by SIGTERM, as all are once the job has ended
+_SIGTERM_EXIT = 128 + 15  # hosts stop the other replicas by SIGTERM once the job has ended
 _MIN_LOG_LINES = 4
 _HEADS = ("REPLICA", "STATE", "STEPS/S", "LAST LINE", "RESTARTS", "CPU", "MEMORY")
 
 
 def follow(cluster: ClusterClient, record: JobRecord, replicas: Sequence[str], log_filter: LogFilter) -> JobRecord | None:
-    """Show the job until it ends, and leave its last state; return its final record, if there is one."""
+    """Show the job until it ends, and leave its last state on the terminal; return its last record, if there is one."""
     job_screen = JobScreen(record, replicas)
     follower = Client(cluster).follow(record, list(replicas), log_filter, ticks=True)
     try:
@@ -49,15 +49,15 @@ def follow(cluster: ClusterClient, record: JobRecord, replicas: Sequence[str], l
 
 
 def _show(events: Iterator[Event], job_screen: JobScreen, screen: Screen) -> JobRecord | None:
-    end, drawn = None, 0.0
+    last_record, last_draw = None, 0.0
     for event in events:
         if isinstance(event, JobRecord):
-            end = event
+            last_record = event
         job_screen.add(event, time.time())
-        if time.monotonic() - drawn >= REFRESH_SECONDS:
+        if time.monotonic() - last_draw >= REFRESH_SECONDS:
             screen.show(job_screen.picture(time.time(), screen.lines))
-            drawn = time.monotonic()
-    return end
+            last_draw = time.monotonic()
+    return last_record
 
 
 @dataclass
@@ -71,13 +71,13 @@ class _Replica:
     last_line_at: float | None = None
 
     def rate(self, now: float) -> float | None:
-        """Return its steps/s, as it reports them or else by its lines."""
+        """Return its steps/s: as its lines report them, or else by the global steps of its lines."""
         recent = self.step_rate.rate(now)
         return recent if recent is None or self.local_rate is None else self.local_rate
 
 
 class JobScreen:
-    """The known state of a followed job. `now` is a Unix time in seconds everywhere."""
+    """The known state of a followed job. In all methods, `now` is a Unix time in seconds."""
 
     def __init__(self, record: JobRecord, replicas: Iterable[str]) -> None:
         self._record = record
@@ -108,7 +108,7 @@ class JobScreen:
             self._keep(LogLine(_to_rfc3339(now, "milliseconds"), "NOTE", "", sanitize(event.text)))
 
     def picture(self, now: float, lines: int) -> Picture:
-        """Return a picture of at most `lines` lines: the job, its replicas, and the newest log lines below."""
+        """Return a picture of at most `lines` lines: the job, its replicas, and below them the newest log lines."""
         head = self._head(now)
         room = lines - len(head) - 1
         table = self._table(now, room - 2 - _MIN_LOG_LINES)
@@ -119,7 +119,7 @@ class JobScreen:
         return [*head, *table, *([Text()] if log else []), *log][: max(lines, 1)]
 
     def final_picture(self, now: float) -> Picture:
-        """Return the last picture: the final state, the stored warnings, and the last lines."""
+        """Return the last picture: the final state, and the last lines with all kept warnings."""
         log_lines = dict(self._warnings) | dict(list(self._newest)[-LINES_LEFT:])
         rows = [self._log_row(log_lines[number]) for number in sorted(log_lines)]
         if hidden := self._count - len(log_lines):
@@ -136,11 +136,11 @@ class JobScreen:
             replica.last_line_at = max(moment, replica.last_line_at or moment)
         if self._trials:
             self._trials.add_line(safe_line.message, line.replica, moment, now)
-        elif reading := read_line(safe_line.message):  # not with trials, each of which counts its own steps
+        elif reading := read_line(safe_line.message):  # but not of trials: each counts its own steps
             self._apply(reading, replica, moment, now)
 
     def _set_record(self, record: JobRecord) -> None:
-        """Apply the job's new record; the final one also holds the results of the replicas."""
+        """Apply a new record of the job; its final record also holds the results of the replicas."""
         self._record = record
         self._maximum = record.steps or self._maximum
         for item in record.replicas if record.final else ():
@@ -160,7 +160,7 @@ class JobScreen:
         if reading.evaluation:
             self._evaluation = (reading, metrics)
             if reading.count is not None and reading.unit is self._unit is UnitOfProgress.STEP:
-                self._step_rate.mark(moment, reading.count, now)
+                self._step_rate.add_point(moment, reading.count, now)
             return
         self._last |= metrics
         for key, value in metrics.items():
@@ -177,16 +177,16 @@ class JobScreen:
             for each in self._replicas.values():
                 each.step_rate = CountRate()
         self._maximum = reading.maximum or self._maximum
-        self._step_rate.mark(moment, count, now)
+        self._step_rate.add_point(moment, count, now)
         if replica:
-            replica.step_rate.mark(moment, count, now)
+            replica.step_rate.add_point(moment, count, now)
             replica.local_rate = reading.local_rate
 
     def _head(self, now: float) -> Picture:
         record = self._record
-        began = record.startTime or record.createTime
-        took = terminal.duration(max(seconds_between(began, record.endTime or _to_rfc3339(now)), 0))
-        title = Text.assemble((record.jobId, "bold"), "  ", state_text(record.state), "  ", took)
+        start = record.startTime or record.createTime
+        elapsed = terminal.duration(max(seconds_between(start, record.endTime or _to_rfc3339(now)), 0))
+        title = Text.assemble((record.jobId, "bold"), "  ", state_text(record.state), "  ", elapsed)
         why = sanitize(record.errorMessage.partition("\n")[0])
         trials = self._trials.rows(record.final, now) if self._trials else []
         return [title, *([Text(why, "red")] if why else []), *trials, *self._progress(now), *self._metrics()]
@@ -196,7 +196,7 @@ class JobScreen:
         if step_rate.count is None:
             return []
         has_maximum = self._maximum is not None and (self._unit is UnitOfProgress.EPOCH or self._maximum >= step_rate.count)
-        rows = [progress(str(self._unit), step_rate, self._maximum if has_maximum else None, self._record.final, now)]
+        rows = [progress_line(str(self._unit), step_rate, self._maximum if has_maximum else None, self._record.final, now)]
         if self._unit is UnitOfProgress.STEP and step_rate.mean is not None:
             rate = step_rate.mean if self._record.final else step_rate.rate(now)
             shape = sparkline(step_rate.rates.values, least=0.0)
@@ -219,16 +219,16 @@ class JobScreen:
             )
         return rows
 
-    def _table(self, now: float, most: int) -> Picture:
-        """Return one line for each replica, as many as fit below the head."""
-        if most < 1 or not self._replicas:
+    def _table(self, now: float, max_lines: int) -> Picture:
+        """Return a table of the replicas; if they do not fit, a last line counts the rest."""
+        if max_lines < 1 or not self._replicas:
             return []
         every = list(self._replicas.values())
-        replicas = every if len(every) <= most else every[: most - 1]
+        replicas = every if len(every) <= max_lines else every[: max_lines - 1]
         heads = (*_HEADS[:2], "TRIAL", *_HEADS[3:]) if self._trials else _HEADS
         table = layout_columns(heads, [self._replica_row(replica, now) for replica in replicas], right=heads[2:])
         if rest := every[len(replicas) :]:
-            states = Counter(str(replica.record.state) if replica.record else "not heard of" for replica in rest)
+            states = Counter(str(replica.record.state) if replica.record else "without a report" for replica in rest)
             counts = ", ".join(f"{count} {name}" for name, count in states.items())
             table.append(Text(f"and {len(rest)} more: {counts}", "dim"))
         return table
@@ -243,7 +243,9 @@ class JobScreen:
         return (
             Text(replica.name, "bold"),
             _replica_state(self._record, record),
-            format_cell(self._trials.of(replica.name) if self._trials and not ended else None if rate is None else _rate(rate)),
+            format_cell(
+                self._trials.trial_of(replica.name) if self._trials and not ended else None if rate is None else _rate(rate)
+            ),
             format_cell(age),
             format_cell(record.restarts if record else None, "yellow" if record and record.restarts else ""),
             format_cell(None if usage is None or usage.cpus is None else f"{usage.cpus:.0%}"),
@@ -265,20 +267,20 @@ def _replica_state(job: JobRecord, record: ReplicaRecord | None) -> Text:
     if record.name in job.lostReplicas and not job.final:
         return state_text(ReplicaState.LOST)
     if record.state is ReplicaState.EXITED and record.exitCode:
-        stopped = job.final and record.exitCode == _STOPPED
+        stopped = job.final and record.exitCode == _SIGTERM_EXIT
         return Text(f"EXITED {record.exitCode}", "dim" if stopped else "red")
     return state_text(record.state)
 
 
 def _rate(value: float | None) -> str:
-    """Format a rate with three significant digits, or all before the point: `0.234`, `18.7`, `1234`."""
+    """Format a rate with three significant digits, or as a whole number from 100 on: `0.234`, `18.7`, `1234`."""
     if value is None:
         return "-"
     return f"{value:.3g}" if value < 100 else f"{value:.0f}"
 
 
 def _moment(time: str, now: float) -> float:
-    """Return a line's RFC 3339 time in seconds of the epoch, or now if it has none."""
+    """Return a line's RFC 3339 time as a Unix time, or `now` if it is invalid."""
     try:
         return datetime.fromisoformat(time).timestamp()
     except (ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""`fab logs`, and what `fab train` shows of its job: in lines, or on a screen if the terminal has one."""
+"""`fab logs`, and the output of `fab train` while it follows its job: plain lines, or a full-screen view."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from ops.logs import read
 from ops.logs.follow import Note, WaitReason
 from ops.logs.lines import LineFormatter, LogLine
 
-# The agent's own lines of severity ERROR, which are no error of a trainer.
-_OF_THE_AGENT = ("job FAILED", "trainer ended by ", "trainer exited with ")
+# The agent's lines of severity ERROR begin so; they are no errors of a trainer.
+_AGENT_ERRORS = ("job FAILED", "trainer ended by ", "trainer exited with ")
 
 
 def show_logs(
@@ -33,12 +33,12 @@ def show_logs(
     as_json: bool,
     plain: bool = True,
 ) -> int:
-    """Print the logs of a replica, a role or all of them; of a job, if `selection` is the id of one.
+    """Print logs; `selection` is a replica, a role, `all`, or the id of a job.
 
-    A followed job is shown on a screen on a terminal, unless `plain` lines are wanted.
+    With `follow`, show a full-screen view if the terminal supports it, unless `plain`.
     """
     if follow and log_filter.until:
-        raise UsageError("--until is for what has been printed, --follow for what will be: say one of them")
+        raise UsageError("--until is for what has been printed, --follow for what will be: use only one of them")
     selection, job_id = read.resolve_selection(cluster, selection, job_id)
     record = existing_job(cluster.ledger, job_id)
     replicas = read.select_replicas(record, selection)
@@ -69,7 +69,7 @@ def _follow(
 def follow_job(
     cluster: ClusterClient, record: JobRecord, replicas: list[str], log_filter: LogFilter, as_json: bool, plain: bool
 ) -> JobRecord | None:
-    """Show the logs as they grow; return the job's final record, None if the job was never seen."""
+    """Show the logs as they grow, until the job ends; return its last record, None if it was never read."""
     if plain or as_json or not terminal.supports_screen():
         return follow_plain(cluster, record, replicas, log_filter, as_json)
     from ops.screen.job import follow  # with rich, which plain lines do not wait for
@@ -80,8 +80,8 @@ def follow_job(
 def follow_plain(
     cluster: ClusterClient, record: JobRecord, replicas: list[str], log_filter: LogFilter, as_json: bool
 ) -> JobRecord | None:
-    """Print the logs as they grow; return as followed()."""
-    write, end = _writer(cluster, record, replicas, as_json, live=True), None
+    """Print the logs as they grow; return the same as follow_job()."""
+    write, last_record = _writer(cluster, record, replicas, as_json, live=True), None
     state, status = "", terminal.StatusLine(" …")
     try:
         for events in Client(cluster).follow(record, replicas, log_filter).batches():
@@ -95,20 +95,20 @@ def follow_plain(
                 elif isinstance(event, Note):
                     terminal.note(event.text)
                 elif isinstance(event, JobRecord):
-                    end = event
-                    if state != end.state and not end.final:
-                        state = end.state
+                    last_record = event
+                    if state != event.state and not event.final:
+                        state = event.state
                         terminal.note(f"{record.jobId} {state}")
             sys.stdout.flush()
     finally:
         status.clear()
-    return end
+    return last_record
 
 
 def _writer(
     cluster: ClusterClient, record: JobRecord, replicas: Iterable[str], as_json: bool, live: bool = False
 ) -> Callable[[LogLine], None]:
-    """Return a printer of these replicas' lines; it marks the first error if the bucket can be read."""
+    """Return a function that prints a line of these replicas, and marks the job's first error."""
     try:
         records = cluster.ledger.replicas(record.jobId, replica_names(record))
     except (BucketError, RecordError, OpsError):
@@ -116,19 +116,19 @@ def _writer(
     first = FirstErrorDetector(earliest((name, replica.firstError) for name, replica in records.items()), live)
     if as_json:
         return lambda line: terminal.write(sys.stdout, line.to_json(first(line)))
-    form = LineFormatter(replicas, terminal.supports_colour(sys.stdout))
-    return lambda line: terminal.write(sys.stdout, form(line, first(line)))
+    formatter = LineFormatter(replicas, terminal.supports_colour(sys.stdout))
+    return lambda line: terminal.write(sys.stdout, formatter(line, first(line)))
 
 
 class FirstErrorDetector:
-    """Detect the line that is the job's first error, once."""
+    """A predicate of log lines: True once, for the line that is the job's first error."""
 
     def __init__(self, known: tuple[str, FirstError] | None, live: bool = False) -> None:
         """Use the first error of the replicas' records.
 
         Args:
-            known: the replica and the error by the records.
-            live: if the records have none yet, use the first error that is read, but not the agent's own lines.
+            known: the replica and its error; None if the records have none.
+            live: if the records have none yet, detect the first error of a trainer in the lines.
         """
         self._known, self._detected = known, False
         self._finders: dict[str, ErrorFinder] | None = {} if live and known is None else None
@@ -143,7 +143,7 @@ class FirstErrorDetector:
         if self._known:
             name, error = self._known
             return (line.replica, line.time, recorded_text(line.message)) == (name, error.time, recorded_text(error.message))
-        if self._finders is None or line.message.startswith(_OF_THE_AGENT):
+        if self._finders is None or line.message.startswith(_AGENT_ERRORS):
             return False
         finder = self._finders.setdefault(line.replica, ErrorFinder())
         return finder.add_line(line.time, line.severity, line.message, line.time)

@@ -1,7 +1,7 @@
 """Pictures on a terminal, drawn by rich. A picture is a list of lines; no text in it is parsed as markup.
 
-Every text is made harmless where it comes in, as a trainer may print anything. `layout_columns` does without rich's tables,
-which measure and wrap each cell of each picture: with 31 replicas that takes ten times as long.
+Each text is sanitized before it gets into a picture, as a trainer may print anything. `layout_columns` does not use rich's
+tables, which take ten times as long with 31 replicas, as they measure and wrap each cell of each picture.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ SEVERITIES = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "bold red", "DEBU
 
 
 def sanitize(text: str) -> str:
-    """Return the text on one line without colours, cut to 1000 characters; replace invisible characters by a dot."""
-    if text.isprintable():  # as nearly all are
+    """Return untrusted text on one line without colours, cut to 1000 characters; replace invisible characters by a dot."""
+    if text.isprintable():  # true of nearly every text
         return text[:_MAX_LENGTH]
     text = terminal.sanitize(text[: 4 * _MAX_LENGTH]).replace("\t", "    ")[:_MAX_LENGTH]
     return text if text.isprintable() else "".join(map(_visible, text))
@@ -38,7 +38,7 @@ def _visible(character: str) -> str:
 
 
 def format_cell(value: object, style: str = "") -> Text:
-    """Return a cell with its text made harmless; `-` for an unknown value."""
+    """Return a cell with sanitized text; `-` for an unknown value."""
     return Text("-", "dim") if value is None or value == "" else Text(sanitize(str(value)), style)
 
 
@@ -50,7 +50,7 @@ def state_text(text: str) -> Text:
 def layout_columns(heads: Sequence[str], rows: Iterable[Sequence[Text]], right: Collection[str] = ()) -> Picture:
     """Return the lines of a table; the columns whose heads are in `right` are aligned right."""
     cells = [[Text(head, "bold") for head in heads], *rows]
-    widths = [max(row[place].cell_len for row in cells) for place in range(len(heads))]
+    widths = [max(row[index].cell_len for row in cells) for index in range(len(heads))]
     for row in cells:
         for head, text, width in zip(heads, row, widths, strict=True):
             text.align("right" if head in right else "left", width)
@@ -60,21 +60,21 @@ def layout_columns(heads: Sequence[str], rows: Iterable[Sequence[Text]], right: 
     return lines
 
 
-def cut(lines: Picture, most: int, what: str) -> Picture:
-    """Cut a table's lines to `most`, the last of which then counts the rest of `what`, such as `hosts`."""
-    if len(lines) <= most:
+def cut(lines: Picture, max_lines: int, what: str) -> Picture:
+    """Cut a table to `max_lines` lines; a last line then counts the rest of `what`, such as `hosts`."""
+    if len(lines) <= max_lines:
         return lines
-    count = max(most - 1, 1)
-    return [*lines[:count], Text(f"and {len(lines) - count} more {what}", "dim")][: max(most, 0)]
+    count = max(max_lines - 1, 1)
+    return [*lines[:count], Text(f"and {len(lines) - count} more {what}", "dim")][: max(max_lines, 0)]
 
 
-def joined(picture: Picture) -> Text:
-    """Return a picture as one text, each line of which is cut where the terminal ends."""
+def join_lines(picture: Picture) -> Text:
+    """Return a picture as one text, whose lines rich cuts at the width of the terminal."""
     return Text("\n", no_wrap=True, overflow="ellipsis", end="").join(picture)
 
 
 def print_picture(picture: Picture) -> None:
-    """Print a picture to stay, long lines whole."""
+    """Print a picture as normal output, without cutting long lines."""
     console = _console()
     with console.capture() as captured:
         console.print(*picture, sep="\n", soft_wrap=True)
@@ -82,12 +82,12 @@ def print_picture(picture: Picture) -> None:
 
 
 class Screen:
-    """The whole terminal during the block; its former content is restored after. For one thread."""
+    """A context manager that uses the whole terminal, and restores its former content after. Not thread-safe."""
 
     def __init__(self) -> None:
         self._console = _console()
-        ours: dict[str, Any] = {"auto_refresh": False, "redirect_stdout": False, "redirect_stderr": False}
-        self._live = Live(console=self._console, screen=True, vertical_overflow="crop", **ours)
+        options: dict[str, Any] = {"auto_refresh": False, "redirect_stdout": False, "redirect_stderr": False}
+        self._live = Live(console=self._console, screen=True, vertical_overflow="crop", **options)
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -98,12 +98,12 @@ class Screen:
 
     @property
     def lines(self) -> int:
-        """The number of lines of the terminal now."""
+        """The current number of lines of the terminal."""
         return self._console.size.height
 
     def show(self, picture: Picture) -> None:
         """Replace the picture on the screen."""
-        self._live.update(joined(picture), refresh=True)
+        self._live.update(join_lines(picture), refresh=True)
 
 
 def _console() -> Console:

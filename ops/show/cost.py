@@ -1,7 +1,7 @@
 """`fab cost`: the cost so far of existing hosts, and of each job.
 
-By list price since each host's creation. Not counted: deleted hosts, the network, traffic, and the bucket. A stopped host
-counts as if it ran.
+Hosts cost their list price since their creation, also while they are stopped. Deleted hosts, the network, traffic and the
+bucket are not counted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NOT_COUNTED = "not counted: hosts that are gone, the network, traffic, the buck
 
 @dataclass(frozen=True)
 class CostShare:
-    """The cost of some hosts in US dollars; hoursUp is the average per host. None is an unknown value."""
+    """The cost of some hosts in US dollars; hoursUp is their average age. None is an unknown value."""
 
     hosts: int
     hourlyCost: float | None
@@ -49,20 +49,20 @@ def cost_of(hosts: Sequence[Host], moment: str) -> CostShare:
 
 
 def cost(cluster: ClusterClient, as_json: bool) -> int:
-    """Print the cost of each role, of the stack and of its jobs; without prices, do not query the bucket."""
+    """Print the cost of each role, of the stack and of its jobs; read the jobs only if all hosts have prices."""
     inventory = cluster.inventory
     moment, priced = now(), inventory.hourly_cost is not None
-    of_role: dict[str, list[Host]] = {}
+    hosts_by_role: dict[str, list[Host]] = {}
     for host in inventory.hosts:
-        of_role.setdefault(str(host.role), []).append(host)
-    roles = {role: cost_of(hosts, moment) for role, hosts in of_role.items()}
+        hosts_by_role.setdefault(str(host.role), []).append(host)
+    roles = {role: cost_of(hosts, moment) for role, hosts in hosts_by_role.items()}
     stack = cost_of(inventory.hosts, moment)
     records = None
     try:
         if priced:
             records = readable_jobs(cluster.ledger)
     except (BucketError, OpsError) as error:
-        terminal.note(f"the cost of jobs cannot be seen: {error}")
+        terminal.note(f"the cost of jobs cannot be read: {error}")
     if as_json:
         terminal.print_json(_json(inventory, stack, roles, records))
     elif not priced:
@@ -80,16 +80,16 @@ def _json(
     return {
         "stack": inventory.stack,
         **asdict(stack),
-        "roles": [{"role": role, **asdict(part)} for role, part in roles.items()],
+        "roles": [{"role": role, **asdict(share)} for role, share in roles.items()],
         "jobs": records and [{key: getattr(record, key) for key in jobs} for record in records],
     }
 
 
 def _show(roles: dict[str, CostShare], records: list[JobRecord] | None) -> None:
     rows: list[tuple[object, ...]] = []
-    for role, part in roles.items():
-        up = "" if part.hoursUp is None else f"{part.hoursUp:.2f}"
-        rows.append((role, part.hosts, terminal.dollars(part.hourlyCost), up, terminal.dollars(part.accruedCost)))
+    for role, share in roles.items():
+        up = "" if share.hoursUp is None else f"{share.hoursUp:.2f}"
+        rows.append((role, share.hosts, terminal.dollars(share.hourlyCost), up, terminal.dollars(share.accruedCost)))
     terminal.table(("ROLE", "HOSTS", "USD AN HOUR", "HOURS UP", "USD"), rows)
     if roles["all"].accruedCost is None:
         terminal.note("inventory.json lacks the creation time of some hosts: run pulumi up")

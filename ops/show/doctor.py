@@ -1,6 +1,6 @@
 """`fab doctor`: list problems of the cluster with the command that fixes each; `--fix` runs safe ones.
 
-The checks of the SSH key and, by ssh, of hosts are here; infra runs all others in a process of its own.
+This module checks the SSH key, and hosts over SSH; `infra.doctor` runs all other checks in a process of its own.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from ops.cluster.remote import COMMAND_SECONDS
 from ops.errors import DONE, FAILED, OpsError, one_line
 
 SECONDS = 180.0
-"""The limit of all checks: more than a busy machine needs to start Pulumi and to query each host."""
-_PRIVATE = 0o077
-_OFFSET_MS = 1000
-_FULL_PERCENT, _NEARLY = 98, 90
-# The host's clock, the percentage of its disk in use, and its failed units: a line, a line, and the rest.
+"""The time limit of all checks: more than a busy machine needs to start Pulumi and to query each host."""
+_ACCESS_OF_OTHERS = 0o077
+_MAX_OFFSET_MS = 1000
+_FULL_PERCENT, _NEARLY_FULL_PERCENT = 98, 90
+# It prints a line with the host's clock, a line with the used percentage of its disk, then its failed units.
 STATE_COMMAND = (
     "date +%s.%N; df --output=pcent / | tail -n 1; systemctl list-units --failed --plain --no-legend --no-pager | cut -d' ' -f1"
 )
@@ -40,20 +40,20 @@ _COLOURS = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.ERROR: "r
 
 def doctor(fix: bool, as_json: bool, root: Path = ROOT) -> int:
     """Run all checks and print their findings; FAILED if there is an error."""
-    before = _look(root, fix=True, what="applying safe fixes") if fix else []
-    fixed = [finding for finding in before if finding.fixed]
-    unfixed = {(each.check, each.what): each for each in before if each.fix_error}
-    now = _look(root, fix=False, what="checking")
-    findings = [*fixed, *(unfixed.get((finding.check, finding.what), finding) for finding in now)]
-    still = [finding for finding in findings if finding.severity is Severity.ERROR and not finding.fixed]
+    fix_findings = _collect_findings(root, fix=True, what="applying safe fixes") if fix else []
+    fixed = [finding for finding in fix_findings if finding.fixed]
+    unfixed = {(each.check, each.what): each for each in fix_findings if each.fix_error}
+    current = _collect_findings(root, fix=False, what="checking")
+    findings = [*fixed, *(unfixed.get((finding.check, finding.what), finding) for finding in current)]
+    errors = [finding for finding in findings if finding.severity is Severity.ERROR and not finding.fixed]
     if as_json:
-        terminal.print_json({"errors": len(still), "findings": [finding.to_dict() for finding in findings]})
+        terminal.print_json({"errors": len(errors), "findings": [finding.to_dict() for finding in findings]})
     else:
         for finding in findings:
             terminal.out(line(finding))
         warnings = sum(finding.severity is Severity.WARNING and not finding.fixed for finding in findings)
-        terminal.note(f"{terminal.plural(len(still), 'error')}, {terminal.plural(warnings, 'warning')}")
-    return FAILED if still else DONE
+        terminal.note(f"{terminal.plural(len(errors), 'error')}, {terminal.plural(warnings, 'warning')}")
+    return FAILED if errors else DONE
 
 
 def line(finding: Finding) -> str:
@@ -65,7 +65,7 @@ def line(finding: Finding) -> str:
     return f"{terminal.paint(f'{word:<8}', colour)} {finding.check:<9} {finding.what}{fix_error}{remedy}"
 
 
-def _look(root: Path, fix: bool, what: str) -> list[Finding]:
+def _collect_findings(root: Path, fix: bool, what: str) -> list[Finding]:
     findings: list[Finding] = []
     with terminal.ProgressLine(what) as step:
         for finding in run_checks(_checks(root, fix), SECONDS, fix):
@@ -94,64 +94,64 @@ def _no_stack(why: str) -> Iterator[Finding]:
 
 def keys(folder: Path) -> Iterator[Finding]:
     """Check that the operator's SSH key and files for the hosts exist, and that only their owner can read the key."""
-    private = True
+    usable = True
     for path in (folder, folder / "id_ed25519", folder / "known_hosts", folder / "ssh_config"):
         try:
             mode = path.stat().st_mode & 0o777
         except OSError as error:
-            private = False
+            usable = False
             yield fail(f"{path} cannot be used ({error.strerror})", "fab connect")
             continue
-        if mode & _PRIVATE and path.name not in ("known_hosts", "ssh_config"):
-            private = False
-            right = 0o700 if path.is_dir() else 0o600
+        if mode & _ACCESS_OF_OTHERS and path.name not in ("known_hosts", "ssh_config"):
+            usable = False
+            private_mode = 0o700 if path.is_dir() else 0o600
             problem = f"{path} has mode {mode:04o}, and others may read it: ssh refuses such a key"
-            yield fail(problem, f"chmod {right:04o} {path}", partial(path.chmod, right))
-    if private:
+            yield fail(problem, f"chmod {private_mode:04o} {path}", partial(path.chmod, private_mode))
+    if usable:
         yield ok("the stack's key is there, and private")
 
 
 def hosts(cluster: ClusterClient) -> Iterator[Finding]:
-    """Check each host by ssh: that it answers, its clock against this one, its disk, its units."""
+    """Check each host over SSH: whether it answers, its clock against that of this machine, its disk, its units."""
     names = cluster.inventory.names
 
     def ask(name: str) -> tuple[float, float, str]:
         cluster.fleet.connection(name)
         sent = time.time()
-        ran = cluster.fleet.run(name, STATE_COMMAND)
-        took = time.time() - sent
-        return sent + took / 2, took, ran.output
+        output = cluster.fleet.run(name, STATE_COMMAND).output
+        seconds = time.time() - sent
+        return sent + seconds / 2, seconds, output
 
     outcome = cluster.fleet.each(names, ask, COMMAND_SECONDS)
     for name, error in outcome.failures.items():
         yield fail(one_line(error) if name in str(error) else f"{name}: {one_line(error)}", "pulumi up")
     offsets = {}
-    for name, (moment, took, output) in outcome.results.items():
+    for name, (moment, seconds, output) in outcome.results.items():
         try:
-            offset, about = clock(output, moment), list(_state(name, output))
+            offset, host_findings = clock_offset_ms(output, moment), list(_check_state(name, output))
         except (ValueError, IndexError):
             yield fail(f"{name} returned unexpected output", f"fab shell {name}")
             continue
         offsets[name] = offset
-        if abs(offset) > _OFFSET_MS + took * 500:
+        if abs(offset) > _MAX_OFFSET_MS + seconds * 500:
             yield warning(f"the clock of {name} is {offset:+.0f} ms off this one's", f"fab shell {name} -- timedatectl")
-        yield from about
+        yield from host_findings
     if offsets and not outcome.failures:
         worst = max(offsets, key=lambda name: abs(offsets[name]))
         count = f"{len(offsets)} of {terminal.plural(len(names), 'host')}"
         yield ok(f"{count} reachable; the largest clock difference is that of {worst}, {offsets[worst]:+.0f} ms")
 
 
-def clock(output: str, moment: float) -> float:
-    """Return the milliseconds by which a host's clock is ahead of this one's; ValueError for no answer."""
+def clock_offset_ms(output: str, moment: float) -> float:
+    """Return the milliseconds by which the host's clock in its output is ahead of a Unix time here; ValueError without one."""
     return (float(output.splitlines()[0]) - moment) * 1000
 
 
-def _state(name: str, output: str) -> Iterator[Finding]:
-    """Yield the problems of a host's disk and units; ValueError for an answer that was cut."""
-    _, full, *failed = output.splitlines()
-    percent = int(full.strip().removesuffix("%"))
-    if percent >= _NEARLY:
+def _check_state(name: str, output: str) -> Iterator[Finding]:
+    """Yield the problems of a host's disk and units; ValueError for incomplete output."""
+    _, used, *failed = output.splitlines()
+    percent = int(used.strip().removesuffix("%"))
+    if percent >= _NEARLY_FULL_PERCENT:
         make_finding = fail if percent >= _FULL_PERCENT else warning
         yield make_finding(f"the disk of {name} is {percent} % full", f"fab shell {name} -- sudo du -xh --max-depth 3 /var")
     for unit in filter(None, map(str.strip, failed)):
@@ -177,7 +177,7 @@ def largest_jobs(cluster: ClusterClient) -> Iterator[Finding]:
 
 
 def infra_findings(stack: str | None, fix: bool) -> Iterator[Finding]:
-    """Yield infra's findings about the stack's target and this machine."""
+    """Yield the findings of `infra.doctor` about the stack's target and this machine."""
     argv = [sys.executable, "-m", "infra.doctor", *([stack] if stack else []), *(["--fix"] if fix else [])]
     env = {**os.environ, **({"PULUMI_STACK": stack} if stack else {})}
     env["PATH"] = f"{Path(sys.prefix, 'bin')}{os.pathsep}{env.get('PATH', os.defpath)}"

@@ -16,17 +16,19 @@ _SHOWN = 8
 
 
 def get(cluster: ClusterClient, job_id: str | None, path: str | None, dest: str | None, as_json: bool) -> int:
-    """Fetch a job's output, or a part of it; `path` may be what is meant as `dest`."""
+    """Download a job's output, or a part of it; use `path` as `dest` if the output has no such file."""
     record = existing_job(cluster.ledger, job_id)
     output = find(cluster, record)
     if not output.files:
         raise OpsError(
-            f"job {record.jobId} ({record.state}) has no output in {output.job_dir}{_left_out(output.skipped, '; ')}"
+            f"job {record.jobId} ({record.state}) has no output in {output.job_dir}{_describe_skipped(output.skipped, '; ')}"
         )
     if path and path.strip("/") in output.skipped:
-        raise UsageError(_left_out([path]))
+        raise UsageError(_describe_skipped([path]))
     if path and dest is None and not _files_at(output, path) and (like := suggest(path, _paths(output), 0.8)):
-        raise UsageError(f"job {record.jobId} has no {path} in its output{like}; a new place for all of it is --dest {path}")
+        raise UsageError(
+            f"job {record.jobId} has no {path} in its output{like}; to download all of it there, use --dest {path}"
+        )
     if path and not _files_at(output, path):
         if dest is not None:
             tops = sorted({name.partition("/")[0] for name in output.files})
@@ -46,28 +48,28 @@ def get(cluster: ClusterClient, job_id: str | None, path: str | None, dest: str 
     size = sum(output.files[name] for name in fetched)
     if removed := sorted(set(files).difference(fetched)):
         terminal.note(f"job {record.jobId} has removed {terminal.list_some(removed, most=_SHOWN)} meanwhile")
-    if left_out := [name for name in output.skipped if not path or name.startswith(f"{path}/")]:
-        terminal.note(_left_out(left_out))
+    if skipped := [name for name in output.skipped if not path or name.startswith(f"{path}/")]:
+        terminal.note(_describe_skipped(skipped))
     if as_json:
-        content = {"jobId": record.jobId, "dest": str(target), "files": sorted(fetched), "leftOut": [*removed, *left_out]}
+        content = {"jobId": record.jobId, "dest": str(target), "files": sorted(fetched), "leftOut": [*removed, *skipped]}
         terminal.print_json({**content, "bytes": size})
     else:
         terminal.out(f"{terminal.plural(len(fetched), 'file')}, {terminal.size(size)}: {target}")
     return DONE
 
 
-def _left_out(paths: Sequence[str], before: str = "") -> str:
-    """Return the text, with one before it, that names what cannot be fetched; empty if there is nothing."""
+def _describe_skipped(paths: Sequence[str], prefix: str = "") -> str:
+    """Return `prefix` and why these paths are not fetched; an empty text if there are none."""
     why = "links to elsewhere, pipes, sockets or not readable"
-    return f"{before}not fetched, as they are {why}: {terminal.list_some(paths, most=_SHOWN)}" if paths else ""
+    return f"{prefix}not fetched, as they are {why}: {terminal.list_some(paths, most=_SHOWN)}" if paths else ""
 
 
 def _files_at(output: JobOutput, path: str) -> list[str]:
-    """Return the file of that path, or all files of the folder."""
+    """Return the file with that path, or all files below that folder."""
     path = path.strip("/") or "."
     return [name for name in output.files if name == path or name.startswith(f"{path}/")]
 
 
 def _paths(output: JobOutput) -> set[str]:
-    """Return every file, and every folder that has one."""
+    """Return the paths of all files, and of all folders that have some."""
     return {"/".join(name.split("/")[:depth]) for name in output.files for depth in range(1, name.count("/") + 2)}

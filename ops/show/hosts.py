@@ -17,11 +17,11 @@ from ops.errors import DONE, FAILED, OpsError
 def hosts(cluster: ClusterClient, as_json: bool) -> int:
     """List the hosts and whether each answers; exit code 0 if at least one answers."""
     inventory, fleet = cluster.inventory, cluster.fleet
-    with terminal.ProgressLine(f"asking {terminal.plural(len(inventory.hosts), 'host')}"):
+    with terminal.ProgressLine(f"querying {terminal.plural(len(inventory.hosts), 'host')}"):
         outcome = fleet.each(
             inventory.names, lambda name: fleet.run(name, f"systemctl is-active {inventory.host(name).unit}"), COMMAND_SECONDS
         )
-    status = {name: ran.output.strip() for name, ran in outcome.results.items()}
+    status = {name: result.output.strip() for name, result in outcome.results.items()}
     jobs = _assignments(cluster) if status or not inventory.bucket_on_hosts else {}
     if as_json:
         listed = [_host_json(host, status, *jobs.get(host.name, (None, None, None))) for host in inventory.hosts]
@@ -35,8 +35,8 @@ def hosts(cluster: ClusterClient, as_json: bool) -> int:
         gpu = f"{host.accelerator.get('count', 1)} x {host.accelerator.get('type')}" if host.accelerator else None
         ssh, memory = "answers" if host.name in status else "no answer", terminal.size(host.memory_bytes)
         machine = (host.name, host.address, host.machine_type, host.cpus, memory, gpu)
-        job, replica, waiting = jobs.get(host.name, (None, None, None))
-        rows.append((*machine, ssh, status.get(host.name), f"reserved for {waiting}" if waiting else job, replica))
+        job, replica, reserved_for = jobs.get(host.name, (None, None, None))
+        rows.append((*machine, ssh, status.get(host.name), f"reserved for {reserved_for}" if reserved_for else job, replica))
     terminal.table(heads, rows)
     for error in outcome.failures.values():
         terminal.note(str(error))
@@ -57,7 +57,7 @@ def _assignments(cluster: ClusterClient) -> dict[str, tuple[str | None, str | No
     try:
         queue = cluster.ledger.queue()
     except (BucketError, RecordError, OpsError) as error:
-        terminal.note(f"which job has which host cannot be seen: {error}")
+        terminal.note(f"which job has which host cannot be read: {error}")
         return {}
     reserved = {host: (None, None, job_id) for host, job_id in queue.reserved_hosts().items()}
     entries = (entry for entry in queue.entries if entry.has_hosts)

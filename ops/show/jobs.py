@@ -24,10 +24,10 @@ from ops.submit.tuning import HYPERPARAMETERS
 
 def jobs(cluster: ClusterClient, filter_text: str | None, limit: str | None, as_json: bool) -> int:
     """List the jobs, or those that match the filter, the newest first."""
-    matches, most = _parse_filter(filter_text or ""), _parse_limit(limit)
+    matches, max_jobs = _parse_filter(filter_text or ""), _parse_limit(limit)
     records = readable_jobs(cluster.ledger)
     total = len(records)
-    records = [record for record in records if matches(record)][:most]
+    records = [record for record in records if matches(record)][:max_jobs]
     if as_json:
         terminal.print_json([record.to_dict() for record in records])
         return DONE
@@ -50,7 +50,7 @@ def _labels(record: JobRecord, separator: str) -> str:
 
 
 def _parse_filter(text: str) -> Callable[[JobRecord], bool]:
-    """Parse `--filter`: `state=FAILED,by=ann`, all of which must match, or parts of the id."""
+    """Parse `--filter`: `state=FAILED,by=ann` or parts of the id; all conditions must match."""
     conditions = [part.partition("=") for part in filter(None, text.split(","))]
     for key, equals, value in conditions:
         if key == "state" and equals and value.upper() not in list(JobState):
@@ -89,7 +89,7 @@ def _cancelled_by(cluster: ClusterClient, record: JobRecord) -> str | None:
 
 
 def describe(cluster: ClusterClient, job_id: str | None, as_json: bool) -> int:
-    """Print everything that is recorded of a job."""
+    """Print all records of a job."""
     job = Client(cluster).get(job_id)
     if as_json:
         tuned = trials.read(cluster.ledger, job.record)
@@ -103,7 +103,7 @@ def describe(cluster: ClusterClient, job_id: str | None, as_json: bool) -> int:
 
 
 def describe_to_stdout(cluster: ClusterClient, record: JobRecord, replicas: list[ReplicaRecord]) -> None:
-    """Print the description of a job for people."""
+    """Print the records of a job as text."""
     tuned = trials.read(cluster.ledger, record)
     first = first_error(record, replicas)
     queue = cluster.ledger.queue() if record.state is JobState.QUEUED else Queue()
@@ -153,13 +153,13 @@ def describe_to_stdout(cluster: ClusterClient, record: JobRecord, replicas: list
 
 
 def _wrote_nothing(replicas: list[ReplicaRecord]) -> bool:
-    """Return True if all replicas that checked report so: one that checks early may miss a later write."""
+    """Return whether each replica that checked JOB_DIR found it empty: one that checked early may have missed a later write."""
     reports = [replica.unsaved.jobDirEmpty for replica in replicas if replica.unsaved and replica.startTime]
     return bool(reports) and all(reports)
 
 
 def _progress(progress: JobProgress | None) -> str | None:
-    """Describe how far a job is: `step 348 of 5000 (7 %), 200.4 steps/s, 23.2 s left`."""
+    """Describe the progress of a job: `step 348 of 5000 (7 %), 200.4 steps/s, 23.2 s left`."""
     if progress is None:
         return None
     total, rate = progress.totalSteps, progress.stepsPerSecond
@@ -179,7 +179,7 @@ def _metrics(progress: JobProgress | None) -> str | None:
 
 
 def _notify(record: JobRecord) -> str | None:
-    """Describe what became of the report of a job's end."""
+    """Describe a job's notification: its target, and whether it was sent."""
     if (notice := record.notification) is None:
         return None
     if notice.time is None:
@@ -198,7 +198,7 @@ def _replica_row(record: JobRecord, replica: ReplicaRecord) -> tuple[object, ...
 
 
 def _events(record: JobRecord, replicas: list[ReplicaRecord]) -> list[tuple[object, ...]]:
-    """List every restart with its cause, and dropped replicas, by time."""
+    """List the events of the job and its replicas by time, such as restarts with their cause."""
     events = [("job", event) for event in record.events]
     events += [(replica.name, event) for replica in replicas for event in replica.events]
     events.sort(key=lambda source_and_event: source_and_event[1].time)

@@ -1,4 +1,6 @@
-"""Read the state of the whole cluster, with one or two requests to the bucket, for `fab top` and its JSON."""
+"""Read the state of the whole cluster for `fab top`, in one or two calls of `read_all`.
+
+On Google Cloud, `read_all` sends a request for each object."""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from ops.show.cost import cost_of
 
 @dataclass(frozen=True)
 class ClusterSnapshot:
-    """The queue, the records of its jobs, and those of the replicas that have a host, by job and name."""
+    """The queue, the records of its jobs by id, and of the replicas that have a host, by job id and name."""
 
     queue: Queue
     jobs: dict[str, JobRecord]
@@ -28,11 +30,11 @@ class ClusterSnapshot:
 
 
 class SnapshotReader:
-    """Polls the bucket. The objects of the poll before are read in one call; only new ones need a second."""
+    """Polls the bucket: reads the objects of the previous poll in one call, and new ones in a second."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._known: set[str] = set()
+        self._object_names: set[str] = set()
 
     def read(self) -> ClusterSnapshot:
         """Return the state now; an unreadable record counts as missing.
@@ -41,12 +43,12 @@ class SnapshotReader:
             BucketError: if the bucket fails.
             RecordError: if the queue is of a newer version.
         """
-        items = self._ledger.store.read_all([paths.QUEUE, *sorted(self._known)])
+        items = self._ledger.store.read_all([paths.QUEUE, *sorted(self._object_names)])
         queue = self._queue(items.pop(paths.QUEUE, None))
-        names = {name for entry in queue.entries for name in _objects(entry)}
-        if new := names - self._known:
+        names = {name for entry in queue.entries for name in _names_of_objects(entry)}
+        if new := names - self._object_names:
             items |= self._ledger.store.read_all(sorted(new))
-        self._known = names
+        self._object_names = names
         snapshot = ClusterSnapshot(queue, {}, {})
         for entry in queue.entries:
             if item := items.get(paths.job(entry.jobId)):
@@ -67,8 +69,8 @@ class SnapshotReader:
             return self._ledger.queue()  # rebuilt from the jobs
 
 
-def _objects(entry: QueueEntry) -> Iterator[str]:
-    """Yield the objects with the state of a job in the queue."""
+def _names_of_objects(entry: QueueEntry) -> Iterator[str]:
+    """Yield the names of the objects with the state of a job in the queue."""
     yield paths.job(entry.jobId)
     if entry.has_hosts:
         yield from (paths.replica(entry.jobId, name) for name in entry.placement)
@@ -76,9 +78,9 @@ def _objects(entry: QueueEntry) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class HostSnapshot:
-    """A host, the job and replica on it or the job it is reserved for, and the replica's last report.
+    """A host, the job and replica on it, or the job that has reserved it, and the replica's last report.
 
-    `usage` is of that report, None if no trainer runs; reportSeconds is its age, by the clocks of two machines.
+    `usage` is of that report, None if no trainer runs; reportSeconds is its age, if the clocks of both machines agree.
     """
 
     name: str

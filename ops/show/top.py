@@ -1,4 +1,4 @@
-"""`fab top`: the whole cluster, on a screen that is kept up to date, or once."""
+"""`fab top`: show the whole cluster, once or as a full-screen view that is refreshed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ops.screen.render import Picture, Screen, cut, format_cell, layout_columns,
 from ops.show.snapshot import HostSnapshot, JobSnapshot, Overview, SnapshotReader, build_overview
 
 REFRESH_SECONDS = 0.4
-# The share of the time that is spent on polls: a slow bucket is polled less often.
+# The largest share of the time that polls may take: a slow bucket is polled less often.
 _POLL_SHARE = 0.1
 _HOST_HEADS = ("HOST", "ROLE", "CPU", "CPUS", "MEMORY", "HOST MEMORY", "JOB", "REPLICA", "STATE", "RESTARTS", "REPORT")
 _JOB_HEADS = ("JOB", "STATE", "HOSTS", "PRIORITY", "TIME", "BY", "USD", "WAITS FOR")
@@ -28,9 +28,9 @@ _RIGHT = frozenset({"CPU", "CPUS", "MEMORY", "HOST MEMORY", "RESTARTS", "REPORT"
 
 
 def top(cluster: ClusterClient, once: bool, as_json: bool) -> int:
-    """Show the cluster until Ctrl-C, with exit code 0; only once for `once`, JSON or without a terminal."""
+    """Show the cluster until Ctrl-C, or only once with `once`, for JSON, or without a terminal."""
     reader = SnapshotReader(cluster.ledger)
-    with terminal.ProgressLine("looking at the cluster"):
+    with terminal.ProgressLine("reading the state of the cluster"):
         first = _read(cluster, reader)
     if as_json:
         terminal.print_json(asdict(first))
@@ -47,30 +47,30 @@ def _read(cluster: ClusterClient, reader: SnapshotReader) -> Overview:
 
 def _refresh(cluster: ClusterClient, reader: SnapshotReader, current: Overview) -> None:
     """Refresh until Ctrl-C; leave the last state on the terminal."""
-    problem, took = "", 0.0
+    problem, seconds = "", 0.0
     try:
         with Screen() as screen:
             while True:
                 screen.show(picture(current, problem, screen.lines))
-                time.sleep(pause(took))
-                began = time.monotonic()
+                time.sleep(pause(seconds))
+                start = time.monotonic()
                 try:
                     current, problem = _read(cluster, reader), ""
                 except (BucketError, RecordError, OpsError) as error:
                     problem = f"cannot refresh ({one_line(error)}): the state shown is of {terminal.local_time(current.time)}"
-                took = time.monotonic() - began
+                seconds = time.monotonic() - start
     except KeyboardInterrupt:
         print_picture(picture(current, problem))
         sys.stdout.flush()
 
 
-def pause(took: float) -> float:
-    """Return the seconds until the next poll, by the duration of the last."""
-    return max(REFRESH_SECONDS - took, took * (1 / _POLL_SHARE - 1))
+def pause(seconds: float) -> float:
+    """Return the seconds until the next poll, if the last one took `seconds`."""
+    return max(REFRESH_SECONDS - seconds, seconds * (1 / _POLL_SHARE - 1))
 
 
 def picture(overview: Overview, problem: str = "", lines: int | None = None) -> Picture:
-    """Return `fab top`'s picture with at most `lines` lines, or whole if None; `problem` is an error to show."""
+    """Return the picture of `fab top`, cut to `lines` lines unless None; `problem` is an error to show."""
     head = [_title(overview), *([Text(sanitize(problem), "yellow")] if problem else [])]
     hosts = layout_columns(_HOST_HEADS, map(_host_row, overview.hosts), _RIGHT)
     jobs = layout_columns(_JOB_HEADS, map(_job_row, overview.jobs), _RIGHT)

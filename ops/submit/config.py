@@ -282,7 +282,7 @@ def _runtime(flags: JobFlags, config: Mapping[str, Any], inventory: Inventory, w
         return None
     require_runtimes(inventory, names[path is None])
     if path is not None and version is not None:
-        raise UsageError(f"{names[0]} and {names[1]} both say which Python: leave one of them out")
+        raise UsageError(f"{names[0]} and {names[1]} both say which Python: use only one of them")
     from ops.package import runtimes  # imports packaging, which is slow
 
     if path is not None:
@@ -329,7 +329,7 @@ def check_job_dir(job_dir: str, bucket: str, default: str, what: str = "jobDir")
 
     A URL of another bucket is valid if hosts can reach it: TensorFlow opens it.
     """
-    if variable := commands.first_reference([job_dir]) or commands.unknown_variable([job_dir]):
+    if variable := commands.first_placeholder([job_dir]) or commands.unknown_placeholder([job_dir]):
         raise UsageError(
             f"{what} {job_dir!r} has {variable}, which is not filled in: write the path, of which ${{JOB_ID}} may be part"
         )
@@ -392,7 +392,7 @@ def _lone_training_notes(
     programs = [(name, content) for name, content in sources.items() if name.endswith(".py")]
     matches = ((match[1].decode(), name) for name, content in programs for match in _RANK_CALLS.finditer(content))
     calls = [(call, name) for call, name in matches if call != "Trainer" or _LIGHTNING.search(sources[name])]
-    argument = commands.first_reference(texts, variables.RANK_NAMES)
+    argument = commands.first_placeholder(texts, variables.RANK_NAMES)
     if unranked and (reason := " in ".join(calls[0]) if calls else argument and f"{argument} of the arguments"):
         workers = sum(host.role is Role.WORKER for host in job_hosts)
         how = f"--replicas {f'worker={workers}' if workers else 'master'} leaves them out"
@@ -454,7 +454,7 @@ def _check_variables(
         **{f"the environment's {name}": [value] for name, value in environment_values.items()},
     }
     for where, text in texts.items():
-        if unknown := commands.unknown_variable(text):
+        if unknown := commands.unknown_placeholder(text):
             like = suggest(unknown.strip("${}"), variables.NAMES)
             valid = ", ".join(f"${{{name}}}" for name in variables.NAMES)
             how = f"valid are {valid}; ${unknown} passes {unknown} on as it is, and a shell fills it in: sh -c '…'"
@@ -527,7 +527,7 @@ def build_job(
     _check_variables([*command, *args], added_environment, notify, tuned)
     secrets = environment.read_secrets(flags.secret, flags.secret_file, os.environ)
     if both := added_environment.keys() & secrets.keys():
-        raise UsageError(f"{min(both)} is both a secret and a recorded variable: leave one of them out")
+        raise UsageError(f"{min(both)} is both a secret and a recorded variable: use only one of them")
     runtime = _runtime(flags, training_input, inventory, where)
     study = tuning.build_study(tuned, args, chosen_dir or default_dir, job_dir_flag) if tuned else None
     texts = [*command, *args, *map("=".join, added_environment.items())]

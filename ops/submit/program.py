@@ -80,7 +80,7 @@ def find(folder: str | None, module: str | None, script: str | None, command: st
     """
     choices = {"--module": module, "--script": script, "--command": command}
     if len(flags := [flag for flag, value in choices.items() if value is not None]) > 1:
-        raise UsageError(f"{flags[0]} and {flags[1]} both say what runs: leave one of them out")
+        raise UsageError(f"{flags[0]} and {flags[1]} both say what runs: use only one of them")
     if script is not None:
         return _script(folder, script)
     if command is not None:
@@ -124,7 +124,7 @@ def _command(folder: str | None, text: str) -> JobProgram:
     if not words:
         raise UsageError("--command is empty: name a program of the package, such as ./run.sh, or one that the hosts have")
     _check_shell(text, words)
-    if literal := [*commands.unexpanded(text, words, folder or ".")]:
+    if literal := [*commands.find_shell_expansions(text, words, folder or ".")]:
         how = "--command \"sh -c '…'\" has it expanded, or put it in quotes if the program expands it"
         terminal.note(f"--command runs no shell, so the program gets {literal[0]} as it is: {how}")
     source = package.find_folder(folder) if folder is not None else None

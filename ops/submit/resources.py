@@ -47,7 +47,7 @@ def requested_counts(
         UsageError: for more than the cluster has, a role that it lacks, and contradictions.
     """
     if scale_tier is not None and replicas is not None:
-        raise UsageError("--scale-tier and --replicas both say how much of the cluster is wanted: leave one of them out")
+        raise UsageError("--scale-tier and --replicas both say how much of the cluster is wanted: use only one of them")
     if replicas is not None:
         return _parse_replicas(replicas, inventory)
     role_keys = [key for key in ROLE_KEYS if key in config]

@@ -71,7 +71,7 @@ def watch(cluster: ClusterClient, job: JobRecord, plain: bool = True) -> int:
         terminal.note(f"\n{job_id} continues, or waits for its turn: {how}")
         return DETACHED
     if record is None:
-        raise OpsError(f"nothing is known of job {job_id} any more: fab jobs lists those that are left")
+        raise OpsError(f"job {job_id} has no record any more: fab jobs lists the others")
     return _report_end(cluster, record)
 
 

@@ -54,7 +54,7 @@ def resume_flags(cluster: ClusterClient, flags: JobFlags, folder: str | None = N
         UsageError: if the job cannot be resumed, or if no `folder` is named and another package would resume it.
     """
     if flags.job_dir is not None:
-        raise UsageError("--resume continues in the output of that job, and --job-dir names another: leave one of them out")
+        raise UsageError("--resume continues in the output of that job, and --job-dir names another: use only one of them")
     record = existing_job(cluster.ledger, flags.resume)
     if not record.final:
         raise UsageError(

@@ -25,7 +25,7 @@ from benchmarks.stack import BIN, MNIST, ROOT, say
 from benchmarks.trained import Trained, curve, parse
 from ops.plan.profile import start_processes
 from ops.plan.runs import RunSetup, replica_commands
-from ops.plan.time_to_target import AccuracyTarget
+from ops.plan.time_to_target import MetricTarget
 
 _LIMIT_SECONDS = 3600.0
 _GRID_STEPS = 50
@@ -84,13 +84,13 @@ def train(way: TrainingWay, arguments: str, folder: Path) -> Trained:
         MeasureError: the training failed.
     """
     env = {"PATH": str(BIN), "HOME": str(folder), "SCALETIER_DATA": str(MNIST), "JOB_DIR": str(folder)}
-    setup = RunSetup(AccuracyTarget("accuracy", TARGET), [way.module, *arguments.split()], env, way.servers, _LIMIT_SECONDS)
+    setup = RunSetup(MetricTarget("accuracy", TARGET), [way.module, *arguments.split()], env, way.servers, _LIMIT_SECONDS)
     lines, end = list[tuple[float, str]](), time.monotonic() + setup.seconds
     with start_processes(replica_commands(setup, way.replicas), way.folder) as processes:
         lines += [(time.time(), line) for line in processes.lines(lambda: end)]
         if processes.failed:
             name, code = processes.failed
-            raise MeasureError(f"{name} of {way.module} ended with {code}: {processes.last.get(name, '')}")
+            raise MeasureError(f"{name} of {way.module} ended with {code}: {processes.last_lines.get(name, '')}")
     return parse(lines)
 
 

@@ -43,7 +43,7 @@ def test_a_running_job_is_ended_with_its_children(
         + "time.sleep(6000)\n"
     )
     lines = run_profile(tmp_path, code)
-    assert len(profile.marks(lines)) == 4
+    assert len(profile.train_points(lines)) == 4
     wait_for(lambda: not is_alive(int(lines[0])), "the child's end")
 
 
@@ -55,7 +55,7 @@ def is_alive(pid: int) -> bool:
 
 
 def test_a_job_that_ends_by_itself_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(profile.marks(run_profile(tmp_path, PRINTS_SIX_LINES + "print(sys.argv[1:])"))) == 4
+    assert len(profile.train_points(run_profile(tmp_path, PRINTS_SIX_LINES + "print(sys.argv[1:])"))) == 4
     assert "mine as one process here 5 steps (" in capsys.readouterr().err
 
 
@@ -119,7 +119,7 @@ def test_parameters_are_counted_in_the_newest_checkpoint_that_is_no_export(
 def test_a_job_runs_in_the_python_that_has_tensorflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Use this Python, else the hosts'; if neither has TensorFlow, print an error."""
     monkeypatch.setattr(profile, "find_spec", lambda _: None)
-    monkeypatch.setattr(profile, "HOSTS_PYTHONS", tmp_path)
+    monkeypatch.setattr(profile, "HOST_RUNTIMES", tmp_path)
     python = tmp_path / "runtime-0a1b2c3d4e5f" / "bin" / "python"
     with pytest.raises(UsageError, match="there is no TensorFlow here to run the job with: run make tensorflow"):
         run_profile(tmp_path, PRINTS_SIX_LINES)

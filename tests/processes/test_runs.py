@@ -17,7 +17,7 @@ from jobs import progress
 from ops.errors import OpsError, UsageError
 from ops.plan import profile, runs
 from ops.plan.profile import ProcessStart
-from ops.plan.time_to_target import AccuracyTarget
+from ops.plan.time_to_target import MetricTarget
 
 # It learns a thousandth a step, half as much with several replicas; its children must end with it.
 TRAINER = """
@@ -41,7 +41,7 @@ time.sleep(600 if "--endless" in sys.argv else 0)
 """
 
 
-def make_setup(tmp_path: Path, target: AccuracyTarget, *args: str, servers: bool = False) -> runs.RunSetup:
+def make_setup(tmp_path: Path, target: MetricTarget, *args: str, servers: bool = False) -> runs.RunSetup:
     (tmp_path / "mine.py").write_text(TRAINER)
     return runs.RunSetup(target, ["mine", *args], dict(os.environ), servers, limit())
 
@@ -69,7 +69,7 @@ def wait_until(condition: Callable[[], bool], failure: str) -> None:
 
 
 def test_one_replica_has_no_cluster_and_ends_at_the_target(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run_result = runs.run(make_setup(tmp_path, AccuracyTarget("accuracy", 0.35), "--endless"), 1, tmp_path)
+    run_result = runs.run(make_setup(tmp_path, MetricTarget("accuracy", 0.35), "--endless"), 1, tmp_path)
     assert run_result.as_dict("accuracy") == {
         "replicas": 1,
         "steps": pytest.approx(350),
@@ -83,7 +83,7 @@ def test_one_replica_has_no_cluster_and_ends_at_the_target(tmp_path: Path, capsy
 
 
 def test_several_replicas_have_a_parameter_server_and_all_end(tmp_path: Path) -> None:
-    run_result = runs.run(make_setup(tmp_path, AccuracyTarget("loss", 0.875), "--endless", servers=True), 3, tmp_path)
+    run_result = runs.run(make_setup(tmp_path, MetricTarget("loss", 0.875), "--endless", servers=True), 3, tmp_path)
     assert run_result.crossing.step == pytest.approx(250)
     wait_until(lambda: len(replica_files(tmp_path)) >= 1, "no replica started")
     infos = replica_files(tmp_path)
@@ -152,20 +152,20 @@ def test_bad_input_is_one_line_and_leaves_no_process(
 
     monkeypatch.setattr(progress, "parse_eval_metrics", leap_at_the_end)
     with pytest.raises(OpsError, match=f"^{message}$") as error:
-        runs.run(make_setup(tmp_path, AccuracyTarget(metric, float(value)), *args.split()), 2, tmp_path)
+        runs.run(make_setup(tmp_path, MetricTarget(metric, float(value)), *args.split()), 2, tmp_path)
     assert type(error.value) is kind
     await_end(tmp_path)
 
 
 def test_a_trainer_without_eval_lines_is_an_error_with_their_form(tmp_path: Path) -> None:
-    setup = make_setup(tmp_path, AccuracyTarget("loss", 0.5))
+    setup = make_setup(tmp_path, MetricTarget("loss", 0.5))
     (tmp_path / "mine.py").write_text("print('Epoch 1')")
     with pytest.raises(UsageError, match=r"mine with 1 replica printed no line of the form 'Eval, step 990: .*' in "):
         runs.run(setup, 1, tmp_path)
 
 
 def test_ctrl_c_ends_all_processes(tmp_path: Path) -> None:
-    setup = make_setup(tmp_path, AccuracyTarget("accuracy", 0.9), "--endless")
+    setup = make_setup(tmp_path, MetricTarget("accuracy", 0.9), "--endless")
 
     def interrupt() -> None:
         wait_until(lambda: len(replica_files(tmp_path)) == 3, "not all replicas started")

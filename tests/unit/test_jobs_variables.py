@@ -18,7 +18,7 @@ from jobs.chunks import LogFilter
 from jobs.folder_bucket import FolderBucket, open_bucket
 from jobs.ledger import Ledger
 from jobs.records import HostFile, Task
-from ops.commands import shell_operator, unknown_variable
+from ops.commands import shell_operator, unknown_placeholder
 from ops.errors import OpsError, UsageError
 from ops.logs.read import read_logs
 from ops.package import host_stream, package
@@ -65,7 +65,7 @@ def test_a_substituted_value_is_not_expanded_again() -> None:
 def test_the_script_of_a_shell_is_not_expanded(argv: list[str], index: int) -> None:
     script = 'echo "$HOME ${X:-y} $$ $JOB_DIR ${TYPO}"'
     argv = [script if word == "@" else word for word in argv]
-    assert unknown_variable(argv) is None
+    assert unknown_placeholder(argv) is None
     expanded = variables.expand_command(argv, VALUES)
     assert expanded[index] == script
     assert "$JOB_ID" not in expanded, "the shell's other arguments are expanded"
@@ -131,7 +131,7 @@ def test_the_operators_that_only_a_shell_reads(command: str, operator: str | Non
     ],
 )
 def test_the_first_unknown_variable_is_found(words: list[str], expected: str | None) -> None:
-    assert unknown_variable(words) == expected
+    assert unknown_placeholder(words) == expected
 
 
 def test_the_variables_of_an_environment_are_substituted() -> None:

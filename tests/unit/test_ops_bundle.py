@@ -228,7 +228,7 @@ def test_a_log_without_a_diagnosis_is_left_out_if_the_job_has_secrets(
     job.put(paths.plan("job01"), plan.encode())
     assert job.bundle() == 0
     files = read_bundle()
-    reason = "left out: the job has secrets, which only a diagnosis hides"
+    reason = "omitted: the job has secrets, which only a diagnosis hides"
     assert files["logs/master-0.log"] == f"{reason}\n"
     assert "No space left" in files["logs/worker-0.log"]
     note = f"the log of master-0 is {reason}; fab logs job01 shows it"
@@ -246,7 +246,7 @@ def test_a_log_is_left_out_if_the_plan_is_unreadable(job: Job, monkeypatch: pyte
 
     monkeypatch.setattr(FolderBucket, "read_all", fail)
     assert job.bundle() == 0
-    assert read_bundle()["logs/master-0.log"].startswith("left out: ")
+    assert read_bundle()["logs/master-0.log"].startswith("omitted: ")
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def test_a_diagnosis_of_an_earlier_job_of_this_id_is_left_out(job: Job, time: st
     files = read_bundle()
     assert ("diagnosis/worker-0.json" in files) == kept
     assert ("logs/worker-0.log" in files) == kept
-    note = "Note: the diagnosis by the host of worker-0 is of an earlier job of this id: it is left out"
+    note = "Note: the diagnosis by the host of worker-0 is of an earlier job of this id: it is omitted"
     assert (note in files["summary.txt"]) != kept
 
 

@@ -183,7 +183,7 @@ def test_replicas_that_do_not_stop_are_an_error(cluster: ClusterClient, ledger: 
         ledger.change_job(stored, replace(stored.record, lease=stored.record.lease.renewed()))
 
     clock.ticks.append(write_heartbeat)
-    message = r"^job job01 is RUNNING after 150 s; its replicas were asked to stop, look again with fab describe job01$"
+    message = r"^job job01 is RUNNING after 150 s; its replicas were asked to stop, check it with fab describe job01$"
     with pytest.raises(OpsError, match=message):
         cancel(cluster, "job01")
     assert ledger.cancel_requested("job01")

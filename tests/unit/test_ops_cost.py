@@ -119,7 +119,7 @@ def test_a_failing_bucket_leaves_the_cost_of_hosts(
     captured = capsys.readouterr()
     output = json.loads(captured.out)
     assert (output["accruedCost"], output["jobs"]) == (2.875, None)
-    assert captured.err == "the cost of jobs cannot be seen: no answer\n"
+    assert captured.err == "the cost of jobs cannot be read: no answer\n"
     assert cost.cost(ClusterClient(priced), as_json=False) == 0
     assert capsys.readouterr().out.splitlines()[-1].split() == ["all", "5", "1.2500", "2.30", "2.8750"]
 

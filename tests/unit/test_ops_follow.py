@@ -326,7 +326,7 @@ def test_following_ends_once_the_job_is_deleted(world: World, monkeypatch: pytes
     follower._merge.end("master-0")
     events = follower.events()
     assert next(events) == record
-    gone = r"^nothing is known of job job01 any more: fab jobs lists those that are left$"
+    gone = r"^job job01 has no record any more: fab jobs lists the others$"
     with pytest.raises(OpsError, match=gone) if state is JobState.RUNNING else contextlib.nullcontext():
         assert list(events) == []
 

@@ -171,7 +171,7 @@ def read_stream(stream: bytes) -> tuple[set[str], str]:
         ({"version": "v-2"}, "--version 'v-2' is no name: a letter, then up to 127 letters, digits and _"),
         ({"job_id": "job02"}, "there is no job 'job02'"),
         ({"job_id": None, "origin": "/nowhere"}, "--origin /nowhere is no folder with a saved_model.pb"),
-        ({"origin": "/nowhere"}, "--job takes the model of a job, and --origin another: leave one of them out"),
+        ({"origin": "/nowhere"}, "--job takes the model of a job, and --origin another: use only one of them"),
         ({"job_id": "empty"}, "job empty (SUCCEEDED) has no SavedModel in"),
         ({"job_id": "bad"}, "saved_model.pb: not a SavedModel"),
         ({"job_id": "mute"}, "has no signature: export it with one"),

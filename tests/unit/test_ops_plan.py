@@ -23,8 +23,8 @@ from ops.package.package import build
 from ops.package.trainer_config import ExchangeKind, TrainerConfig, read
 from ops.plan import plan, planned, profile, runs, show
 from ops.plan.plan import PlanRequest
-from ops.plan.scaling import PlannedMachine, Prediction, Shape, Work, asynchronous, synchronous
-from ops.plan.time_to_target import AccuracyTarget, Crossing, TargetModel
+from ops.plan.scaling import ClusterShape, PlannedMachine, Prediction, Work, asynchronous, synchronous
+from ops.plan.time_to_target import Crossing, MetricTarget, TargetModel
 from ops.submit import manifest
 from ops.submit.config import JobFlags, build_job
 from ops.submit.program import SHIPPED
@@ -157,7 +157,7 @@ def test_an_undeclared_package_exchanges_all_parameters_every_step(
     out = capsys.readouterr().out
     assert "parameters: 40.0 MB as float32; 40.0 MB each way to and from parameter servers, every step" in out
     assert [line.split()[1] for line in out.splitlines() if line.startswith("STANDARD_1")] == ["servers", "all-reduce"]
-    assert set(plan.MODELS) == set(get_args(ExchangeKind))
+    assert set(plan.SPEED_MODELS) == set(get_args(ExchangeKind))
 
 
 def test_a_key_by_an_old_name_is_noted(package_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -347,11 +347,11 @@ def test_a_run_has_about_eighty_evaluations(
     (package_folder / "flags.py").write_text('parser.add_argument("--job-dir", required=True)')
     courses: list[tuple[runs.RunSetup, int]] = []
 
-    def run(course: runs.RunSetup, replicas: int, folder: Path) -> runs.TrialRun:
+    def run(course: runs.RunSetup, replicas: int, folder: Path) -> runs.MeasuredRun:
         assert (folder / "mine/task.py").exists()
         courses.append((course, replicas))
         points = [MetricPoint(step, {"accuracy": value}) for step, value in ((100, 0.4), (200, 0.6))]
-        return runs.TrialRun(replicas, Crossing(150.0 * replicas, *points), 7)
+        return runs.MeasuredRun(replicas, Crossing(150.0 * replicas, *points), 7)
 
     monkeypatch.setattr(runs, "run", run)
     if steps is None:
@@ -394,12 +394,17 @@ def test_a_processor_is_a_vcpu_if_it_has_siblings(
 
 
 def test_times_below_a_second_have_two_digits() -> None:
-    assert [show.time_to(seconds) for seconds in (0.0341, 0.5, 0.999, 75)] == ["0.034 s", "0.5 s", "1.0 s", "1 min 15 s"]
+    assert [show.format_time_to_target(seconds) for seconds in (0.0341, 0.5, 0.999, 75)] == [
+        "0.034 s",
+        "0.5 s",
+        "1.0 s",
+        "1 min 15 s",
+    ]
 
 
 def test_a_run_with_a_late_replica_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
     run_record = {"replicas": 2, "lateSteps": 101, "steps": 400.0}
-    show._note_late({"runs": [{**run_record, "lateSteps": 100}, run_record]})
+    show._note_late_replicas({"runs": [{**run_record, "lateSteps": 100}, run_record]})
     lines = capsys.readouterr().err.splitlines()
     assert lines == [
         "of 2 replicas the last one began at step 101: choose a target that takes more steps, to measure it better"
@@ -428,7 +433,7 @@ def test_an_impossible_target_is_refused_before_any_run(package_folder: Path) ->
 def test_target_flags_are_parsed() -> None:
     assert plan.parse_target_flags(None, None, None) is None
     default_runs = plan.parse_target_flags("accuracy=0.9", None, None)
-    assert default_runs == plan.TargetRuns(AccuracyTarget("accuracy", 0.9), [1, 2, 5], 300)
+    assert default_runs == plan.TargetRuns(MetricTarget("accuracy", 0.9), [1, 2, 5], 300)
     with pytest.raises(UsageError, match="--until-seconds 'x' is no number above 0"):
         plan.parse_target_flags("accuracy=0.9", None, "x")
     for flags in (("1,2", None), (None, "5")):
@@ -492,13 +497,13 @@ def test_a_plans_path_depends_on_the_work() -> None:
 
 
 def test_local_hosts_share_cpus_and_cloud_hosts_do_not(inventory: Inventory) -> None:
-    local_shape = planned.shape(replace(inventory, shared_cpus=2), 2)
-    assert local_shape == Shape([PlannedMachine(2)] * 3, [PlannedMachine(2)], 4)
-    assert planned.shape(inventory, 2) == Shape([PlannedMachine(1, 2e9)] * 3, [PlannedMachine(1, 1.25e9)])
+    local_shape = planned.cluster_shape(replace(inventory, shared_cpus=2), 2)
+    assert local_shape == ClusterShape([PlannedMachine(2)] * 3, [PlannedMachine(2)], 4)
+    assert planned.cluster_shape(inventory, 2) == ClusterShape([PlannedMachine(1, 2e9)] * 3, [PlannedMachine(1, 1.25e9)])
     odd = replace(inventory, hosts=tuple(replace(host, machine_type="odd") for host in inventory.hosts))
-    assert planned.shape(replace(odd, shared_cpus=2), 2) == local_shape
+    assert planned.cluster_shape(replace(odd, shared_cpus=2), 2) == local_shape
     with pytest.raises(SpecError, match="machine type 'odd'"):
-        planned.shape(odd, 2)
+        planned.cluster_shape(odd, 2)
 
 
 @pytest.fixture
@@ -618,7 +623,7 @@ def test_an_impossible_comparison_is_one_line(
 
 def test_a_job_is_predicted_by_its_own_strategy(inventory: Inventory) -> None:
     declared, work = read({"mine/scaletier.yaml": DECLARES.encode()}, "mine"), Work(1, 1e9, 1, 1.0)
-    apart, together = (model(work, planned.shape(inventory, 1)) for model in (asynchronous, synchronous))
+    apart, together = (model(work, planned.cluster_shape(inventory, 1)) for model in (asynchronous, synchronous))
     assert apart != together
     for strategy, expected in ((None, apart), ("apart", apart), ("together", together)):
         assert planned.predict(work, inventory, strategy, 1, declared) == expected

@@ -24,13 +24,16 @@ def make_log(*points: tuple[int, float]) -> list[str]:
 @pytest.mark.parametrize("replica", ["master/0", "chief/0", "worker/12"])
 def test_the_warm_up_does_not_count(replica: str) -> None:
     lines = make_log((4, 2.5), (20, 3.5), (40, 4.5), (60, 5.5))
-    assert profile.marks(line.replace("master/0", replica) for line in lines) == [TrainPoint(40, 4.5), TrainPoint(60, 5.5)]
-    assert profile.marks(make_log((4, 2.5), (20, 3.5))) == []
+    assert profile.train_points(line.replace("master/0", replica) for line in lines) == [
+        TrainPoint(40, 4.5),
+        TrainPoint(60, 5.5),
+    ]
+    assert profile.train_points(make_log((4, 2.5), (20, 3.5))) == []
 
 
 def test_only_the_last_start_counts() -> None:
     lines = make_log((4, 2.5), (20, 3.5), (40, 4.5), (30, 1.0), (50, 2.0), (70, 3.0), (90, 4.0))
-    assert profile.marks(lines) == [TrainPoint(70, 3.0), TrainPoint(90, 4.0)]
+    assert profile.train_points(lines) == [TrainPoint(70, 3.0), TrainPoint(90, 4.0)]
 
 
 def test_step_seconds_is_a_median_and_mean_rate_includes_pauses() -> None:
@@ -65,7 +68,7 @@ def test_a_checkpoint_that_takes_too_long_to_read_is_one_line(tmp_path: Path, mo
         raise subprocess.TimeoutExpired(command, timeout)
 
     (tmp_path / "model-1.index").touch()
-    monkeypatch.setattr(profile, "python_here", lambda: "python")
+    monkeypatch.setattr(profile, "tensorflow_python", lambda: "python")
     monkeypatch.setattr(subprocess, "run", run)
     with pytest.raises(OpsError, match=r"^the trainer's checkpoint was not read in 2 min 0 s: give --parameters-mb$"):
         profile.parameter_bytes(tmp_path)

@@ -347,7 +347,7 @@ def test_a_command_gets_no_job_dir_flag(inventory: Inventory, folder: Path) -> N
             {"command": "A=1 B='x y' python t.py"},
             "--command begins with A=1, which only a shell reads: --env A=1 --env 'B=x y' --command 'python t.py'",
         ),
-        ({"script": "train.py", "command": "./run.sh"}, "--script and --command both say what runs: leave one of them out"),
+        ({"script": "train.py", "command": "./run.sh"}, "--script and --command both say what runs: use only one of them"),
         ({"script": "train.py", "module": "m"}, "--module and --script both say what runs"),
         ({"command": " "}, "--command is empty: name a program of the package"),
         ({"command": "'x"}, "--command cannot be split (No closing quotation)"),

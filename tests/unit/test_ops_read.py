@@ -139,7 +139,9 @@ def test_logs_of_deleted_hosts_come_from_the_bucket(
 
 
 def test_follow_and_until_conflict(ended: ClusterClient) -> None:
-    with pytest.raises(UsageError, match="--until is for what has been printed, --follow for what will be: say one of them"):
+    with pytest.raises(
+        UsageError, match="--until is for what has been printed, --follow for what will be: use only one of them"
+    ):
         show_logs(ended, "all", "job01", LogFilter(until="2026"), follow=True, as_json=False)
 
 

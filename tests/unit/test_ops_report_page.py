@@ -163,7 +163,7 @@ def test_the_page_shows_the_reports_values() -> None:
         "2026-01-31 12:00:04 UTC master-0 killed by SIGKILL 2.5",
         "Evaluation at step 40 Confusion matrix",
         "cat dog cat 3 1 dog 0 4",
-        "replica state exit code restarts master-0 EXITED 0 1 What it was",
+        "replica state exit code restarts master-0 EXITED 0 1 Inputs",
         "cat predicted as dog",
         "--max-steps 40",
     ):
@@ -198,10 +198,10 @@ def test_unknown_values_are_left_out() -> None:
     )
     minimal = replace(minimal, events=[], arguments=[], inputs={}, labels={}, evaluation=None, planned=None)
     html = page([replace(minimal, state="RUNNING", running=True, notes=["no log was read: x"])])
-    for left_out in ("US dollars", "Throughput as a table", "Confusion", "fab plan", "What happened", "took"):
+    for left_out in ("US dollars", "Throughput as a table", "Confusion", "fab plan", "Events", "took"):
         assert left_out not in html
-    assert "There are none: neither the log nor summaries for TensorBoard tell of several steps." in html
-    assert "job01 runs: this is what there was at 2026-01-31 12:01:00 UTC." in html
+    assert "There are none: neither the log nor summaries for TensorBoard have several steps." in html
+    assert "job01 runs: this is its state at 2026-01-31 12:01:00 UTC." in html
     assert "no log was read: x" in html
 
 
@@ -456,13 +456,13 @@ def test_numbers_have_four_digits(value: float, text: str) -> None:
 def test_the_figure_of_a_time_line() -> None:
     figure = timeline_figure(replace(REPORT, timeline=[*REPORT.timeline, TimelineSegment("master-0", "RUNNING", 2.5, 38.0)]))
     words = "states over time, the job: QUEUED, PREPARING from 0 to 2 s, RUNNING from 2 to 38 s"
-    assert (figure.title, figure.words, figure.heads) == ("Time line", words, ["who", "state", "from s", "to s"])
+    assert (figure.title, figure.alt_text, figure.heads) == ("Time line", words, ["who", "state", "from s", "to s"])
     assert figure.rows == [
         ["job", "QUEUED, PREPARING", "0", "2"],
         ["job", "RUNNING", "2", "38"],
         ["master-0", "RUNNING", "2.5", "38"],
     ]
-    assert figure.picture.startswith("<svg")
+    assert figure.svg.startswith("<svg")
 
 
 def test_the_figure_of_the_throughput() -> None:
@@ -474,7 +474,7 @@ def test_the_figure_of_the_throughput() -> None:
     caption = (
         "the rise of the global step in each replica's log. Triangles are restarts of a replica. Dashed lines are events of"
     )
-    assert replace(figure, picture=NO_PICTURE) == Figure(
+    assert replace(figure, svg=NO_PICTURE) == Figure(
         "Throughput",
         NO_PICTURE,
         "steps per second by time, on average: master-0 6, worker-0 1",
@@ -483,7 +483,7 @@ def test_the_figure_of_the_throughput() -> None:
         f"Steps/s: {caption} the job.",
     )
     axis = charts.throughput_chart(replicas, events, [0])
-    assert figure.picture == charts.svg(axis), "the event is at the beginning"
+    assert figure.svg == charts.svg(axis), "the event is at the beginning"
     plain = throughput_figure(replace(REPORT, throughput=[replace(REPORT.throughput[0], restarts=[])], events=REPORT.events))
     assert plain
     assert plain.caption == "Steps/s: each replica's own steps."
@@ -497,7 +497,7 @@ def test_the_figures_of_trials() -> None:
     trials = trial_figures(replace(TUNED.tuning, trials=[replace(first, value=0.0), second, failed, cancelled]))
     words, caption = "loss of 2 trials; the best is trial 2 with 0", "A dot is a trial, the line the best so far."
     rows, by_rate = [["1", "0.75"], ["2", "0"]], [["0.5", "0"], ["0.1", "0.75"]]
-    assert [replace(figure, picture=NO_PICTURE) for figure in trials] == [
+    assert [replace(figure, svg=NO_PICTURE) for figure in trials] == [
         Figure("Trials", NO_PICTURE, words, ["trial", "loss"], rows, caption),
         Figure("rate", NO_PICTURE, "loss by rate; the best has 0.5", ["rate", "loss"], by_rate),
     ]

@@ -19,10 +19,10 @@ from waiting import limit
 
 from ops.errors import UsageError
 from ops.plan import profile, runs
-from ops.plan.time_to_target import AccuracyTarget
+from ops.plan.time_to_target import MetricTarget
 
 
-def make_setup(target: AccuracyTarget, *args: str, servers: bool = False) -> runs.RunSetup:
+def make_setup(target: MetricTarget, *args: str, servers: bool = False) -> runs.RunSetup:
     return runs.RunSetup(target, ["mine", *args], dict(os.environ), servers, limit())
 
 
@@ -37,7 +37,7 @@ def test_all_reduce_has_no_servers_and_each_process_its_own_port(tmp_path: Path,
         return server
 
     monkeypatch.setattr(socket, "create_server", create_and_record)
-    starts = runs.replica_commands(make_setup(AccuracyTarget("loss", 1)), 4)
+    starts = runs.replica_commands(make_setup(MetricTarget("loss", 1)), 4)
     assert [start.name for start in starts] == ["master/0", "worker/0", "worker/1", "worker/2"]
     configs = [json.loads(start.env["TF_CONFIG"]) for start in starts]
     (cluster,) = {json.dumps(config["cluster"]) for config in configs}
@@ -59,7 +59,7 @@ def test_the_last_line_of_an_ended_process_is_read(monkeypatch: pytest.MonkeyPat
     process: Any = SimpleNamespace(wait=ended.set, stdout=read(), returncode=3)
     group = profile.ProcessGroup(["master/0"], [process])
     assert list(group.lines(lambda: time.monotonic() + limit())) == ["", "bad \ufffd"]
-    assert (group.failed, group.last) == (("master/0", 3), {"master/0": "bad \ufffd"})
+    assert (group.failed, group.last_lines) == (("master/0", 3), {"master/0": "bad \ufffd"})
 
 
 @pytest.mark.parametrize(
@@ -79,8 +79,8 @@ def test_the_last_replica_is_late_by_its_first_step(
     evaluations = [f"Eval, step {step}: accuracy: {step / 100}" for step in (10, 20)]
     group = SimpleNamespace(lines=lambda _: iter([*lines, *evaluations, "too late"]))
     monkeypatch.setattr(runs, "start_processes", lambda *_: nullcontext(group))
-    run_result = runs.run(make_setup(AccuracyTarget("accuracy", 0.15)), replicas, tmp_path)
-    assert (run_result.replicas, run_result.crossing.step, run_result.late) == (replicas, pytest.approx(15), late)
+    run_result = runs.run(make_setup(MetricTarget("accuracy", 0.15)), replicas, tmp_path)
+    assert (run_result.replicas, run_result.crossing.step, run_result.late_steps) == (replicas, pytest.approx(15), late)
 
 
 def test_an_eval_line_without_the_metric_is_skipped_unless_it_is_the_first(
@@ -94,15 +94,15 @@ def test_an_eval_line_without_the_metric_is_skipped_unless_it_is_the_first(
     ]
     group = SimpleNamespace(lines=lambda _: iter(lines), failed=None)
     monkeypatch.setattr(runs, "start_processes", lambda *_: nullcontext(group))
-    run_result = runs.run(make_setup(AccuracyTarget("accuracy", 0.2)), 1, tmp_path)
+    run_result = runs.run(make_setup(MetricTarget("accuracy", 0.2)), 1, tmp_path)
     assert (run_result.crossing.before.step, run_result.crossing.after.step) == (10, 30)
     del lines[0]
     with pytest.raises(UsageError, match=r"the Eval lines of mine have no 'accuracy'; they have none$"):
-        runs.run(make_setup(AccuracyTarget("accuracy", 0.2)), 1, tmp_path)
+        runs.run(make_setup(MetricTarget("accuracy", 0.2)), 1, tmp_path)
 
 
 def test_the_environment_of_each_replica(tmp_path: Path) -> None:
-    setup = make_setup(AccuracyTarget("loss", 1), "--a", servers=True)
+    setup = make_setup(MetricTarget("loss", 1), "--a", servers=True)
     starts = runs.replica_commands(setup, 3)
     tasks = [json.loads(start.env["TF_CONFIG"])["task"] for start in starts]
     assert [(start.name, start.env["TYPE"], start.env["INDEX"], task) for start, task in zip(starts, tasks, strict=True)] == [
@@ -118,7 +118,7 @@ def test_the_environment_of_each_replica(tmp_path: Path) -> None:
     assert of_replicas == [
         ["mine", f"--log=/out/{replica}", "$TYPE", "${HOME}"] for replica in ("master-0", "worker-0", "ps-0")
     ]
-    setup = replace(setup, env={**setup.env, "FILE": "${JOB_DIR}/$INDEX", "INHERITED": "$JOB_DIR"}, own=["FILE"])
+    setup = replace(setup, env={**setup.env, "FILE": "${JOB_DIR}/$INDEX", "INHERITED": "$JOB_DIR"}, job_variables=["FILE"])
     starts = runs.replica_commands(setup, 3)
     assert [start.env["FILE"] for start in starts] == ["/out/0", "/out/0", "/out/1", "/out/0"]
     assert {start.env["INHERITED"] for start in starts} == {"$JOB_DIR"}

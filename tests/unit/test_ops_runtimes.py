@@ -301,7 +301,7 @@ def test_conflicting_or_empty_requirements_are_refused(local_inventory: Inventor
     write_requirements(tmp_path, "# nothing\n")
     path = write_config(tmp_path, "runtime: requirements.txt, runtimeVersion: '2.20'")
     keys = f"{path}: trainingInput.runtime and {path}: trainingInput.runtimeVersion"
-    with pytest.raises(UsageError, match=f"^{keys} both say which Python: leave one of them out$"):
+    with pytest.raises(UsageError, match=f"^{keys} both say which Python: use only one of them$"):
         build_job(JobFlags("j", config=path), local_inventory)
     with pytest.raises(UsageError, match="has no requirement"):
         build_job(JobFlags("j", runtime=str(tmp_path / "requirements.txt")), local_inventory)

@@ -11,9 +11,18 @@ from hypothesis import strategies as some
 
 from infra.scale_tiers import ScaleTier, SpecError, network_gbits, preset, vcpus
 from ops.plan.plan import tier_shape
-from ops.plan.scaling import COPY_SECONDS, HOP_SECONDS, PlannedMachine, Prediction, Shape, Work, asynchronous, synchronous
+from ops.plan.scaling import (
+    COPY_SECONDS,
+    HOP_SECONDS,
+    ClusterShape,
+    PlannedMachine,
+    Prediction,
+    Work,
+    asynchronous,
+    synchronous,
+)
 
-Model = Callable[[Work, Shape], Prediction]
+Model = Callable[[Work, ClusterShape], Prediction]
 MODELS = pytest.mark.parametrize("model", [asynchronous, synchronous])
 works = some.builds(Work, some.floats(1e-4, 100), some.floats(1, 1e10), some.integers(1, 1000), some.just(1.0))
 machines = some.builds(PlannedMachine.of, some.integers(1, 96), some.floats(0.1, 100))
@@ -21,8 +30,8 @@ counts = some.integers(1, 30)
 shared = some.none() | some.floats(1, 64)
 
 
-def shape(machine: PlannedMachine, count: int, servers: int = 3, cpus: float | None = None) -> Shape:
-    return Shape([machine] * count, [machine] * servers, cpus)
+def shape(machine: PlannedMachine, count: int, servers: int = 3, cpus: float | None = None) -> ClusterShape:
+    return ClusterShape([machine] * count, [machine] * servers, cpus)
 
 
 @MODELS
@@ -71,19 +80,19 @@ def test_more_servers_are_never_slower(work: Work, machine: PlannedMachine, coun
 def test_async_gains_by_a_replica_and_sync_waits_for_the_slowest(work: Work, machine: PlannedMachine, count: int) -> None:
     assert asynchronous(work, shape(machine, count + 1)).rate >= asynchronous(work, shape(machine, count)).rate * (1 - 1e-9)
     slower = replace(machine, cpus=machine.cpus / 2)
-    mixed = synchronous(work, Shape([machine] * count + [slower]))
+    mixed = synchronous(work, ClusterShape([machine] * count + [slower]))
     assert mixed.rate <= synchronous(work, shape(machine, count + 1)).rate * (1 + 1e-9)
 
 
 def test_the_bound_of_a_prediction() -> None:
     machine = PlannedMachine.of(8, 16)
-    assert asynchronous(Work(1, 13e6, 4, 0.5), shape(machine, 5)).bound == "compute"
-    assert asynchronous(Work(1e-3, 1e9, 4, 0.5), shape(machine, 5, 5)).bound == "a worker's network"
+    assert asynchronous(Work(1, 13e6, 4, 0.5), shape(machine, 5)).bottleneck == "compute"
+    assert asynchronous(Work(1e-3, 1e9, 4, 0.5), shape(machine, 5, 5)).bottleneck == "a worker's network"
     crowded = asynchronous(Work(1e-3, 1e9, 4, 0.5), shape(machine, 20, 1))
-    assert crowded.bound == "the ps' network"
+    assert crowded.bottleneck == "the ps' network"
     assert crowded.rate == pytest.approx(4 * 2e9 / 0.5e9)  # 4 steps for each half GB that a ps sends at 16 Gbit/s
-    assert synchronous(Work(1e-3, 1e9, 4, 0.5), shape(machine, 5)).bound == "a worker's network"
-    assert asynchronous(Work(1, 0.0, 1, 1.0), Shape([PlannedMachine(2)] * 3, [], 2)).bound == "shared cpus"
+    assert synchronous(Work(1e-3, 1e9, 4, 0.5), shape(machine, 5)).bottleneck == "a worker's network"
+    assert asynchronous(Work(1, 0.0, 1, 1.0), ClusterShape([PlannedMachine(2)] * 3, [], 2)).bottleneck == "shared cpus"
 
 
 def test_predictions_agree_with_a_calculation_by_hand() -> None:
@@ -93,7 +102,7 @@ def test_predictions_agree_with_a_calculation_by_hand() -> None:
     reduced = 2 * 4 / 5 * 40e6 / 2e9 + 2 * 4 * HOP_SECONDS
     assert synchronous(work, shape(machine, 5)).rate == pytest.approx(5 * 4 / (4 * 0.1 + reduced))
     assert synchronous(replace(work, period=1), shape(machine, 5)).rate == pytest.approx(5 / (0.1 + reduced))
-    local_prediction = asynchronous(work, Shape([PlannedMachine(4)] * 3, [PlannedMachine(4)], 4))
+    local_prediction = asynchronous(work, ClusterShape([PlannedMachine(4)] * 3, [PlannedMachine(4)], 4))
     assert local_prediction.rate == pytest.approx(4 * 4 / (4 * 0.8 + 2 * 20e6 * COPY_SECONDS))
 
 
@@ -105,7 +114,7 @@ def test_the_shapes_of_the_tiers() -> None:
     premium = tier_shape(preset(ScaleTier.PREMIUM_1))
     assert (len(premium.trainers), len(premium.servers)) == (20, 11)
     assert premium.trainers[0] == PlannedMachine(16, 4e9)
-    assert tier_shape(preset(ScaleTier.BASIC)) == Shape([PlannedMachine(4, 1.25e9)], [])
+    assert tier_shape(preset(ScaleTier.BASIC)) == ClusterShape([PlannedMachine(4, 1.25e9)], [])
 
 
 def test_the_network_of_a_machine_type() -> None:

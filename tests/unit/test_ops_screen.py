@@ -28,8 +28,8 @@ from ops.logs.follow import TICK, Event, Note, ReplicaRecords, WaitReason
 from ops.logs.lines import LogLine
 from ops.screen import job as module
 from ops.screen.job import LINES_KEPT, LINES_LEFT, JobScreen
-from ops.screen.render import Picture, Screen, cut, format_cell, joined, layout_columns, print_picture, sanitize
-from ops.screen.series import CAPACITY, CountRate, Series, bar, progress, sparkline
+from ops.screen.render import Picture, Screen, cut, format_cell, join_lines, layout_columns, print_picture, sanitize
+from ops.screen.series import CAPACITY, CountRate, Series, bar, progress_line, sparkline
 
 ROOT = Path(__file__).resolve().parents[2]
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC).timestamp()
@@ -340,9 +340,9 @@ def test_a_small_terminal_shows_the_head_then_lines_then_the_table(lines: int, t
     parts = "\n".join(picture_rows[4:]).strip("\n").split("\n\n")
     assert [len(part.splitlines()) for part in parts if part] == [count for count in (table, log) if count]
     if table == 2:
-        assert parts[0].splitlines()[-1] == "and 31 more: 11 not heard of, 20 RUNNING"
+        assert parts[0].splitlines()[-1] == "and 31 more: 11 without a report, 20 RUNNING"
     if table == 3:
-        assert parts[0].splitlines()[-1] == "and 30 more: 10 not heard of, 20 RUNNING"
+        assert parts[0].splitlines()[-1] == "and 30 more: 10 without a report, 20 RUNNING"
     if log:
         assert [row[13:] for row in picture_rows[-log:]] == [
             f"INFO    {name:<9}  step {second}: loss: 1.0" for second, name in enumerate(names[:3])
@@ -417,9 +417,9 @@ def test_recent_and_mean_step_rates() -> None:
     step_rate = CountRate()
     assert (step_rate.rate(0), step_rate.mean, step_rate.seconds_to(10, 0)) == (None, None, None)
     for second in range(101):
-        step_rate.mark(float(second), second if second < 50 else 50 + 4 * (second - 50), float(second))
+        step_rate.add_point(float(second), second if second < 50 else 50 + 4 * (second - 50), float(second))
     assert (step_rate.rate(100.0), step_rate.mean, step_rate.seconds_to(258, 100.0)) == (4.0, 2.5, 2.0)
-    step_rate.mark(101.0, 3, 101.0)
+    step_rate.add_point(101.0, 3, 101.0)
     assert step_rate.count == 250
     assert step_rate.seconds_to(3, 101.0) == 0.0
     assert (step_rate.rate(140.0), step_rate.rate(141.0), step_rate.seconds_to(258, 141.0)) == (4.0, None, None)
@@ -428,9 +428,9 @@ def test_recent_and_mean_step_rates() -> None:
 def test_a_recent_rate_is_that_of_the_last_20_seconds() -> None:
     step_rate = CountRate()
     for second in range(31):
-        step_rate.mark(float(second), 10 * second * second, float(second))
-        step_rate.mark(second + 0.1, 10 * second * second + 1, second + 0.1)  # too soon after the last
-        step_rate.mark(second + 0.5, 10 * second * second + 5, second + 0.5)
+        step_rate.add_point(float(second), 10 * second * second, float(second))
+        step_rate.add_point(second + 0.1, 10 * second * second + 1, second + 0.1)  # too soon after the last
+        step_rate.add_point(second + 0.5, 10 * second * second + 5, second + 0.5)
     assert step_rate.rate(30.5) == (9005 - 1000) / (30.5 - 10)
     assert (step_rate.mean, step_rate.count) == (9005 / 30.5, 9005)
     assert step_rate.rates.values[:3] == [10.0, 10.0, 18.0]
@@ -449,11 +449,11 @@ def test_a_recent_rate_is_that_of_the_last_20_seconds() -> None:
 def test_progress_has_a_share_and_the_time_left(final: bool, maximum: int | None, expected: str) -> None:
     step_rate = CountRate()
     for second in range(2):
-        step_rate.mark(float(second), 10 * second, float(second))
-    assert progress("steps", step_rate, maximum, final, 1.0).plain == expected
+        step_rate.add_point(float(second), 10 * second, float(second))
+    assert progress_line("steps", step_rate, maximum, final, 1.0).plain == expected
     for count, most, share in ((29, 50, "58%"), (1999, 2000, "99%"), (2000, 2000, "100%")):
-        step_rate.mark(2.0, count, 2.0)
-        assert progress("steps", step_rate, most, True, 2.0).plain.split()[-1] == share, "rounded down"
+        step_rate.add_point(2.0, count, 2.0)
+        assert progress_line("steps", step_rate, most, True, 2.0).plain.split()[-1] == share, "rounded down"
     assert (bar(0.5, 4), bar(-1, 4), bar(7, 4)) == ("━━╌╌", "╌╌╌╌", "━━━━")
 
 
@@ -598,7 +598,7 @@ def test_columns_use_the_display_width() -> None:
 )
 def test_a_too_long_line_is_truncated(text: str, width: int, expected: str) -> None:
     console = Console(file=io.StringIO(), width=width)
-    lines = console.render_lines(joined([Text.assemble((text[:3], "red"), text[3:]), Text("z")]), pad=False)
+    lines = console.render_lines(join_lines([Text.assemble((text[:3], "red"), text[3:]), Text("z")]), pad=False)
     assert ["".join(segment.text for segment in line) for line in lines] == [expected, "z"]
 
 

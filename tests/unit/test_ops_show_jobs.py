@@ -383,7 +383,7 @@ def test_hosts_and_their_answers_are_listed(served: Inventory, tmp_path: Path, c
     assert hosts(cluster, as_json=False) == 0
     out, err = capsys.readouterr()
     assert [line.split()[-2:] for line in out.splitlines()[1:]] == [["-", "-"]] * 7
-    assert err.splitlines()[0].startswith("which job has which host cannot be seen: the queue was written by a newer ")
+    assert err.splitlines()[0].startswith("which job has which host cannot be read: the queue was written by a newer ")
 
 
 def test_unreachable_hosts_are_listed_with_exit_code_1(

@@ -1006,7 +1006,7 @@ def test_the_exit_code_of_a_followed_job(
     err = capsys.readouterr().err.splitlines()[0]
     assert err.removeprefix("error: ").partition(" (")[0] == f"job01 {final_state} after 2.5 s"
     monkeypatch.setattr(logs, "follow_job", lambda *_: None)
-    with pytest.raises(OpsError, match=r"^nothing is known of job job01 any more: fab jobs lists those that are left$"):
+    with pytest.raises(OpsError, match=r"^job job01 has no record any more: fab jobs lists the others$"):
         runner.watch(cluster, submission.record())
 
 

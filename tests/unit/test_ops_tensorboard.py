@@ -245,7 +245,7 @@ def test_ctrl_c_ends_it_and_connections_reach_the_chief(
 def test_an_invalid_call_is_refused(cluster: ClusterClient, port: str) -> None:
     with pytest.raises(UsageError, match="is no port; valid are 1 to 65535"):
         module.tensorboard(cluster, None, every_job=False, port=port)
-    with pytest.raises(UsageError, match=r"^--job shows one job and --all every one: leave one of them out$"):
+    with pytest.raises(UsageError, match=r"^--job shows one job and --all every one: use only one of them$"):
         module.tensorboard(cluster, "old", every_job=True, port=None)
 
 

@@ -11,9 +11,9 @@ from jobs.progress import MetricPoint
 from ops.errors import UsageError
 from ops.plan import time_to_target
 from ops.plan.scaling import Prediction
-from ops.plan.time_to_target import AccuracyTarget, StepsModel, TargetModel
+from ops.plan.time_to_target import MetricTarget, StepsModel, TargetModel
 
-ACCURACY, LOSS = AccuracyTarget("accuracy", 0.9), AccuracyTarget("loss", 0.2)
+ACCURACY, LOSS = MetricTarget("accuracy", 0.9), MetricTarget("loss", 0.2)
 counts = st.lists(st.integers(1, 16), min_size=2, max_size=6, unique=True)
 
 
@@ -38,8 +38,8 @@ def evaluations(metric: str, *points: tuple[int, float]) -> list[MetricPoint]:
 )
 def test_a_target_names_a_metric_and_a_value(text: str, metric: str, value: float, smaller: bool) -> None:
     target = time_to_target.parse_target(text)
-    assert target == AccuracyTarget(metric, value)
-    assert target.smaller is smaller
+    assert target == MetricTarget(metric, value)
+    assert target.lower_is_better is smaller
 
 
 @pytest.mark.parametrize(
@@ -169,9 +169,9 @@ def test_the_largest_error_of_a_model() -> None:
 def test_seconds_to_a_target_agree_with_a_calculation_by_hand() -> None:
     stored = {"metric": "accuracy", "value": 0.9, "strategy": "apart", "leastSteps": 50, "noiseSteps": 350}
     target_model = TargetModel.of({**stored, "runs": [{"replicas": 5}]})
-    assert (target_model.target, target_model.most) == (ACCURACY, 5)
-    prediction = Prediction(rate=120.0, alone=20.0, replicas=10, bound="compute")
+    assert (target_model.target, target_model.max_replicas) == (ACCURACY, 5)
+    prediction = Prediction(rate=120.0, alone=20.0, replicas=10, bottleneck="compute")
     assert target_model.seconds(prediction) == pytest.approx((10 * 50 + 350) / 120)
     assert target_model.speed_up(prediction) == pytest.approx((400 / 20) / (850 / 120))
-    assert target_model.by("apart") is target_model
-    assert target_model.by("together") is None
+    assert target_model.for_strategy("apart") is target_model
+    assert target_model.for_strategy("together") is None
