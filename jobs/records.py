@@ -81,10 +81,10 @@ class ReplicaRecord(Record):
 
     Attributes:
         exitCode: the shell's: 0 to 255 if the trainer exited, 128 + n if signal n ended it; `signal` is then n.
-        killed: True if the trainer has ended and must start again (`hosts.agent.replica_rules`), but not by its host alone: the
-            leader decides, or the unit must start again.
+        awaits_restart: True if the trainer has ended and must start again (`hosts.agent.replica_rules`), but not by its host
+            alone: the leader decides, or the unit must start again. Its key is `killed`.
         outOfMemory: the trainer that ended last exceeded its memory; memoryLimit is its limit in bytes, if known.
-        terminationReason: what ended the last killed trainer.
+        terminationReason: the cause of its last kill.
         preempted: its host was being preempted when its unit was stopped; reset by the next start.
         starts: all starts of the job's trainer on this host; startTime is that of the first, lastStartTime of the last.
         restarts: the restarts in this attempt.
@@ -116,12 +116,13 @@ class ReplicaRecord(Record):
         "crashLooping": "hopeless",
         "terminationReason": "death",
     }
+    json_key: ClassVar = staticmethod(lambda name: "killed" if name == "awaits_restart" else name)
 
     name: str
     state: ReplicaState = ReplicaState.PREPARING
     exitCode: int | None = None
     signal: int | None = None
-    killed: bool = False
+    awaits_restart: bool = False
     outOfMemory: bool = False
     memoryLimit: int | None = None
     terminationReason: str = ""
@@ -373,7 +374,7 @@ class Plan(Record):
 
     def stays_done(self, replica: str) -> bool:
         """Return True if this replica, once done, does not start again when the whole job restarts."""
-        return not self.whole if self.successPolicy == "all" else replica == self.chief
+        return not self.restarts_all if self.successPolicy == "all" else replica == self.chief
 
     def with_hosts(self, hosts: Mapping[str, str]) -> Plan:
         """Return this plan with hosts, and addresses for replicas' names in tasks; RecordError if a TF_CONFIG is invalid."""
@@ -398,7 +399,7 @@ class Plan(Record):
         return [*(self.command or [python, "-m", self.module]), *self.args]
 
     @property
-    def whole(self) -> bool:
+    def restarts_all(self) -> bool:
         """True if a kill of one replica restarts the whole job (restartPolicy `all`)."""
         return self.restartPolicy == "all"
 

@@ -119,23 +119,23 @@ class Leader:
             n: watch.observe(("beat", n), (r.incarnation, r.heartbeatSeq) if (r := replicas.get(n)) else None, now)
             for n in names
         } | {self._name: 0.0}
-        exited, killed = {}, {}
+        since_exit, since_kill = {}, {}
         for name, record in replicas.items():
             if record.done or (record.state is ReplicaState.EXITED and record.attempt == job.attempt):
-                exited[name] = watch.observe(("exit", name), (record.attempt, record.restarts, record.exitCode), now)
+                since_exit[name] = watch.observe(("exit", name), (record.attempt, record.restarts, record.exitCode), now)
             if record.attempt != job.attempt:
                 continue
             expired = silence[name] >= self._plan.lostAfterSeconds
-            if record.restarts or record.killed or expired:
-                killed[name] = watch.observe(("kill", name), (record.attempt, record.restarts, record.killed, expired), now)
+            if record.restarts or record.awaits_restart or expired:
+                since_kill[name] = watch.observe(("kill", name), (record.attempt, record.restarts, record.awaits_restart, expired), now)
         printed = tuple(record.lines for record in replicas.values())
         return View(
             self._plan,
             replicas,
             self._now(),
             silence,
-            exited,
-            killed,
+            since_exit,
+            since_kill,
             max(watch.observe("state", (job.state, job.attempt)), job.attemptSeconds),
             watch.observe("printed", (printed, job.attempt)),
             cancel_requested,

@@ -58,14 +58,14 @@ def resume(plan: Plan, name: str, attempt: int, previous: ReplicaRecord | None, 
         return for_attempt(previous, attempt)
     if previous.state is ReplicaState.RUNNING:
         ended = replace(_with_end(previous, SIGKILL_STATUS, now), outOfMemory=False, errorMessage="", terminationReason=reason)
-        return after_kill(plan, ended, now, PREEMPTED if preempted else "the replica or its host was stopped", not preempted)
-    if previous.state is ReplicaState.EXITED and not previous.crashLooping and (previous.exitCode is None or previous.killed):
+        return prepare_restart(plan, ended, now, PREEMPTED if preempted else "the replica or its host was stopped", not preempted)
+    if previous.state is ReplicaState.EXITED and not previous.crashLooping and (previous.exitCode is None or previous.awaits_restart):
         ended = (
             previous
             if previous.exitCode
             else replace(_with_end(previous, SIGKILL_STATUS, previous.endTime), terminationReason=reason)
         )
-        return after_kill(plan, ended, now, PREEMPTED if preempted else "the unit was stopped", not preempted)
+        return prepare_restart(plan, ended, now, PREEMPTED if preempted else "the unit was stopped", not preempted)
     return previous
 
 
@@ -81,7 +81,7 @@ def after_exit(plan: Plan, record: ReplicaRecord, end: Exit, seconds: float, now
     # In a tuning job these codes apply to the trials, not to the tuner.
     rules = replace(plan, restartCodes=[], permanentCodes=[]) if plan.study else plan
     if not should_restart(rules, status, out_of_memory, record.preempted):
-        return replace(ended, state=ReplicaState.EXITED, killed=False, consecutiveFailures=0)
+        return replace(ended, state=ReplicaState.EXITED, awaits_restart=False, consecutiveFailures=0)
     reason = termination_reason(ended)
     # Faults that come again and again, however late, are no bad luck.
     faults = record.faults + is_fault(status, out_of_memory)
@@ -90,32 +90,32 @@ def after_exit(plan: Plan, record: ReplicaRecord, end: Exit, seconds: float, now
     failures = record.consecutiveFailures + 1 if at_once and record.terminationReason in (reason, "") else int(at_once)
     ended = replace(ended, consecutiveFailures=failures, terminationReason=reason, restartsUsed=restarts_used, faults=faults)
     if failures >= CRASH_LOOP_EXITS:
-        return replace(ended, state=ReplicaState.EXITED, killed=True, crashLooping=True)
-    return after_kill(plan, ended, now, reason)
+        return replace(ended, state=ReplicaState.EXITED, awaits_restart=True, crashLooping=True)
+    return prepare_restart(plan, ended, now, reason)
 
 
-def after_kill(plan: Plan, ended: ReplicaRecord, now: str, cause: str, counts: bool = True) -> ReplicaRecord:
+def prepare_restart(plan: Plan, ended: ReplicaRecord, now: str, cause: str, counts: bool = True) -> ReplicaRecord:
     """Return the record after a kill: PREPARING for a restart by itself, EXITED if the leader decides.
 
     A kill that no trainer caused, such as a preemption, does not use up the limit, but counts in `restarts`.
     """
-    if (plan.whole and not plan.is_optional(ended.name)) or (counts and ended.restartsUsed >= plan.maxRestarts):
-        return replace(ended, state=ReplicaState.EXITED, killed=True)
+    if (plan.restarts_all and not plan.is_optional(ended.name)) or (counts and ended.restartsUsed >= plan.maxRestarts):
+        return replace(ended, state=ReplicaState.EXITED, awaits_restart=True)
     events, restarts_used = with_events(ended.events, Event(now, cause)), ended.restartsUsed + counts
     pending = replace(
-        ended, state=ReplicaState.PREPARING, killed=False, restarts=ended.restarts + 1, restartsUsed=restarts_used
+        ended, state=ReplicaState.PREPARING, awaits_restart=False, restarts=ended.restarts + 1, restartsUsed=restarts_used
     )
     return replace(pending, events=events)
 
 
-def after_stop(record: ReplicaRecord, status: int | None, now: str, killed: bool, seconds: float = 0.0) -> ReplicaRecord:
+def after_stop(record: ReplicaRecord, status: int | None, now: str, awaits_restart: bool, seconds: float = 0.0) -> ReplicaRecord:
     """Return the record after the trainer was stopped, or never started; it ran for `seconds`.
 
     One that had ended by itself stays as it is. Set `killed` if it must start again together with its unit.
     """
     if record.state is ReplicaState.EXITED:
         return record
-    return replace(_with_end(credit_run(record, seconds), status, now), state=ReplicaState.EXITED, killed=killed)
+    return replace(_with_end(credit_run(record, seconds), status, now), state=ReplicaState.EXITED, awaits_restart=awaits_restart)
 
 
 def credit_run(record: ReplicaRecord, seconds: float) -> ReplicaRecord:
@@ -140,12 +140,12 @@ def for_attempt(record: ReplicaRecord, attempt: int) -> ReplicaRecord:
     fresh = replace(
         record, state=ReplicaState.PREPARING, attempt=attempt, restarts=0, restartsUsed=0, faults=0, crashLooping=False
     )
-    return replace(fresh, killed=False, errorMessage="")
+    return replace(fresh, awaits_restart=False, errorMessage="")
 
 
 def started(record: ReplicaRecord, now: str) -> ReplicaRecord:
     """Return the record of a running trainer; startTime stays that of the first."""
-    fresh = replace(record, state=ReplicaState.RUNNING, exitCode=None, signal=None, killed=False, endTime=None, errorMessage="")
+    fresh = replace(record, state=ReplicaState.RUNNING, exitCode=None, signal=None, awaits_restart=False, endTime=None, errorMessage="")
     return replace(fresh, startTime=record.startTime or now, lastStartTime=now, starts=record.starts + 1)
 
 
