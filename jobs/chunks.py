@@ -226,13 +226,13 @@ class ChunkReader:
                     yield LogEntry(self.position, line)
 
 
-def first(source: ChunkSource, log_filter: LogFilter) -> Position:
+def first_position(source: ChunkSource, log_filter: LogFilter) -> Position:
     """Return a position before which no line passes the filter."""
     chunks = span(source, chunks_of(source.sizes()), log_filter.since)
     return Position(chunks[0].incarnation, chunks[0].offset) if chunks and log_filter.since else BEGINNING
 
 
-def newest(source: ChunkSource, log_filter: LogFilter) -> tuple[list[LogEntry], Position]:
+def last_entries(source: ChunkSource, log_filter: LogFilter) -> tuple[list[LogEntry], Position]:
     """Return the last lines that pass the filter, and the log's end position; read as little as possible."""
     every = chunks_of(source.sizes())
     entries: list[LogEntry] = []
@@ -373,9 +373,9 @@ def show(folder: str, filter_json: str, follow: bool, position: str = "") -> int
     if position:
         reader = ChunkReader(source, Position(*map(int, position.split())), log_filter)
     elif log_filter.lines is None:
-        reader = ChunkReader(source, first(source, log_filter), log_filter)
+        reader = ChunkReader(source, first_position(source, log_filter), log_filter)
     else:
-        entries, behind = newest(source, log_filter)
+        entries, behind = last_entries(source, log_filter)
         reader = ChunkReader(source, behind, log_filter)
         out.writelines(map(_printed, entries))
     out.write(b"%d %d \n" % reader.position)

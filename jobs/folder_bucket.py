@@ -88,7 +88,7 @@ class FolderBucket:
             except FileExistsError:
                 if target.read_bytes() != content:
                     raise Conflict(name) from None
-            _sync(target.parent)
+            _fsync_directory(target.parent)
         return version_of(content)
 
     def replace(self, name: str, content: bytes, version: str) -> str:
@@ -105,7 +105,7 @@ class FolderBucket:
                 raise Conflict(name)
             with self._temporary(target, [content]) as part:
                 part.replace(target)
-            _sync(target.parent)
+            _fsync_directory(target.parent)
         return new
 
     def open(self, name: str) -> BinaryIO | None:
@@ -134,7 +134,7 @@ class FolderBucket:
         job = self._root.joinpath(*Path(name).parts[:2], "job.json") if name.startswith("jobs/") else None
         with file_errors(self._root), self._temporary(target, content, job) as part:
             part.replace(target)
-            _sync(target.parent)
+            _fsync_directory(target.parent)
 
     def download(self, name: str, target: Path, progress: Progress = no_progress) -> bool:
         if (source := self.open(name)) is None:
@@ -339,7 +339,7 @@ def _raise_unless_gone(error: OSError) -> None:
         raise error
 
 
-def _sync(path: Path) -> None:
+def _fsync_directory(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

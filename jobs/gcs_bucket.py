@@ -32,7 +32,7 @@ from jobs.bucket import BucketError, Conflict, Item, Progress, file_errors, no_p
 _T = TypeVar("_T")
 
 _URL = re.compile(r"gs://([a-z0-9][a-z0-9._-]+)((?:/[^/*?{}\[\]\x00-\x1f]+)*)/?")
-_NONE_YET = 0  # the generation of an object that is not there
+_ABSENT = 0  # the generation of an object that is not there
 _RECORD = "record"
 _RECORD_LIMIT = 8000  # Google takes 8 KiB of custom metadata an object, keys and values together
 _WHOLE_FOLDER = 30  # times the limit for a call that goes through all of a folder
@@ -82,7 +82,7 @@ class GcsBucket:
         self._prefix = f"{parts[2][1:]}/" if parts[2] else ""
         self._seconds = seconds
         self._wait = seconds / 4, seconds / 3  # for a connection, and for each piece of an answer
-        self._opening = threading.Lock()
+        self._client_lock = threading.Lock()
         self._credentials: Any = None
         self._client: Any = None
 
@@ -106,7 +106,7 @@ class GcsBucket:
 
         def work(call: _Call) -> dict[str, bytes]:
             blobs = call.list(glob.partition("*")[0], f"name,md5Hash,metadata/{_RECORD}", match_glob=glob)
-            contents = {blob.name.removeprefix(self._prefix): _kept(blob) for blob in blobs if fits(blob.name)}
+            contents = {blob.name.removeprefix(self._prefix): _content_in_metadata(blob) for blob in blobs if fits(blob.name)}
             missing = self._each(call, self._get, [name for name, content in contents.items() if content is None])
             whole = contents | {name: item.content for name, item in missing.items() if item is not None}
             return {name: content for name, content in sorted(whole.items()) if content is not None}
@@ -114,7 +114,7 @@ class GcsBucket:
         return self._run(work)
 
     def create(self, name: str, content: bytes) -> str:
-        return self._run(lambda call: self._write(call, name, content, _NONE_YET))
+        return self._run(lambda call: self._write(call, name, content, _ABSENT))
 
     def replace(self, name: str, content: bytes, version: str) -> str:
         return self._run(lambda call: self._write(call, name, content, int(version)))
@@ -292,7 +292,7 @@ class GcsBucket:
 
     def _signed_in(self) -> Any:
         """Return Google's client with a valid token: renewing one blocks, and a request must not begin late."""
-        with self._opening:
+        with self._client_lock:
             if self._client is None:
                 logging.getLogger("google").addHandler(logging.NullHandler())  # errors are reported once, in one line
                 # Else the client asks for the bucket's location, for traces that are not collected.
@@ -333,7 +333,7 @@ class _Timed:
             raise TimeoutError
 
 
-def _kept(blob: Any) -> bytes | None:
+def _content_in_metadata(blob: Any) -> bytes | None:
     """Return a listed object's content if its metadata holds all of it; None if it must be fetched."""
     try:
         content = zlib.decompress(base64.b64decode(blob.metadata[_RECORD]))

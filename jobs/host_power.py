@@ -77,7 +77,7 @@ class StartClient:
             raise PowerError(f"{self._power.token} gives no token") from None
 
 
-def in_thread(work: Callable[[], None]) -> None:
+def start_thread(work: Callable[[], None]) -> None:
     """Run a function in a thread of its own."""
     threading.Thread(target=work, name="starter", daemon=True).start()
 
@@ -101,7 +101,7 @@ class HostStarter:
         start: Start,
         hosts: Iterable[str],
         clock: Clock,
-        run_in_background: Callable[[Callable[[], None]], None] = in_thread,
+        run_in_background: Callable[[Callable[[], None]], None] = start_thread,
     ) -> None:
         """Prepare to start these `hosts`, the only ones that can be started."""
         self.hosts = frozenset(hosts)

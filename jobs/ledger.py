@@ -177,9 +177,9 @@ class Ledger:
         except NewerSchemaError:
             raise
         except RecordError:
-            return self._rebuilt(), item.version
+            return self._rebuild(), item.version
 
-    def _rebuilt(self) -> Queue:
+    def _rebuild(self) -> Queue:
         """Rebuild the queue from the jobs if it cannot be read: a garbled file must not stop a cluster."""
         entries: list[QueueEntry] = []
         busy: set[str] = set()
@@ -212,11 +212,11 @@ class Trials:
 
     def read(self) -> list[Trial]:
         """Return all readable trials, in the order of their numbers; BucketError if the bucket fails."""
-        open_ones = [number for number, trial in self._known.items() if not trial.final]
+        running_numbers = [number for number, trial in self._known.items() if not trial.final]
         ahead = 1
         while True:
             first = self.next_number
-            trials = self._ledger.trials_numbered(self._job_id, [*open_ones, *range(first, first + ahead)])
+            trials = self._ledger.trials_numbered(self._job_id, [*running_numbers, *range(first, first + ahead)])
             for number, stored in trials.items():
                 if isinstance(stored, RecordError):
                     self._known.pop(number, None)
@@ -225,7 +225,7 @@ class Trials:
                     self._known[number] = stored.record
             if not any(number >= first for number in trials):
                 return [self._known[number] for number in sorted(self._known)]
-            open_ones, ahead = [], 2 * ahead
+            running_numbers, ahead = [], 2 * ahead
 
     @property
     def next_number(self) -> int:

@@ -287,7 +287,9 @@ def _merged(before: Mapping[str, float], new: Mapping[str, float]) -> dict[str, 
     return dict(list(merged.items())[-MOST_METRICS:])
 
 
-def of_job(reports: Mapping[str, JobProgress | None], chief: str, steps: int | None, running: bool) -> JobProgress | None:
+def merge_replicas(
+    reports: Mapping[str, JobProgress | None], chief: str, steps: int | None, running: bool
+) -> JobProgress | None:
     """Merge the replicas' progress into the job's: the chief's or the farthest one, with all metrics.
 
     Args:

@@ -39,7 +39,7 @@ class HostAssignment:
         return dict(zip(self.replica_names, self.hosts, strict=False))
 
 
-def place(candidates: Mapping[str, Sequence[str]], taken: Collection[str]) -> dict[str, str]:
+def place(candidates: Mapping[str, Sequence[str]], busy: Collection[str]) -> dict[str, str]:
     """Assign each replica its best free host; a replica without a free candidate gets none.
 
     Replicas choose in turn. This finds a complete assignment if there is one, as long as a replica that shares candidates with
@@ -47,7 +47,7 @@ def place(candidates: Mapping[str, Sequence[str]], taken: Collection[str]) -> di
     """
     placed: dict[str, str] = {}
     for replica, hosts in candidates.items():
-        free = (host for host in hosts if host not in taken and host not in placed.values())
+        free = (host for host in hosts if host not in busy and host not in placed.values())
         if host := next(free, None):
             placed[replica] = host
     return placed

@@ -29,10 +29,10 @@ class QueueMonitor:
     """
 
     def __init__(
-        self, ledger: Ledger, watch: ChangeTimer, me: str, seconds: float = lease.SECONDS, starter: HostStarter | None = None
+        self, ledger: Ledger, timer: ChangeTimer, me: str, seconds: float = lease.SECONDS, starter: HostStarter | None = None
     ) -> None:
         """Prepare to monitor the queue; `starter` starts the hosts of a job if none of them is up."""
-        self._ledger, self._watch, self._me, self._seconds = ledger, watch, me, seconds
+        self._ledger, self._timer, self._me, self._seconds = ledger, timer, me, seconds
         self._starter = starter
         self._next = 0.0
         self._first: dict[tuple[str, str], str] = {}
@@ -41,13 +41,13 @@ class QueueMonitor:
 
     def run_if_due(self) -> None:
         """Poll the queue every few seconds, however often this is called."""
-        if self._watch.clock() >= self._next:
+        if self._timer.clock() >= self._next:
             self.run_once()
-            self._next = self._watch.clock() + PAUSE_SECONDS
+            self._next = self._timer.clock() + PAUSE_SECONDS
 
     def run_for(self, job: JobRecord) -> None:
         """Poll the queue if that is due and `job` waits in it, or nothing has renewed its lease for the time of one."""
-        silent = self._watch.observe(("followed", job.jobId), job.lease)
+        silent = self._timer.observe(("followed", job.jobId), job.lease)
         if job.state is JobState.QUEUED or (not job.final and silent >= self._seconds):
             self.run_if_due()
 
@@ -127,14 +127,14 @@ class QueueMonitor:
 
     def _leaderless_seconds(self, entry: QueueEntry, job: JobRecord) -> float:
         """Return the seconds since the last renewal by a leader."""
-        return self._watch.observe(("leads", entry.jobId, entry.token), str(job.lease))
+        return self._timer.observe(("leads", entry.jobId, entry.token), str(job.lease))
 
     def _unchanged_for_lease(self, entry: QueueEntry, value: object, times: int = 1) -> bool:
         """Return True once this value has not changed for `times` lease times; the token tells entries of one id apart."""
-        return self._watch.observe(("entry", entry.jobId, entry.token), str(value)) >= times * self._seconds
+        return self._timer.observe(("entry", entry.jobId, entry.token), str(value)) >= times * self._seconds
 
     def _waited(self, entry: QueueEntry) -> float:
-        return self._watch.observe(("waits", entry.jobId, entry.token), True)
+        return self._timer.observe(("waits", entry.jobId, entry.token), True)
 
     def _end(self, stored: Stored[JobRecord], why: str, cancelled: bool = False) -> None:
         self._ledger.change_job(stored, stored.record.with_holder(self._me).ended(why, cancelled))

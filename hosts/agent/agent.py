@@ -187,8 +187,8 @@ class Agent:
             if tried_seconds >= patience:
                 self._job_files.forget(job.jobId)
             return
-        nobody_leads = job.lease.free or self._change_timer.observe(("led", job.jobId), job.lease) >= self._lease_seconds
-        if tried_seconds >= patience and nobody_leads:
+        is_leaderless = job.lease.free or self._change_timer.observe(("led", job.jobId), job.lease) >= self._lease_seconds
+        if tried_seconds >= patience and is_leaderless:
             why = f"{self._name} cannot start it: {error.strerror or error if isinstance(error, OSError) else error}"
             self._ledger.change_job(stored, job.with_holder(self._me).ended(why))
 

@@ -47,11 +47,11 @@ _ENTRIES = 10_000
 
 
 def start(
-    files: Bucket, name: str, make: Callable[[], bytes], complain: Callable[[str], None], seconds: float = SECONDS
+    files: Bucket, name: str, make: Callable[[], bytes], warn: Callable[[str], None], seconds: float = SECONDS
 ) -> BackgroundTask[bool]:
     """Begin to write the object of that name once; the result is True if it was written.
 
-    `make` returns its content; if that or the write fails, `complain` gets a line.
+    `make` returns its content; if that or the write fails, `warn` gets a line.
     """
 
     def write() -> bool:
@@ -65,7 +65,7 @@ def start(
         return True
 
     def failed(why: str) -> bool:
-        complain(f"no diagnosis for fab bundle: {why}")
+        warn(f"no diagnosis for fab bundle: {why}")
         return False
 
     return BackgroundTask(write, seconds, failed)
@@ -81,23 +81,23 @@ def build(
     secrets = lines_of(env.get(name, "") for name in plan.secrets)
     content = {
         "schema": 1,
-        **of_job(job, end_seen),
+        **summarize_job(job, end_seen),
         "replica": record.name,
         "host": host.name,
         "time": now(),
-        "trainer": of_trainer(record),
+        "trainer": summarize_trainer(record),
         "lines": truncated(redact(with_tail(last_lines(log), record), secrets)),
         "units": units(),
         "kernel": {"memoryEvents": cgroup.memory_events()},
         "disks": disks(["/", str(state), *buckets]),
         "memory": memory_of_host(),
-        "tfConfig": _parsed(plan.tasks[record.name].tfConfig),
+        "tfConfig": _parse_json(plan.tasks[record.name].tfConfig),
         "python": packages(assignment.python, Path(*assignment.directory.parts[:depth])),
     }
-    return encoded(redact(content, secrets))
+    return encode(redact(content, secrets))
 
 
-def of_job(job: JobRecord, end_seen: str) -> dict[str, Any]:
+def summarize_job(job: JobRecord, end_seen: str) -> dict[str, Any]:
     """Return the job's end, and how far this host's clock is ahead of the leader's, with the time until `end_seen`."""
     leader = job.lease.holder.partition("/")[0]
     summary = {"leader": leader, "leaderTime": job.endTime, "time": end_seen}
@@ -105,7 +105,7 @@ def of_job(job: JobRecord, end_seen: str) -> dict[str, Any]:
     return {"jobId": job.jobId, "clock": {**summary, "aheadSeconds": ahead}}
 
 
-def of_trainer(record: ReplicaRecord) -> dict[str, Any]:
+def summarize_trainer(record: ReplicaRecord) -> dict[str, Any]:
     """Return the exit of this host's trainer, in words too if a signal killed it."""
     keys = ("state", "exitCode", "outOfMemory", "memoryLimit", "restarts", "preempted", "startTime", "endTime", "errorMessage")
     summary = {key: getattr(record, key) for key in keys}
@@ -117,7 +117,7 @@ def of_trainer(record: ReplicaRecord) -> dict[str, Any]:
 def last_lines(folder: Path) -> list[dict[str, Any]]:
     """Return the end of a log: time, severity and message of each line."""
     entries = []
-    for entry in chunks.newest(ChunkFolder(folder), LogFilter(lines=LINES))[0]:
+    for entry in chunks.last_entries(ChunkFolder(folder), LogFilter(lines=LINES))[0]:
         text = entry.line.decode("utf-8", "replace")
         try:
             line = json.loads(text)
@@ -225,7 +225,7 @@ def lines_of(values: Iterable[str]) -> list[str]:
     return sorted((line for line in lines if len(line) >= SHORTEST), key=len, reverse=True)
 
 
-def encoded(content: dict[str, Any]) -> bytes:
+def encode(content: dict[str, Any]) -> bytes:
     """Return the diagnosis as it is written, in at most LIMIT bytes."""
     while len(encoded := _json(content)) > LIMIT:
         if lines := content.get("lines"):
@@ -236,7 +236,7 @@ def encoded(content: dict[str, Any]) -> bytes:
     return encoded
 
 
-def _parsed(text: str) -> Any:
+def _parse_json(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

@@ -18,7 +18,7 @@ from typing import Any
 
 from hosts.agent import cgroup, diagnosis, keep_unsaved, launcher_client, network, unsaved
 from hosts.agent.launcher_client import SOCKET_VARIABLE, Launcher, trial_reports_folder
-from hosts.agent.log import Log, LogArchive, archived
+from hosts.agent.log import Log, LogArchive, list_archived
 from hosts.agent.manifest import ManifestCompletion
 from hosts.agent.notifier import COMMAND_SECONDS, NotificationTask
 from hosts.agent.process import Child, ProgramSpec, delete
@@ -116,7 +116,7 @@ class JobFiles:
         others = {keep_unsaved.HOME: str(self._home(plan)), **_UNIT_TEMPORARY} if self._launcher else {}
         host_paths = [self._home(plan).with_name(name) for name in ("home", "tmp", "var-tmp")] if self._launcher else []
         archive = paths.log(plan.jobId, name)
-        chunks = archived(self._files, archive)
+        chunks = list_archived(self._files, archive)
         if self._log is None or self._log.job_id != plan.jobId:
             if self._log:
                 self._log.close()
@@ -302,13 +302,13 @@ class JobFiles:
         scheme, _, bucket = self._host.bucket.partition("://")
         if scheme != "gs":
             return {}
-        granted = access(plan, task, bucket)
+        rights = access(plan, task, bucket)
         # A client that makes a folder looks for those above it, which are not this trainer's to look at.
         with suppress(Conflict):
-            self._ledger.store.create(f"{granted.writes[0]}/", b"")
+            self._ledger.store.create(f"{rights.writes[0]}/", b"")
         log = self._log
         assert log is not None  # of this job
-        self._broker = Broker(granted, self._mint, lambda text: log.write_message(text, "WARNING"))
+        self._broker = Broker(rights, self._mint, lambda text: log.write_message(text, "WARNING"))
         return self._broker.environment
 
     def _home(self, plan: Plan) -> Path:

@@ -24,7 +24,7 @@ from jobs.variables import RANK_NAMES
 
 CONSEQUENCE_SECONDS = 30.0
 """If a peer exits within this time after a kill, the kill is taken as the cause."""
-VERDICT_SECONDS = 1.0
+DECISION_SECONDS = 1.0
 """The wait before an exit ends a job, or a SIGTERM restarts it: another host may still report the real cause."""
 # Roles whose machine type has another key in Cloud ML than `{role}Type`.
 _TYPES = {"ps": "parameterServer"}
@@ -134,7 +134,7 @@ def decide(job: JobRecord, view: View) -> JobRecord | None:
     return next((new for rule in rules if (new := rule(job, view)) is not None), None)
 
 
-def to_start(job: JobRecord, view: View) -> list[str]:
+def replicas_to_start(job: JobRecord, view: View) -> list[str]:
     """Return the replicas whose hosts the leader must start: they are off, and the job has not dropped them."""
     if job.state not in (JobState.PREPARING, JobState.RUNNING) or view.cancel_requested:
         return []
@@ -318,7 +318,7 @@ def _exited(job: JobRecord, view: View) -> JobRecord | None:
     failed = [r for r in view.of_attempt(job) if r.state is ReplicaState.EXITED and r.exitCode and not r.awaits_restart]
     if not failed:
         return None
-    culprit = max(failed, key=lambda r: view.exited_for(r.name))
+    first_failed = max(failed, key=lambda r: view.exited_for(r.name))
     if killed_name := _find_cause(view, failed):
         record = view.replicas.get(killed_name)
         preempted = record is not None and record.terminationReason == PREEMPTED
@@ -326,14 +326,14 @@ def _exited(job: JobRecord, view: View) -> JobRecord | None:
         how = "was preempted" if preempted else f"ended ({reason})" if reason else "was killed"
         cause = f"{_name(killed_name)} {how}, and the others could not continue without it"
         fault = record is not None and record.faults > 0
-        return _restart_job(job, view, cause, counts=not preempted, fault=fault, peer_error=exit_message(culprit))
-    exit_age = view.exited_for(culprit.name)
+        return _restart_job(job, view, cause, counts=not preempted, fault=fault, peer_error=exit_message(first_failed))
+    exit_age = view.exited_for(first_failed.name)
     peers = [name for name in view.plan.replicas if name not in {r.name for r in failed}]
     if any(view.late(name) for name in peers if not view.plan.is_optional(name)):
         return None  # it either answers soon or becomes lost; then the job waits for its host
-    if exit_age < _verdict_seconds(view) or any(view.outdated(name, exit_age) for name in peers):
+    if exit_age < _decision_seconds(view) or any(view.outdated(name, exit_age) for name in peers):
         return None
-    return _end(job, view, JobState.FAILED, _tuner_error(view.plan, culprit) or exit_message(culprit))
+    return _end(job, view, JobState.FAILED, _tuner_error(view.plan, first_failed) or exit_message(first_failed))
 
 
 def _tuner_error(plan: Plan, record: ReplicaRecord) -> str:
@@ -346,7 +346,7 @@ def _find_cause(view: View, failed: Sequence[ReplicaRecord]) -> str | None:
     """Return the replica whose kill caused the exits, or None.
 
     The leader may see the kill up to CONSEQUENCE_SECONDS before the exits, or at any time after them. These are not causes, but
-    consequences of the exits: a restart code seen after them, and a SIGTERM seen after them or up to VERDICT_SECONDS before.
+    consequences of the exits: a restart code seen after them, and a SIGTERM seen after them or up to DECISION_SECONDS before.
     The library sends itself SIGTERM when a peer is missing.
     """
     exit_age = max(view.exited_for(r.name) for r in failed)  # of the first exit
@@ -354,7 +354,7 @@ def _find_cause(view: View, failed: Sequence[ReplicaRecord]) -> str | None:
     for name in view.plan.replicas:
         kill_age = view.since_kill.get(name, math.inf)
         reason = _exit_or_sigterm_reason(view.replicas.get(name))
-        is_consequence = reason and kill_age < exit_age + (_verdict_seconds(view) if reason == _SIGTERM else 0.0)
+        is_consequence = reason and kill_age < exit_age + (_decision_seconds(view) if reason == _SIGTERM else 0.0)
         if name not in exited and kill_age - exit_age <= CONSEQUENCE_SECONDS and not is_consequence and not view.lost(name):
             return name
     return None
@@ -369,9 +369,9 @@ def _exit_or_sigterm_reason(record: ReplicaRecord | None) -> str:
     return reason if reason == _SIGTERM or reason.startswith("status ") else ""
 
 
-def _verdict_seconds(view: View) -> float:
-    """Return VERDICT_SECONDS, or less if heartbeats are more frequent."""
-    return min(VERDICT_SECONDS, view.plan.heartbeatSeconds)
+def _decision_seconds(view: View) -> float:
+    """Return DECISION_SECONDS, or less if heartbeats are more frequent."""
+    return min(DECISION_SECONDS, view.plan.heartbeatSeconds)
 
 
 def _crash_loops(job: JobRecord, view: View) -> JobRecord | None:
@@ -394,9 +394,11 @@ def _awaits_restart(job: JobRecord, view: View) -> JobRecord | None:
         if view.plan.restarts_all and not view.plan.is_optional(record.name):
             if any(view.lost(name) for name in view.needed):
                 return None  # all replicas restart once the lost one is back
-            if preempted_names := [r.name for r in view.of_attempt(job) if r.awaits_restart and r.terminationReason == PREEMPTED]:
+            if preempted_names := [
+                r.name for r in view.of_attempt(job) if r.awaits_restart and r.terminationReason == PREEMPTED
+            ]:
                 return _restart_job(job, view, f"{_name(preempted_names[0])} was preempted", counts=False)
-            if record.terminationReason == _SIGTERM and view.since_kill.get(record.name, math.inf) < _verdict_seconds(view):
+            if record.terminationReason == _SIGTERM and view.since_kill.get(record.name, math.inf) < _decision_seconds(view):
                 continue  # an exit that is not reported yet may have caused it
             how = "was killed" if record.signal else "ended"
             return _restart_job(job, view, f"{_name(record.name)} {how} ({termination_reason(record)})", record)

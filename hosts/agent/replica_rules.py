@@ -27,13 +27,13 @@ CRASH_LOOP_EXITS = 3
 class Exit(NamedTuple):
     """The end of a program: its status, and whether the kernel killed one of its processes for want of memory.
 
-    `memory_limit` is in bytes, None if unknown; `left` counts the processes that it left running, as far as that is known.
+    `memory_limit` is in bytes, None if unknown; `processes_left` counts the processes that it left running, as far as that is known.
     """
 
     status: int
     out_of_memory: bool = False
     memory_limit: int | None = None
-    left: int = 0
+    processes_left: int = 0
 
 
 SIGKILL_STATUS = -int(signal.SIGKILL)
@@ -58,8 +58,14 @@ def resume(plan: Plan, name: str, attempt: int, previous: ReplicaRecord | None, 
         return for_attempt(previous, attempt)
     if previous.state is ReplicaState.RUNNING:
         ended = replace(_with_end(previous, SIGKILL_STATUS, now), outOfMemory=False, errorMessage="", terminationReason=reason)
-        return prepare_restart(plan, ended, now, PREEMPTED if preempted else "the replica or its host was stopped", not preempted)
-    if previous.state is ReplicaState.EXITED and not previous.crashLooping and (previous.exitCode is None or previous.awaits_restart):
+        return prepare_restart(
+            plan, ended, now, PREEMPTED if preempted else "the replica or its host was stopped", not preempted
+        )
+    if (
+        previous.state is ReplicaState.EXITED
+        and not previous.crashLooping
+        and (previous.exitCode is None or previous.awaits_restart)
+    ):
         ended = (
             previous
             if previous.exitCode
@@ -108,14 +114,18 @@ def prepare_restart(plan: Plan, ended: ReplicaRecord, now: str, cause: str, coun
     return replace(pending, events=events)
 
 
-def after_stop(record: ReplicaRecord, status: int | None, now: str, awaits_restart: bool, seconds: float = 0.0) -> ReplicaRecord:
+def after_stop(
+    record: ReplicaRecord, status: int | None, now: str, awaits_restart: bool, seconds: float = 0.0
+) -> ReplicaRecord:
     """Return the record after the trainer was stopped, or never started; it ran for `seconds`.
 
     One that had ended by itself stays as it is. Set `killed` if it must start again together with its unit.
     """
     if record.state is ReplicaState.EXITED:
         return record
-    return replace(_with_end(credit_run(record, seconds), status, now), state=ReplicaState.EXITED, awaits_restart=awaits_restart)
+    return replace(
+        _with_end(credit_run(record, seconds), status, now), state=ReplicaState.EXITED, awaits_restart=awaits_restart
+    )
 
 
 def credit_run(record: ReplicaRecord, seconds: float) -> ReplicaRecord:
@@ -145,7 +155,9 @@ def for_attempt(record: ReplicaRecord, attempt: int) -> ReplicaRecord:
 
 def started(record: ReplicaRecord, now: str) -> ReplicaRecord:
     """Return the record of a running trainer; startTime stays that of the first."""
-    fresh = replace(record, state=ReplicaState.RUNNING, exitCode=None, signal=None, awaits_restart=False, endTime=None, errorMessage="")
+    fresh = replace(
+        record, state=ReplicaState.RUNNING, exitCode=None, signal=None, awaits_restart=False, endTime=None, errorMessage=""
+    )
     return replace(fresh, startTime=record.startTime or now, lastStartTime=now, starts=record.starts + 1)
 
 

@@ -76,15 +76,15 @@ def access(plan: Plan, task: Task, bucket: str) -> Access:
     return Access(bucket, (output,), tuple(reads)[:_MOST_PREFIXES], tuple(others)[:MOST_BUCKETS])
 
 
-def boundary(granted: Access) -> Boundary:
+def boundary(rights: Access) -> Boundary:
     """Return the rules of a credential access boundary, in the form of Google's API; pure."""
-    groups = [granted.reads[place : place + _PREFIXES_PER_RULE] for place in range(0, len(granted.reads), _PREFIXES_PER_RULE)]
+    groups = [rights.reads[place : place + _PREFIXES_PER_RULE] for place in range(0, len(rights.reads), _PREFIXES_PER_RULE)]
     return [
-        _rule(granted.bucket, "roles/storage.objectUser", _within(granted.bucket, granted.writes)),
-        *(_rule(granted.bucket, "roles/storage.objectViewer", _within(granted.bucket, each, dotted=True)) for each in groups),
+        _rule(rights.bucket, "roles/storage.objectUser", _within(rights.bucket, rights.writes)),
+        *(_rule(rights.bucket, "roles/storage.objectViewer", _within(rights.bucket, each, dotted=True)) for each in groups),
         # TensorFlow asks whether the bucket exists before it makes a folder.
-        _rule(granted.bucket, "roles/storage.bucketViewer"),
-        *(_rule(other, "roles/storage.objectUser") for other in granted.others),
+        _rule(rights.bucket, "roles/storage.bucketViewer"),
+        *(_rule(other, "roles/storage.objectUser") for other in rights.others),
     ]
 
 
@@ -152,10 +152,10 @@ class Broker:
     """Answers on a loopback port of its own until `close`; only the trainer is told the port."""
 
     def __init__(
-        self, granted: Access, mint: Mint, report: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+        self, rights: Access, mint: Mint, report: Callable[[str], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
         """Start the broker; `report` is called when a failure to get a token begins, or its reason changes."""
-        self._rules, self._mint, self._report, self._clock = boundary(granted), mint, report, clock
+        self._rules, self._mint, self._report, self._clock = boundary(rights), mint, report, clock
         self._last_error = ""
         self._lock = threading.Lock()
         self._token, self._good_until = "", 0.0
@@ -267,8 +267,8 @@ def main(arguments: Sequence[str], mint: Mint = mint) -> int:
     """Run the command; return its exit code."""
     output, _, *command = arguments
     url = urlsplit(output)
-    granted = Access(url.netloc, (url.path.strip("/"),), (paths.DATA,))
-    broker = Broker(granted, mint, lambda text: print(text, file=sys.stderr))  # noqa: T201
+    rights = Access(url.netloc, (url.path.strip("/"),), (paths.DATA,))
+    broker = Broker(rights, mint, lambda text: print(text, file=sys.stderr))  # noqa: T201
     try:
         return subprocess.run([str(broker.port) if word == PORT else word for word in command], check=False).returncode
     finally:

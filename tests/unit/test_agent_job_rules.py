@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hosts.agent.job_rules import PREEMPTED, View, decide, exit_message, stopped, termination_reason, to_start
+from hosts.agent.job_rules import PREEMPTED, View, decide, exit_message, replicas_to_start, stopped, termination_reason
 from jobs.firsterror import FirstError
 from jobs.records import Event, JobRecord, Plan, ReplicaRecord
 from jobs.states import TRANSITIONS, JobState, ReplicaState
@@ -167,7 +167,8 @@ def test_success_policy_all_exempts_servers_and_optional_roles() -> None:
     failed = record("worker-1", "EXITED", 1)
     exited = {**snapshot.since_exit, "worker-1": 9.0}
     assert (
-        advance(job(), replace(snapshot, replicas={**snapshot.replicas, "worker-1": failed}, since_exit=exited)).state == "FAILED"
+        advance(job(), replace(snapshot, replicas={**snapshot.replicas, "worker-1": failed}, since_exit=exited)).state
+        == "FAILED"
     )
     cancelled = advance(job(), replace(snapshot, cancel_requested=True))
     assert cancelled.state == "CANCELLING", "nothing is done yet"
@@ -220,7 +221,9 @@ def test_the_wait_after_an_exit_is_at_most_one_heartbeat() -> None:
 
 
 def test_the_first_to_exit_is_named() -> None:
-    snapshot = view(record("worker-0", "EXITED", 1), record("worker-1", "EXITED", 2), since_exit={"worker-0": 2.0, "worker-1": 3.0})
+    snapshot = view(
+        record("worker-0", "EXITED", 1), record("worker-1", "EXITED", 2), since_exit={"worker-0": 2.0, "worker-1": 3.0}
+    )
     assert advance(job(), snapshot).errorMessage == "The replica worker 1 exited with a non-zero status of 2."
 
 
@@ -687,7 +690,9 @@ def test_decide_makes_only_valid_transitions(before: JobRecord, snapshot: View) 
 
 
 @given(_jobs, _views)
-@example(job(), View(PLAN, {"worker-0": record("worker-0", "EXITED", 1)}, NOW, since_kill={"master-0": 0.0}))  # its record is lost
+@example(
+    job(), View(PLAN, {"worker-0": record("worker-0", "EXITED", 1)}, NOW, since_kill={"master-0": 0.0})
+)  # its record is lost
 def test_decide_reaches_a_fixed_point(before: JobRecord, snapshot: View) -> None:
     # For a new attempt the leader sets `in_state` and `since_output` to 0.
     steps = 0
@@ -738,22 +743,22 @@ def test_a_preempted_host_is_lost_at_once_and_started_once_it_stopped() -> None:
     new = advance(job(), snapshot)
     cause = "worker-0 is preempted: its host will be started, else the job is FAILED in 100 s"
     assert (new.state, new.lostReplicas, new.events[-1].cause) == ("RUNNING", ["worker-0"], cause)
-    assert to_start(new, snapshot) == []
+    assert replicas_to_start(new, snapshot) == []
     off = replace(snapshot, silence={"worker-0": 12.5})
-    assert to_start(new, off) == ["worker-0"]
-    assert to_start(new, replace(off, startable=())) == []
+    assert replicas_to_start(new, off) == ["worker-0"]
+    assert replicas_to_start(new, replace(off, startable=())) == []
     for other in (job(JobState.CANCELLING), job(JobState.FAILED), job(droppedReplicas=["worker-0"])):
-        assert to_start(other, off) == []
-    assert to_start(new, replace(off, cancel_requested=True)) == []
+        assert replicas_to_start(other, off) == []
+    assert replicas_to_start(new, replace(off, cancel_requested=True)) == []
 
 
 def test_an_unresponsive_host_is_started() -> None:
     silent = view(startable=NAMES, silence={"worker-0": 60.0, "ps-0": 59.9})
-    assert to_start(job(), silent) == ["worker-0"]
+    assert replicas_to_start(job(), silent) == ["worker-0"]
     never = View(PLAN, {"master-0": record("master-0")}, NOW, silence={"ps-0": 60.0}, startable=NAMES)
-    assert to_start(job(JobState.PREPARING), never) == ["ps-0"]
+    assert replicas_to_start(job(JobState.PREPARING), never) == ["ps-0"]
     finished = view(record("worker-0", "EXITED", 0), startable=NAMES, silence={"worker-0": 600.0})
-    assert to_start(job(), finished) == []
+    assert replicas_to_start(job(), finished) == []
 
 
 @pytest.mark.parametrize("plan", [PLAN, RESTART_ALL])

@@ -309,7 +309,7 @@ def test_the_leader_times_silence_exits_and_kills_of_this_attempt(bucket: Bucket
     leader, job = bucket.leader("worker-0", plan=plan), replace(bucket.job, attempt=1)
     for beat in range(3):
         beats = {r.name: r if r.name == "worker-3" else replace(r, heartbeatSeq=beat) for r in records}
-        view = leader._look(job, beats, True)
+        view = leader._view(job, beats, True)
         bucket.clock.pass_(2.0)
     silent = dict.fromkeys(plan.replicas, 0.0) | {"worker-3": 4.0, "ps-1": 4.0}
     ended = dict.fromkeys(("master-0", "worker-2", "worker-4"), 4.0)

@@ -161,7 +161,9 @@ def test_slow_starts_are_no_crash_loop() -> None:
     assert (host.record.state, host.record.restartsUsed, host.record.consecutiveFailures) == ("PREPARING", PLAN.maxRestarts, 0)
     host.clock.pass_(100.0)
     host.supervisor.step()
-    assert (host.record.state, host.record.awaits_restart, host.record.crashLooping) == ("EXITED", True, False), "the leader decides"
+    assert (host.record.state, host.record.awaits_restart, host.record.crashLooping) == ("EXITED", True, False), (
+        "the leader decides"
+    )
 
 
 def test_no_trainer_runs_before_the_job_s_record_was_read() -> None:

@@ -16,7 +16,7 @@ from waiting import wait_for
 
 from hosts.agent import log as log_module
 from hosts.agent import trainer as trainer_module
-from hosts.agent.log import Log, moment
+from hosts.agent.log import Log, format_time
 from hosts.agent.process import Child, ProgramSpec
 from hosts.agent.replica_rules import Exit
 from hosts.agent.trainer import TAIL_CHARACTERS, TAIL_LINES, Trainer
@@ -72,7 +72,7 @@ class Started:
     def ends(self, status: int = 0, left: int = 0) -> Exit | None:
         with suppress(OSError):
             os.close(self.process.output)
-        self.process.exit = Exit(status, left=left)
+        self.process.exit = Exit(status, processes_left=left)
         return self.trainer.poll()
 
     def logged(self) -> list[str]:
@@ -91,7 +91,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def line(severity: str, message: str) -> str:
     text = message.replace('"', '\\"')
-    return f'{{"time": "{moment(NOW)}", "severity": "{severity}", "replica": "master-0", "message": "{text}"}}'
+    return f'{{"time": "{format_time(NOW)}", "severity": "{severity}", "replica": "master-0", "message": "{text}"}}'
 
 
 def test_a_trainer_s_output_is_logged_and_searched_for_errors_and_progress(tmp_path: Path, clock: list[float]) -> None:
@@ -106,8 +106,8 @@ def test_a_trainer_s_output_is_logged_and_searched_for_errors_and_progress(tmp_p
     end = started.ends(3)
     assert (end, started.process.calls) == (Exit(3), ["reap"])
     assert trainer.tail.split("\n") == ["zero", *printed[:-1], "x" * TAIL_CHARACTERS]
-    assert trainer.first_error == FirstError(moment(NOW), "ERROR:root:no such column")
-    assert trainer.progress == JobProgress(5, 9, time=moment(NOW))
+    assert trainer.first_error == FirstError(format_time(NOW), "ERROR:root:no such column")
+    assert trainer.progress == JobProgress(5, 9, time=format_time(NOW))
     complaint = (
         "a progress report is invalid, and such are dropped: step is -1. Valid: a whole number from 0 to 9007199254740992"
     )
