@@ -174,7 +174,7 @@ def _count(key: str, value: Any) -> int:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LAST_STEP:
-        raise ValueError(f"{key} is {_shown(value)}. Valid: a whole number from 0 to {_LAST_STEP}")
+        raise ValueError(f"{key} is {_abbreviate(value)}. Valid: a whole number from 0 to {_LAST_STEP}")
     return value
 
 
@@ -184,7 +184,9 @@ def _number(key: str, value: Any, least: float = -math.inf) -> float:
     except OverflowError:
         number = math.nan
     if not math.isfinite(number) or number < least:
-        raise ValueError(f"{key} is {_shown(value)}. Valid: a finite number{'' if math.isinf(least) else f' from {least:g}'}")
+        raise ValueError(
+            f"{key} is {_abbreviate(value)}. Valid: a finite number{'' if math.isinf(least) else f' from {least:g}'}"
+        )
     return number
 
 
@@ -195,7 +197,7 @@ def _positive(key: str, value: Any) -> float:
 def _metrics(key: str, value: Any) -> dict[str, float]:
     if not isinstance(value, dict) or len(value) > MOST_METRICS or any(len(name) > LONGEST_NAME for name in value):
         names = f"{MOST_METRICS} names at most, each of {LONGEST_NAME} characters at most"
-        raise ValueError(f"{key} is {_shown(value)}. Valid: an object of numbers, {names}")
+        raise ValueError(f"{key} is {_abbreviate(value)}. Valid: an object of numbers, {names}")
     return {name: _number(f"{key}.{name}", number) for name, number in value.items()}
 
 
@@ -209,7 +211,7 @@ _KEYS: Mapping[str, Callable[[str, Any], Any]] = {
 }
 
 
-def _shown(value: Any) -> str:
+def _abbreviate(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 1]}…"
 

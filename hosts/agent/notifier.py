@@ -15,7 +15,7 @@ from http.client import HTTPConnection, HTTPException
 from urllib.parse import SplitResult
 
 from jobs.background import BackgroundTask, reason_of
-from jobs.notification import SCHEMES, Notification, check_address, check_url, is_url, shown
+from jobs.notification import SCHEMES, Notification, check_address, check_url, is_url, redact_target
 from jobs.times import now
 
 NOTIFY_TIMEOUT = 60.0
@@ -66,7 +66,7 @@ class NotificationTask:
         return self._task.result
 
     def _notification(self, error: str) -> Notification:
-        return Notification(shown(self._target), now(), max(self._attempts, 1), " ".join(error.split())[:500])
+        return Notification(redact_target(self._target), now(), max(self._attempts, 1), " ".join(error.split())[:500])
 
     def _send(self) -> str:
         """Send the notification; return the error, empty if there is none."""

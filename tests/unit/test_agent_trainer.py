@@ -157,7 +157,7 @@ def test_processes_that_a_program_left_are_reported_unless_it_was_stopped(
     started = Started(tmp_path)
     if stops:
         started.trainer.stop(9.0)
-    assert started.ends(left=left) == Exit(0, left=left)
+    assert started.ends(left=left) == Exit(0, processes_left=left)
     running = f"{left} of its processes still ran when the program ended with 0, and {verb} ended"
     warning = line("WARNING", f"{running}: it must wait for what it starts in the background")
     assert started.logged() == ([] if stops else [warning])

@@ -239,7 +239,9 @@ def test_a_new_incarnation_is_no_gap() -> None:
 def test_an_empty_log() -> None:
     source = ChunksInMemory([], [])
     assert last_entries(source, LogFilter(5)) == ([], BEGINNING) == ([], (0, 0))
-    assert first_position(source, LogFilter(since="2026")) == first_position(ChunksInMemory([b"x"], [1]), LogFilter()) == BEGINNING
+    assert (
+        first_position(source, LogFilter(since="2026")) == first_position(ChunksInMemory([b"x"], [1]), LogFilter()) == BEGINNING
+    )
     assert list(ChunkReader(source).entries()) == []
 
 
