@@ -42,8 +42,8 @@ class HostAssignment:
 def place(candidates: Mapping[str, Sequence[str]], busy: Collection[str]) -> dict[str, str]:
     """Assign each replica its best free host; a replica without a free candidate gets none.
 
-    Replicas choose in order. This finds a complete assignment, if there is one, as long as a replica that shares candidates with
-    an earlier one has no further candidates: a master may fall back on the workers' hosts, a worker only has those.
+    Replicas choose in order. This finds a complete assignment, if there is one, as long as a replica that shares candidates
+    with an earlier one has no further candidates: a master may fall back on the workers' hosts, a worker only has those.
     """
     placed: dict[str, str] = {}
     for replica, hosts in candidates.items():

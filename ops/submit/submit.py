@@ -21,8 +21,7 @@ from jobs import paths
 from jobs.background import Background
 from jobs.bucket import Bucket, BucketError
 from jobs.lease import ChangeTimer, Lease
-from jobs.notification import Notification
-from jobs.notification import redact_target
+from jobs.notification import Notification, redact_target
 from jobs.queue import QueueEntry
 from jobs.queue_monitor import QueueMonitor
 from jobs.records import JobRecord, Plan

@@ -153,7 +153,7 @@ def test_an_invalid_report_is_dropped_and_logged_once(line: str, message: str) -
     finder = ProgressFinder()
     finder.add_line(report(step=7), 0.0, "t")
     warnings = [finder.add_line(line, seconds, "t") for seconds in (1.0, 2.0)]
-    assert warnings == [f"a progress report is invalid, and such are dropped: {error.value}", ""]
+    assert warnings == [f"invalid progress reports are ignored: {error.value}", ""]
     assert finder.progress == JobProgress(7, time="t")
 
 
