@@ -89,7 +89,7 @@ def spawn(launcher_client: Launcher | None, assignment: Assignment) -> Trainer:
         stdin = json.dumps({"cwd": str(cwd), "env": dict(env)}).encode()
         tuner = ProgramSpec(
             job, argv, cwd, own_environment(os.environ), stdin=stdin, stop_signal="all"
-        )  # with the trials in its group
+        )  # also to the trials in its group
         return Trainer(tuner, assignment.log, Child)
     plan = assignment.plan
     peers = plan.peers(assignment.name)
@@ -98,7 +98,7 @@ def spawn(launcher_client: Launcher | None, assignment: Assignment) -> Trainer:
 
 
 def _version() -> str:
-    """Return the version of this program by fab."""
+    """Return the version of this program that fab installed."""
     try:
         return _VERSION.read_text()
     except OSError:
@@ -106,7 +106,7 @@ def _version() -> str:
 
 
 class Loop:
-    """Two threads: this one waits for the trainer and for systemd alone, the other for the bucket."""
+    """Run two threads: the main one waits for the trainer and for systemd alone, the reporter for the bucket."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
@@ -146,7 +146,7 @@ class Loop:
             supervisor = agent.supervisor
             wait = supervisor.step() if supervisor else _LONGEST_SLEEP
             if supervisor and reported != (reported := supervisor.record.state):
-                self._due.set()  # the bucket should have it
+                self._due.set()  # report the new state soon
             if self._gives_up():
                 return
             if select.select([self._wake_reader], [], [], min(wait, _LONGEST_SLEEP))[0]:
@@ -158,7 +158,7 @@ class Loop:
 
     @property
     def woken_late(self) -> bool:
-        """True if a job arrived after this process had seen none or while it tidied."""
+        """True if a job may have arrived after this process had found none, or while it removed old files."""
         return (self._report_requested or self._due.is_set()) and self._terminated_at is None
 
     def _terminate(self) -> None:
@@ -184,7 +184,7 @@ class Loop:
                 self._due.clear()  # what comes from here on is for the next cycle
                 wait = agent.run_cycle()
                 with suppress(BlockingIOError):
-                    self._wake_writer.send(b"\0")  # an order may have come
+                    self._wake_writer.send(b"\0")  # the supervisor may have a new target state
                 self._due.wait(wait)
         except BaseException:  # noqa: BLE001  whatever it is
             traceback.print_exc()

@@ -98,7 +98,7 @@ def _memory_folders(paths: dict[str, str], root: Path) -> Iterator[tuple[str, Pa
 class Meter:
     """Reads the usage of this process's control group, and of the trainer's if that has its own.
 
-    Between two readings it computes the number of busy processors. A trainer's processor time is kept when it ends.
+    Between two readings it computes the number of busy processors. The processor time of a trainer that has ended still counts.
     """
 
     def __init__(self, clock: Clock, own: Path = OWN, root: Path = ROOT) -> None:

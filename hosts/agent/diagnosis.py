@@ -30,19 +30,19 @@ from jobs.records import HostFile, JobRecord, ReplicaRecord
 from jobs.times import now, seconds_between
 
 LIMIT = 1_000_000
-"""The most bytes of it: of more, the oldest lines of the log are left out, then the largest part."""
+"""The most bytes of a diagnosis: beyond it, the oldest lines of the log are left out, then the largest part."""
 LINES = 200
 SECONDS = 30.0
-"""The longest that the host's next job waits for it."""
+"""The longest that the host's next job waits for the diagnosis."""
 SHORTEST = 4
-"""The fewest characters of a secret that is removed: a shorter one is part of too many words."""
+"""The fewest characters of a secret that is replaced: a shorter one is part of too many words."""
 _MESSAGE = 4000
 # Last lines of a log and first errors are truncated to these lengths: a string of such a length may end inside a secret.
 _CUT = (TAIL_CHARACTERS, LONGEST)
 _UNIT_SECONDS = 20.0
 _UNITS = ("scaletier.service", "scaletier-trainer.service")
 _PROPERTIES = "Id,LoadState,ActiveState,SubState,Result,ExecMainCode,ExecMainStatus,NRestarts,StatusText"
-# Entries of a folder of packages, of which the trainer may have made any number.
+# The most entries that are read of a package folder: the trainer may have made any number.
 _ENTRIES = 10_000
 
 
@@ -74,7 +74,7 @@ def start(
 def build(
     host: HostFile, state: Path, assignment: Assignment, log: Path, job: JobRecord, record: ReplicaRecord, end_seen: str
 ) -> bytes:
-    """Return the whole diagnosis as written; `end_seen` is when this host learnt of the end, `log` the folder of its log."""
+    """Return the whole diagnosis as written; `end_seen` is when this host read of the end, `log` the folder of its log."""
     plan, env = assignment.plan, assignment.environment
     depth = len(assignment.directory.parts) - len(Path(plan.folder).parts)
     buckets = [host.bucket] if host.bucket.startswith("/") else []
@@ -131,10 +131,10 @@ def last_lines(folder: Path) -> list[dict[str, Any]]:
 def with_tail(lines: list[dict[str, Any]], record: ReplicaRecord) -> list[dict[str, Any]]:
     """Return the end of a log with the trainer's last output if that is missing. A full disk loses the line that reports it."""
     tail = record.errorMessage.splitlines()
-    there = {line["message"][:TAIL_CHARACTERS] for line in lines}
-    if not tail or tail[-1] in there:
+    messages = {line["message"][:TAIL_CHARACTERS] for line in lines}
+    if not tail or tail[-1] in messages:
         return lines
-    missing = [text for text in tail if text not in there]
+    missing = [text for text in tail if text not in messages]
     return [*lines, *({"time": record.endTime or "", "severity": "ERROR", "message": text} for text in missing)]
 
 
@@ -163,12 +163,12 @@ def disks(paths: Iterable[str]) -> list[dict[str, Any]]:
     usage: list[dict[str, Any]] = []
     for path in paths:
         try:
-            has = os.statvfs(path)
+            stat = os.statvfs(path)
         except OSError as error:
             usage.append({"path": path, "notReadable": error.strerror})
             continue
-        sizes = {"totalBytes": has.f_blocks * has.f_frsize, "freeBytes": has.f_bavail * has.f_frsize}
-        usage.append({"path": path, **sizes, "files": has.f_files, "freeFiles": has.f_favail})
+        sizes = {"totalBytes": stat.f_blocks * stat.f_frsize, "freeBytes": stat.f_bavail * stat.f_frsize}
+        usage.append({"path": path, **sizes, "files": stat.f_files, "freeFiles": stat.f_favail})
     return usage
 
 
@@ -227,13 +227,13 @@ def lines_of(values: Iterable[str]) -> list[str]:
 
 def encode(content: dict[str, Any]) -> bytes:
     """Return the diagnosis as it is written, in at most LIMIT bytes."""
-    while len(encoded := _json(content)) > LIMIT:
+    while len(text := _json(content)) > LIMIT:
         if lines := content.get("lines"):
             content = {**content, "lines": lines[len(lines) // 2 + 1 :]}
             continue
         largest = max(content, key=lambda key: len(_json(content[key])))
         content = {**content, largest: "left out, as it was too large"}
-    return encoded
+    return text
 
 
 def _parse_json(text: str) -> Any:

@@ -56,8 +56,8 @@ class View:
     Attributes:
         silence: the time since the leader saw each replica's last new heartbeat.
         since_exit: the time since the leader saw each replica's current exit; absent if it has not exited.
-        since_kill: the time since the leader saw each replica's last kill, restart or silence of lostAfterSeconds in this attempt;
-            absent if there was none.
+        since_kill: the time since the leader saw each replica's last kill, restart or silence of lostAfterSeconds in this
+            attempt; absent if there was none.
         in_state: the time in the job's current state and attempt; in RUNNING it includes that of earlier leaders.
         since_output: the time since any trainer printed a line.
         startable: the replicas whose hosts the leader can start.

@@ -27,7 +27,7 @@ _PATH_REST = r"[^\s'\",;:|&<>*?\[\]{}\\]*"
 
 
 class Launcher:
-    """The launcher of this host, and the bucket as it is seen there."""
+    """Client of this host's launcher; `bucket` is the bucket's URL or its folder on the host."""
 
     def __init__(self, address: str, bucket: str) -> None:
         self._address, self._bucket = address, bucket
@@ -52,7 +52,7 @@ class Launcher:
         return _connect(self._address)
 
     def tidy(self, keep: Collection[str]) -> None:
-        """Remove packages and homes of all jobs on this host but these; OSError if that is not possible now."""
+        """Remove packages and homes of all jobs on this host except `keep`; OSError if that is not possible now."""
         with _connect(self._address) as channel:
             _send_message(channel, {"keep": sorted(keep)}, [])
             _answer(channel)
@@ -82,7 +82,7 @@ class LaunchedProgram:
     """A program of the launcher. If this process ends, the launcher kills the program."""
 
     def __init__(self, channel: socket.socket, message: dict[str, Any], output: int, stop_signal: str = "main") -> None:
-        """Start the program; OSError if it did not begin."""
+        """Start the program; OSError if it did not start."""
         self._channel, self._stop_signal = channel, stop_signal
         self._exit = Exit(SIGKILL_STATUS)  # if the launcher is gone, its program was killed with it
         self._ended = threading.Event()
@@ -152,7 +152,7 @@ def _answer(channel: socket.socket) -> dict[str, Any]:
         except TimeoutError:
             raise TimeoutError(f"the host's launcher did not answer in {_START_SECONDS:g} s") from None
         if not piece:
-            raise OSError("the host's launcher ended without a word")
+            raise OSError("the host's launcher ended without an answer")
         line += piece
     reply: dict[str, Any] = json.loads(line)
     if "error" in reply:

@@ -18,7 +18,7 @@ _RANKS = 5
 
 
 class Leader:
-    """Lead a job while its own replica holds the job's lease; every replica has such an object.
+    """Lead a job while this replica holds the job's lease; every replica has such an object.
 
     The lease is free once the submitter has handed the job over. It expires when its holder is silent. Then the replicas try to
     take it, in the order of the plan.

@@ -19,7 +19,7 @@ MESSAGE_SECONDS = 1.0
 RAISED_SECONDS = 0.05
 """Lines that follow the last line of a traceback within this time are the rest of the exception's text, but not progress."""
 
-# Backspaces can go back by this many bytes at most; it limits the time for a line with many of them.
+# Backspaces can go back by this many bytes at most, which limits the time for a line with many of them.
 _REACH = 4096
 # A token of a line: a colour, which has no width; a character of UTF-8; or an invalid byte.
 _CELL = re.compile(rb"\x1b\[[0-9;:]*m|[\xc0-\xff][\x80-\xbf]*|[\x00-\xff]")
@@ -91,8 +91,8 @@ class Splitter:
     """Split bytes into lines in bounded memory. It does not matter in which pieces the bytes arrive.
 
     A line ends with \\n or \\r\\n. A lone \\r redraws a progress bar, \\b a part of it. A bar is logged every BAR_SECONDS, and
-    once more when it ends. Text without an end of line for PARTIAL_SECONDS is logged as a line; what follows is another line. tqdm
-    draws several bars below each other by moving the cursor up: each of these rows is such a bar.
+    once more when it ends. Text without an end of line for PARTIAL_SECONDS is logged as a line; later text is another line.
+    tqdm draws several bars below each other by moving the cursor up: each of these rows is such a bar.
     """
 
     def __init__(self) -> None:
@@ -194,7 +194,7 @@ class Splitter:
         return min(max(min(waits) - now, 0.0), BAR_SECONDS) if waits else None  # a clock may be set back
 
     def take_partial(self, now: float) -> Iterator[str]:
-        """Yield an unfinished line or bar that has waited long enough; bytes of an unfinished character wait on."""
+        """Yield an unfinished line or bar that has waited long enough; bytes of an unfinished character stay."""
         if self.due(now) != 0.0:
             return
         if now >= self._rows_since + BAR_SECONDS:

@@ -1,4 +1,4 @@
-"""A replica's log: chunks of JSON lines on its host, which followers read as they grow; journal and copies in the bucket."""
+"""Write a replica's log: JSON lines in chunks on its host, which followers read there; also to the journal and the bucket."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ class Log:
             return list(self._chunks)
 
     def roll(self) -> None:
-        """Close the chunk that is being written, so that it can be copied; what comes goes into another."""
+        """Close the chunk that is being written, so that it can be copied; later lines go into another."""
         with self._lock:
             self._roll()
 
     def add_chunk(self, chunk: Chunk) -> None:
-        """Take note of a chunk of an earlier host's that was put into the folder."""
+        """Add a chunk of an earlier host, which was fetched into the folder."""
         with self._lock:
             self._chunks = sorted([*self._chunks, chunk])
 
@@ -85,20 +85,20 @@ class Log:
         self.roll()
 
     def _continuation(self, archived: Iterable[Chunk]) -> Chunk:
-        """Return where the log continues: behind local chunks, on a new host or after a power cut behind the archived ones."""
+        """Return the next chunk: after the local chunks, or on a new host or after a power cut after the archived ones."""
         newest = max(archived, default=Chunk(0, 0, 0, 0))
         if not self._chunks:
             return Chunk(max(int(time.time()), newest.incarnation + 1), 0, 0, 0)
         *_, last_chunk = self._chunks
         if (newest.incarnation, newest.end) > (last_chunk.incarnation, last_chunk.end):
-            return Chunk(newest.incarnation + 1, 0, 0, 0)  # chunks here are not synced, and those in the bucket are
+            return Chunk(newest.incarnation + 1, 0, 0, 0)  # local chunks are not fsynced, and those in the bucket are
         path = self.path / last_chunk.name
         with suppress(OSError), path.open("rb+") as file:
             lines, end = 0, b""
             while block := file.read(_PIECE):
                 lines, end = lines + block.count(b"\n"), block[-1:]
             if end not in (b"", b"\n"):
-                file.write(b"\n")  # a replica that was killed may have left half a line
+                file.write(b"\n")  # an agent that was killed may have left half a line
                 lines += 1
             self._chunks[-1] = last_chunk = last_chunk._replace(size=file.tell())
             return Chunk(last_chunk.incarnation, last_chunk.end, last_chunk.line + lines, 0)
@@ -221,11 +221,11 @@ class LogArchive:
 
     def _copy(self) -> None:
         """Upload what follows the chunks in the bucket, and delete from its middle what exceeds the limit."""
-        behind = max(self._archived, default=None)
+        last = max(self._archived, default=None)
         for chunk in self._log.closed():
-            if behind is None or chunk[:2] > behind[:2]:
+            if last is None or chunk[:2] > last[:2]:
                 if not (path := self._log.path / chunk.name).exists():
-                    continue  # cut out just now
+                    continue  # removed just now
                 self._store.upload(f"{self._folder}/{chunk.name}", path)
                 self._archived.append(chunk)
         for chunk in chunks_to_remove(self._archived, self._log.limit):
@@ -233,7 +233,7 @@ class LogArchive:
             self._archived.remove(chunk)
 
     def _fetch_earlier(self) -> None:
-        """Fetch what earlier hosts of the replica have written: a reader of the log here is to find all of it."""
+        """Fetch what earlier hosts of the replica have written, so that this host has the whole log."""
         for chunk in [chunk for chunk in self._archived if chunk.incarnation in self._incarnations]:
             if not (path := self._log.path / chunk.name).exists() and self._store.download(
                 f"{self._folder}/{chunk.name}", path
@@ -244,7 +244,7 @@ class LogArchive:
 
 @lru_cache(64)
 def format_time(time: float) -> str:
-    """Return the seconds of the epoch in a log's form; lines that come together have one time."""
+    """Format seconds since 1970 as in a log; cached, as lines that come together have one time."""
     return datetime.fromtimestamp(time, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

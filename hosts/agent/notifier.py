@@ -22,13 +22,13 @@ NOTIFY_TIMEOUT = 60.0
 """The most seconds that a host's next job waits for a notification."""
 TRY_SECONDS = 5.0
 PAUSES = (1.0, 2.0)
-"""Between tries to reach a URL, so there is one more try than pauses."""
+"""The seconds between tries to reach a URL: there is one more try than pauses."""
 COMMAND_SECONDS = 30.0
 LIMIT = 1_000_000
-"""The most bytes of a record that a command is given."""
+"""The most bytes of a record that a command gets."""
 _RETRY_STATUSES = frozenset({408, 425, 429})
 _VARIABLE = "SCALETIER_RECORD"
-_CHUNK = 100_000  # of a variable, of which the kernel takes 128 KiB
+_CHUNK = 100_000  # bytes of each variable: the kernel takes 128 KiB at most
 
 RunCommand = Callable[[list[str], Mapping[str, str]], int]
 """Runs a command line with further variables and returns its exit code; TimeoutError if it takes too long."""

@@ -1,7 +1,8 @@
-"""Transitions of a replica when its trainer, host or job restarts, and the rules of which end restarts a program.
+"""Decide how a replica's record changes when its trainer, host or job ends or restarts, and which ends restart a program.
 
-All are pure functions of the replica's record. A status is as `subprocess` has it: 0 to 255 as the program exited, negative if
-a signal ended it. So a program's own 137 is not mistaken for a SIGKILL. A code is the shell's: 128 + n if signal n ended it.
+All functions are pure. A kill is an end after which a trainer must start again (`should_restart`). A status is that of
+`subprocess`: 0 to 255 if the program exited, negative if a signal ended it; so a program's own 137 is not mistaken for a
+SIGKILL. A code is the shell's: 128 + n if signal n ended it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ PREEMPTED = "its host was preempted"
 """The reason of an end that the job did not cause, which counts against no limit."""
 LONGEST_WAIT = 30.0
 GOOD_SECONDS = 600.0
-"""After a run of so many seconds a replica, or a job, has its restarts back, but for those that its own faults used."""
+"""After a run of this length, only the restarts that its own faults used still count for a replica or a job."""
 AT_ONCE_SECONDS = 10.0
 """A trainer that dies sooner than this after its start dies at once."""
 CRASH_LOOP_EXITS = 3
@@ -25,9 +26,9 @@ CRASH_LOOP_EXITS = 3
 
 
 class Exit(NamedTuple):
-    """The end of a program: its status, and whether the kernel killed one of its processes for want of memory.
+    """The end of a program: its status, and whether the kernel killed one of its processes for lack of memory.
 
-    `memory_limit` is in bytes, None if unknown; `processes_left` counts the processes that it left running, as far as that is known.
+    `memory_limit` is in bytes, None if unknown; `processes_left` counts the processes that it left running, 0 if unknown.
     """
 
     status: int
@@ -45,7 +46,7 @@ _FROM_OUTSIDE = frozenset({0, SIGTERM_CODE, *(-int(n) for n in (signal.SIGKILL, 
 def resume(plan: Plan, name: str, attempt: int, previous: ReplicaRecord | None, now: str) -> ReplicaRecord:
     """Return the record to continue from when the unit starts; `previous` is that in the bucket.
 
-    A record that still says RUNNING is that of a trainer which died with its replica or its host: a kill.
+    A record that still says RUNNING is that of a trainer that was killed with its agent or its host.
     """
     if previous is None:
         return ReplicaRecord(name, attempt=attempt, heartbeatTime=now)
@@ -78,7 +79,7 @@ def resume(plan: Plan, name: str, attempt: int, previous: ReplicaRecord | None, 
 def after_exit(plan: Plan, record: ReplicaRecord, end: Exit, seconds: float, now: str, tail: str) -> ReplicaRecord:
     """Return the record after an exit: PREPARING for a restart on this host, else EXITED.
 
-    `should_restart` decides about the restart. It ran for `seconds`; `tail` is the end of its log.
+    `should_restart` decides about the restart. The trainer ran for `seconds`; `tail` is the end of its log.
     """
     status, out_of_memory = end.status, end.out_of_memory
     why = tail if status else ""
@@ -89,7 +90,7 @@ def after_exit(plan: Plan, record: ReplicaRecord, end: Exit, seconds: float, now
     if not should_restart(rules, status, out_of_memory, record.preempted):
         return replace(ended, state=ReplicaState.EXITED, awaits_restart=False, consecutiveFailures=0)
     reason = termination_reason(ended)
-    # Faults that come again and again, however late, are no bad luck.
+    # Repeated faults are no accident, however late they come.
     faults = record.faults + is_fault(status, out_of_memory)
     restarts_used = counted_restarts(record, seconds)
     at_once = seconds < AT_ONCE_SECONDS or (out_of_memory and seconds < GOOD_SECONDS)
@@ -101,7 +102,7 @@ def after_exit(plan: Plan, record: ReplicaRecord, end: Exit, seconds: float, now
 
 
 def prepare_restart(plan: Plan, ended: ReplicaRecord, now: str, cause: str, counts: bool = True) -> ReplicaRecord:
-    """Return the record after a kill: PREPARING for a restart by itself, EXITED if the leader decides.
+    """Return the record after a kill: PREPARING if this host restarts the trainer, EXITED if the leader decides.
 
     A kill that no trainer caused, such as a preemption, does not use up the limit, but counts in `restarts`.
     """
@@ -119,7 +120,7 @@ def after_stop(
 ) -> ReplicaRecord:
     """Return the record after the trainer was stopped, or never started; it ran for `seconds`.
 
-    One that had ended by itself stays as it is. Set `killed` if it must start again together with its unit.
+    The record of a trainer that had ended by itself stays. Set `awaits_restart` if it must start again with its unit.
     """
     if record.state is ReplicaState.EXITED:
         return record
@@ -129,7 +130,7 @@ def after_stop(
 
 
 def credit_run(record: ReplicaRecord, seconds: float) -> ReplicaRecord:
-    """Return the record with what a run of so many seconds earns although others ended it, as in `after_exit`."""
+    """Return the record with its counters reset as in `after_exit`, for a run of `seconds` that was ended from outside."""
     limit = GOOD_SECONDS if record.outOfMemory else AT_ONCE_SECONDS
     failures = 0 if seconds >= limit else record.consecutiveFailures
     return replace(record, consecutiveFailures=failures, restartsUsed=counted_restarts(record, seconds))
@@ -154,7 +155,7 @@ def for_attempt(record: ReplicaRecord, attempt: int) -> ReplicaRecord:
 
 
 def started(record: ReplicaRecord, now: str) -> ReplicaRecord:
-    """Return the record of a running trainer; startTime stays that of the first."""
+    """Return the record of a running trainer; startTime stays that of the first start."""
     fresh = replace(
         record, state=ReplicaState.RUNNING, exitCode=None, signal=None, awaits_restart=False, endTime=None, errorMessage=""
     )
@@ -169,7 +170,7 @@ def recovered(record: ReplicaRecord, seconds: float) -> ReplicaRecord:
 
 
 def counted_restarts(record: ReplicaRecord | JobRecord, seconds: float) -> int:
-    """Return how many restarts count against the limit after a run of so many seconds."""
+    """Return how many restarts count against the limit after a run of `seconds`."""
     return record.faults if seconds >= GOOD_SECONDS else record.restartsUsed
 
 
@@ -189,7 +190,7 @@ def should_restart(plan: Plan, status: int, out_of_memory: bool = False, asked_t
     Args:
         plan: has the user's rules, which come first.
         status: how the program ended.
-        out_of_memory: True if the kernel killed one of its processes for want of memory.
+        out_of_memory: True if the kernel killed one of its processes for lack of memory.
         asked_to_end: True if the program was asked to end.
     """
     code = shell_code(status)

@@ -3,9 +3,9 @@
 `python -m hosts.agent.token_broker OUTPUT -- COMMAND` runs COMMAND for fab with a broker whose tokens may write OUTPUT and
 read the stack's data. The word @port@ in COMMAND is replaced by the broker's port.
 
-The host's own token may do all that the host may: write every job's records, and have other hosts started. A trainer is not to
-have it. It gets one that is downscoped to its job, from here, because TensorFlow, google-auth and gcsfs all ask the server
-in GCE_METADATA_HOST. The broker cannot know which buckets outside the stack a program needs. It allows those that the
+The host's own token may do all that the host may: write every job's records, and start other hosts. A trainer must not have it.
+This broker gives it a token that is downscoped to its job: TensorFlow, google-auth and gcsfs all ask the server in
+GCE_METADATA_HOST. The broker cannot know which buckets outside the stack a program needs. It allows those that the
 program's arguments and environment name, if the host may use them. Sources: Cloud Storage documentation,
 "Credential Access Boundaries", for the rules and their limits; Compute Engine documentation, "About VM metadata", for the
 paths.
@@ -118,7 +118,7 @@ def _urls(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 class _Server(ThreadingHTTPServer):
-    """Limits its connections and closes silent ones: a trainer may try to exhaust its replica's memory."""
+    """Limits its connections and closes silent ones: a trainer may try to exhaust the agent's memory."""
 
     daemon_threads = True
     broker: Broker
@@ -149,7 +149,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class Broker:
-    """Answers on a loopback port of its own until `close`; only the trainer is told the port."""
+    """Answers on a loopback port of its own until `close`; only the trainer gets the port."""
 
     def __init__(
         self, rights: Access, mint: Mint, report: Callable[[str], None], clock: Callable[[], float] = time.monotonic
@@ -259,7 +259,7 @@ def mint(rules: Boundary) -> tuple[str, float]:
             narrow.refresh(Request(pool))
     except exceptions.GoogleAuthError as error:
         raise OSError(f"Google's token service: {' '.join(str(error).split())}") from None
-    ends = narrow.expiry  # in UTC, and it does not say so
+    ends = narrow.expiry  # in UTC, but without a time zone
     return str(narrow.token), ends.replace(tzinfo=UTC).timestamp() - start if ends else _EARLY
 
 

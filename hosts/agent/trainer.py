@@ -1,4 +1,4 @@
-"""The trainer: started without a shell, read to its last byte, stopped with all that it started."""
+"""Start a trainer without a shell, read its output to the last byte, and stop it with all that it started."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PIPE = 1024 * 1024
 
 
 class Trainer:
-    """A running trainer, with every process that it started; a SIGCHLD tells of its end."""
+    """A running trainer, with every process that it started; a SIGCHLD reports its end."""
 
     def __init__(self, run: ProgramSpec, log: Log, start: StartProgram = Child) -> None:
         """Start it; OSError if that fails, ValueError for an argument that no process can have."""
@@ -84,7 +84,7 @@ class Trainer:
             self._process.stop(seconds)
 
     def poll(self) -> Exit | None:
-        """Return the exit once it has ended, its output is read and children, which would hold its port, are killed."""
+        """Return the exit once it has ended, its output is read and children, which could keep its port in use, are killed."""
         now = time.monotonic()
         if self._stop_at is not None and now >= self._stop_at:
             if self._kill_warning and not self._process.ended():

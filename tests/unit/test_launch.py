@@ -383,7 +383,7 @@ def test_a_launched_program_is_signalled_over_its_connection() -> None:
     ("answer", "reason"),
     [
         (b'{"error": "no such folder"}\n', "^no such folder$"),
-        (b'{"pid"', "^the host's launcher ended without a word$"),
+        (b'{"pid"', "^the host's launcher ended without an answer$"),
         (None, "^the host's launcher did not answer in 60 s$"),
     ],
 )
