@@ -29,7 +29,7 @@ NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded")
 """The error of a full disk, also as another program or host has printed it."""
 
 
-class Conflict(Exception):  # noqa: N818  it is no error but an answer
+class Conflict(Exception):  # noqa: N818  no error, but an expected result
     """Another writer was first; nothing was changed."""
 
     def __init__(self, name: str) -> None:
@@ -42,7 +42,7 @@ class BucketError(OSError):
 
 
 class Item(NamedTuple):
-    """An object's content, and which version of it that is."""
+    """An object's content and its version."""
 
     content: bytes
     version: str
@@ -73,7 +73,7 @@ class RecordStore(Protocol):
         """Create an object and return its version; Conflict if it exists."""
 
     def replace(self, name: str, content: bytes, version: str) -> str:
-        """Replace this version of an object, return the new one; Conflict if it is another by now, or the object is gone."""
+        """Replace this version of an object, return the new one; Conflict if the object has another version or is gone."""
 
 
 class Bucket(RecordStore, Protocol):
@@ -86,7 +86,7 @@ class Bucket(RecordStore, Protocol):
         """Write an object, or a file's content, whether it exists or not; Conflict if its job is known to be deleted."""
 
     def download(self, name: str, target: Path, progress: Progress = no_progress) -> bool:
-        """Write an object to a file, which is complete or unchanged; False if there is no such object."""
+        """Write an object to a file, which changes only once all is there; False if there is no such object."""
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Return the sizes of a folder's objects in bytes, by name; empty if there is no such folder."""
@@ -111,7 +111,7 @@ class Bucket(RecordStore, Protocol):
 
 
 def with_remedy(error: str) -> str:
-    """Return an error, and what to do if it is that of a full disk."""
+    """Return an error's text, with a remedy if a disk is full."""
     remedy = "fab doctor names the full disk or bucket, and the jobs that use most of the bucket"
     return f"{error}: {remedy}" if NO_SPACE.search(error) else error
 
@@ -127,13 +127,13 @@ def pieces(content: bytes | Path) -> Iterator[bytes]:
 
 
 def temporary_name(target: Path) -> Path:
-    """Return a new name beside the target, which is no longer than a name may be, whatever the target's."""
+    """Return a new path in the target's folder; its name is short, as the target's may have the longest possible one."""
     return target.with_name(f".{os.urandom(16).hex()}")
 
 
 @contextmanager
 def replacing(target: Path) -> Iterator[BinaryIO]:
-    """Yield a new file, which takes the place of the target at the end of the block, unless that fails."""
+    """Yield a new file, which takes the place of the target at the end of the block, unless the block fails."""
     part = temporary_name(target)
     try:
         with part.open("wb") as file:

@@ -1,6 +1,6 @@
 """A replica's log as chunks: files of whole lines, equal on host and in bucket; only the newest one grows.
 
-A chunk's name gives its place in the log: the start of the log (its `incarnation`, in seconds of the epoch), and the bytes and
+A chunk's name gives its place in the log: the start of the log (its `incarnation`, in seconds since 1970), and the bytes and
 lines before this chunk. A place stays valid if the middle of the log is cut out: the names on both sides give the missing
 range. This module is also the program that reads a log on its host. It is copied there, so it imports the standard library
 only.
@@ -68,7 +68,7 @@ class Chunk(NamedTuple):
 
 
 class LogEntry(NamedTuple):
-    """A line as it was written, without its end, and the place behind it."""
+    """A line as it was written, without its end, and the place after it."""
 
     position: Position
     line: bytes
@@ -149,7 +149,7 @@ class ChunkFolder:
         self._changed: int | None = None
 
     def sizes(self) -> Mapping[str, int]:
-        """Return the size of each chunk in bytes, by name; if nothing has changed, at a cost whatever their number."""
+        """Return the size of each chunk in bytes, by name; the folder is listed only if it has changed."""
         try:
             changed = self._path.stat().st_mtime_ns
             growing = max(self._sizes, default="")
@@ -191,10 +191,10 @@ class ChunkReader:
         self._name = ""  # of the chunk that was reached
 
     def entries(self) -> Iterator[LogEntry]:
-        """Return all whole lines that exist now and were not returned before."""
+        """Yield all complete lines that exist now and were not yielded before."""
         sizes = self._source.sizes()
-        here = {name: sizes[name] for name in sizes if name >= self._name}  # few, of a log that is followed
-        chunks = chunks_of(here)
+        unread = {name: sizes[name] for name in sizes if name >= self._name}  # few, while a log is followed
+        chunks = chunks_of(unread)
         ahead = [chunk for chunk in chunks if (chunk.incarnation, chunk.end) > self.position]
         if chunks and not ahead:
             self._name = chunks[-1].name
@@ -216,7 +216,7 @@ class ChunkReader:
             start = at - chunk.offset
             data = self._source.read(chunk.name, start, min(start + _BLOCK, chunk.size))
             if not data:
-                return  # it was cut out meanwhile
+                return  # the chunk was removed meanwhile
             *whole, rest = (rest + data).split(b"\n")
             for line in whole:
                 self.position = Position(chunk.incarnation, self.position.offset + len(line) + 1)
@@ -226,13 +226,13 @@ class ChunkReader:
                     yield LogEntry(self.position, line)
 
 
-def first(source: ChunkSource, log_filter: LogFilter) -> Position:
+def first_position(source: ChunkSource, log_filter: LogFilter) -> Position:
     """Return a position before which no line passes the filter."""
     chunks = span(source, chunks_of(source.sizes()), log_filter.since)
     return Position(chunks[0].incarnation, chunks[0].offset) if chunks and log_filter.since else BEGINNING
 
 
-def newest(source: ChunkSource, log_filter: LogFilter) -> tuple[list[LogEntry], Position]:
+def last_entries(source: ChunkSource, log_filter: LogFilter) -> tuple[list[LogEntry], Position]:
     """Return the last lines that pass the filter, and the log's end position; read as little as possible."""
     every = chunks_of(source.sizes())
     entries: list[LogEntry] = []
@@ -260,7 +260,7 @@ def newest(source: ChunkSource, log_filter: LogFilter) -> tuple[list[LogEntry], 
 
 
 def _behind(source: ChunkSource, chunk: Chunk) -> Position:
-    """Return the place behind a chunk's last whole line."""
+    """Return the place after a chunk's last complete line."""
     last = next(_backwards(source, chunk), None)
     return last.position if last else Position(chunk.incarnation, chunk.offset)
 
@@ -274,9 +274,9 @@ def _gap_between(source: ChunkSource, before: Chunk | None, chunk: Chunk) -> Log
 
 
 def span(source: ChunkSource, chunks: list[Chunk], since: str = "", until: str = "") -> list[Chunk]:
-    """Return the chunks that may have lines in this time range; empty for no limit.
+    """Return the chunks that may have lines in this time range; an empty time is no limit.
 
-    Lines before `until` may follow later ones, whose clock was ahead and then set back.
+    Lines before `until` may follow later ones, if the clock was ahead and then set back.
     """
     if since:
         chunks = chunks[max(bisect_left(chunks, since, key=lambda chunk: _time(source, chunk)) - 1, 0) :]
@@ -300,7 +300,7 @@ def _time_of(line: bytes) -> str:
 
 
 def _backwards(source: ChunkSource, chunk: Chunk) -> Iterator[LogEntry]:
-    """Return a chunk's whole lines, the last one first."""
+    """Yield a chunk's complete lines, the last one first."""
     end, step = chunk.size, _FROM_THE_END
     tail, whole = b"", False  # the end of a line whose beginning is not read yet; whether any line's end was seen
     while end > 0:
@@ -320,8 +320,13 @@ def _backwards(source: ChunkSource, chunk: Chunk) -> Iterator[LogEntry]:
 
 def _gap(source: ChunkSource, chunk: Chunk, lines: int | None, size: int) -> LogEntry:
     """Return the line that stands for what was cut out before a chunk, at that chunk's time."""
-    many = "" if lines is None else f"{lines} lines, "
-    entry = {"time": _time(source, chunk), "severity": "WARNING", "replica": "", "message": f"… {many}{_megabytes(size)} cut …"}
+    line_count = "" if lines is None else f"{lines} lines, "
+    entry = {
+        "time": _time(source, chunk),
+        "severity": "WARNING",
+        "replica": "",
+        "message": f"… {line_count}{_megabytes(size)} cut …",
+    }
     return LogEntry(Position(chunk.incarnation, chunk.offset), json.dumps(entry, ensure_ascii=False).encode())
 
 
@@ -341,14 +346,14 @@ def _message_matches(pattern: str, line: bytes) -> bool:
         text = line.decode("utf-8", "replace")
     if threading.current_thread() is not threading.main_thread():
         return re.search(pattern, text) is not None
-    before = signal.signal(signal.SIGALRM, _too_slow)  # which Python looks at while it matches
+    before = signal.signal(signal.SIGALRM, _too_slow)  # Python handles the signal during the search
     seconds_left, _ = signal.setitimer(signal.ITIMER_REAL, PATTERN_SECONDS)
     try:
         return re.search(pattern, text) is not None
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-        signal.setitimer(signal.ITIMER_REAL, seconds_left)  # of whoever set one
+        signal.setitimer(signal.ITIMER_REAL, seconds_left)  # the caller may have set one
 
 
 def _too_slow(*_: object) -> None:
@@ -358,14 +363,14 @@ def _too_slow(*_: object) -> None:
 def show(folder: str, filter_json: str, follow: bool, position: str = "") -> int:
     """Print the selected lines of a log, each behind its position. Return NO_LOG if there is no log.
 
-    With `follow`, print later lines too, until stdin ends and all lines written by then are printed. A position alone
-    marks where later lines begin. An empty first line means that there is a log.
+    With `follow`, print later lines too, until stdin ends and all lines written by then are printed. A line with
+    only a position marks where later lines begin. An empty first line means that there is a log.
     """
     source, log_filter = ChunkFolder(Path(folder)), LogFilter(*json.loads(filter_json))
     out = sys.stdout.buffer
     if not follow and not source.sizes():
         return NO_LOG
-    out.write(b"\n")  # there is a log: what is looked for in it may take its time
+    out.write(b"\n")  # there is a log: the search in it may take long
     out.flush()
     ending = threading.Event()
     if follow:
@@ -373,9 +378,9 @@ def show(folder: str, filter_json: str, follow: bool, position: str = "") -> int
     if position:
         reader = ChunkReader(source, Position(*map(int, position.split())), log_filter)
     elif log_filter.lines is None:
-        reader = ChunkReader(source, first(source, log_filter), log_filter)
+        reader = ChunkReader(source, first_position(source, log_filter), log_filter)
     else:
-        entries, behind = newest(source, log_filter)
+        entries, behind = last_entries(source, log_filter)
         reader = ChunkReader(source, behind, log_filter)
         out.writelines(map(_printed, entries))
     out.write(b"%d %d \n" % reader.position)
@@ -401,11 +406,11 @@ def _wait_for_end(ending: threading.Event) -> None:
 
 def main(arguments: Iterable[str]) -> int:
     """Run the command line `FOLDER FILTER read|follow [POSITION]`."""
-    folder, filter_json, how, *position = arguments
+    folder, filter_json, mode, *position = arguments
     try:
-        return show(folder, filter_json, how == "follow", *position)
+        return show(folder, filter_json, mode == "follow", *position)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader is gone, and Python is not to report that at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader is gone: Python must not report that as it exits
         return 0
     except SlowError:
         return SLOW_PATTERN

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 ERROR_SEVERITIES = frozenset({"ERROR", "CRITICAL"})
 LONGEST = 500
 TRACEBACK = re.compile(r"(?:  \+ Exception Group )?Traceback \(most recent call last\):")
-# Exceptions of TensorFlow and Keras that only say where: what is wrong follows, as an indented exception or the next text.
+# Exceptions of TensorFlow and Keras that only name a place: the error follows, as an indented exception or as the next text.
 _IN_USER_CODE = re.compile(r"\s*(?:[\w.]+: )?in user code:$")
 _CALLING = re.compile(r"\s*[\w.]+: Exception encountered when calling .*\.$")
 _INDENTED_EXCEPTION = re.compile(r" {4,}[A-Z][\w.]*: ")
@@ -30,8 +30,8 @@ class FirstError:
 class ErrorFinder:
     """Finds, among the lines of one trainer, the first message of severity ERROR or above.
 
-    `error` is that message's first line, and of a traceback in it the last one, which names the exception. Of an exception that
-    only says where it was raised it is the line that says what is wrong.
+    `error` is the first line of that message. If it has a traceback, `error` is the traceback's last line, which names the
+    exception; if the exception only names the place where it was raised, `error` is the line that says what is wrong.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class ErrorFinder:
         """Read one more line; return True if `error` now has this line, unless it is a traceback's heading.
 
         Args:
-            time: lines of the same time and severity are of one message.
+            time: consecutive lines of the same time and severity are one message.
             log_time: the time as a log shows it.
         """
         if self._ended or (self._message is None and severity not in ERROR_SEVERITIES):

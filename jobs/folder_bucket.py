@@ -32,9 +32,9 @@ _LOCK_SECONDS = 10.0
 _LOCK_POLL = 0.002
 # The paths that links to folders may add to a walk: a job can have many links to many files.
 _MOST_LINKED = 10_000
-# There is no object of this name: nothing, a folder, or something below a file.
+# The errors for a name of no object: nothing is there, or a folder, or the name goes on below a file.
 _NOTHING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-# A job can close what it writes to other users, and nest folders until their path is longer than any call takes.
+# A job can remove other users' permission to read its files, and nest folders until their path is longer than any call takes.
 _CLOSED = (errno.EACCES, errno.ENAMETOOLONG)
 
 
@@ -46,10 +46,10 @@ def version_of(content: bytes) -> str:
 class FolderBucket:
     """A bucket that is a folder.
 
-    A new object gets its name by link(2), which fails where the name is taken. A replacement compares and renames under
+    A new object gets its name by link(2), which fails if the name exists. A replacement compares and renames under
     flock(2) of its folder, which the kernel releases when the process ends: no lock is ever left behind. A write that is
-    acknowledged is on the disk: file and folder are synced first. An upload creates no folder for a job without a record: it
-    was deleted, and a later job with the same id would find the old job's files.
+    acknowledged is on the disk: file and directory are fsynced first. An upload creates no folder for a job without a
+    record: that job was deleted, and a later job with the same id would find its files.
     """
 
     def __init__(self, root: Path, seconds: float = _LOCK_SECONDS) -> None:
@@ -88,7 +88,7 @@ class FolderBucket:
             except FileExistsError:
                 if target.read_bytes() != content:
                     raise Conflict(name) from None
-            _sync(target.parent)
+            _fsync_directory(target.parent)
         return version_of(content)
 
     def replace(self, name: str, content: bytes, version: str) -> str:
@@ -96,16 +96,16 @@ class FolderBucket:
         new = version_of(content)
         with file_errors(self._root), self._locked(target.parent, name):
             try:
-                there = version_of(target.read_bytes())
+                current = version_of(target.read_bytes())
             except _NOTHING:
                 raise Conflict(name) from None
-            if there == new:
+            if current == new:
                 return new
-            if there != version:
+            if current != version:
                 raise Conflict(name)
             with self._temporary(target, [content]) as part:
                 part.replace(target)
-            _sync(target.parent)
+            _fsync_directory(target.parent)
         return new
 
     def open(self, name: str) -> BinaryIO | None:
@@ -129,12 +129,12 @@ class FolderBucket:
         self.write(name, _counted(pieces(content), progress))
 
     def write(self, name: str, content: Iterable[bytes]) -> None:
-        """Write an object piece by piece; nothing of it is seen before all is there."""
+        """Write an object piece by piece; readers see it only once it is complete."""
         target = self._root / name
         job = self._root.joinpath(*Path(name).parts[:2], "job.json") if name.startswith("jobs/") else None
         with file_errors(self._root), self._temporary(target, content, job) as part:
             part.replace(target)
-            _sync(target.parent)
+            _fsync_directory(target.parent)
 
     def download(self, name: str, target: Path, progress: Progress = no_progress) -> bool:
         if (source := self.open(name)) is None:
@@ -252,7 +252,7 @@ class FolderBucket:
     def _temporary(self, target: Path, content: Iterable[bytes], job: Path | None = None) -> Iterator[Path]:
         """Yield a temporary file with the content; remove it afterwards unless it was renamed.
 
-        Raises Conflict if that needs a folder of a `job` whose record was deleted.
+        Raises Conflict if the file needs a new folder, and the record `job` of its job was deleted.
         """
         self._check_there()
         part = temporary_name(target)
@@ -315,7 +315,7 @@ def _counted(content: Iterable[bytes], progress: Progress) -> Iterator[bytes]:
 
 
 def _is_folder(path: Path) -> bool:
-    """Return True for a folder, and False where that cannot be seen, for which pathlib may raise an error."""
+    """Return True for a folder, and False if that cannot be read, for which pathlib may raise an error."""
     return os.path.isdir(path)  # noqa: PTH112
 
 
@@ -339,7 +339,7 @@ def _raise_unless_gone(error: OSError) -> None:
         raise error
 
 
-def _sync(path: Path) -> None:
+def _fsync_directory(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -32,14 +32,14 @@ from jobs.bucket import BucketError, Conflict, Item, Progress, file_errors, no_p
 _T = TypeVar("_T")
 
 _URL = re.compile(r"gs://([a-z0-9][a-z0-9._-]+)((?:/[^/*?{}\[\]\x00-\x1f]+)*)/?")
-_NONE_YET = 0  # the generation of an object that is not there
+_ABSENT = 0  # the generation of an object that is not there
 _RECORD = "record"
 _RECORD_LIMIT = 8000  # Google takes 8 KiB of custom metadata an object, keys and values together
-_WHOLE_FOLDER = 30  # times the limit for a call that goes through all of a folder
-_AT_ONCE = 8  # requests keeps ten connections
+_WHOLE_FOLDER = 30  # factor on the time limit of a call that lists a whole folder
+_AT_ONCE = 8  # the HTTP library `requests` pools ten connections
 _SMALL = 2**20
 _PART = 2**23  # a larger file is sent in parts of this size
-_SLOWEST = 1_000_000  # bytes a second; what is slower is taken to be stuck
+_SLOWEST = 1_000_000  # bytes a second; a slower transfer counts as stuck
 
 # Answers that are no JSON, or lack what Google's have, are failures too: a proxy's page, for one.
 _FAILURES = (
@@ -61,13 +61,13 @@ class _Call:
         self.client, self.bucket, self.deadline, self.options = client, bucket, deadline, options
 
     def list(self, prefix: str, fields: str, **more: Any) -> Iterator[Any]:
-        """Yield the objects whose name begins so, with these fields."""
+        """Yield the objects whose names begin with a prefix, with these fields."""
         fields = f"items({fields}),nextPageToken"
         return iter(self.client.list_blobs(self.bucket, prefix=prefix, fields=fields, **more, **self.options))
 
 
 class GcsBucket:
-    """A bucket by Google's own client, whose requests are repeated until a time limit.
+    """A bucket through Google's own client, which repeats requests until a time limit.
 
     Small objects are also stored in their metadata, which a listing returns: a scan of all jobs needs one request for every
     thousand of them.
@@ -82,7 +82,7 @@ class GcsBucket:
         self._prefix = f"{parts[2][1:]}/" if parts[2] else ""
         self._seconds = seconds
         self._wait = seconds / 4, seconds / 3  # for a connection, and for each piece of an answer
-        self._opening = threading.Lock()
+        self._client_lock = threading.Lock()
         self._credentials: Any = None
         self._client: Any = None
 
@@ -90,10 +90,10 @@ class GcsBucket:
         return self.read_all([name]).get(name)
 
     def read_all(self, names: Iterable[str]) -> dict[str, Item]:
-        wanted = list(names)
+        name_list = list(names)
 
         def work(call: _Call) -> dict[str, Item]:
-            items = self._each(call, self._get, wanted)
+            items = self._each(call, self._get, name_list)
             if None in items.values():
                 self._check_there(call)
             return {name: item for name, item in items.items() if item is not None}
@@ -106,15 +106,15 @@ class GcsBucket:
 
         def work(call: _Call) -> dict[str, bytes]:
             blobs = call.list(glob.partition("*")[0], f"name,md5Hash,metadata/{_RECORD}", match_glob=glob)
-            contents = {blob.name.removeprefix(self._prefix): _kept(blob) for blob in blobs if fits(blob.name)}
+            contents = {blob.name.removeprefix(self._prefix): _content_in_metadata(blob) for blob in blobs if fits(blob.name)}
             missing = self._each(call, self._get, [name for name, content in contents.items() if content is None])
-            whole = contents | {name: item.content for name, item in missing.items() if item is not None}
-            return {name: content for name, content in sorted(whole.items()) if content is not None}
+            complete = contents | {name: item.content for name, item in missing.items() if item is not None}
+            return {name: content for name, content in sorted(complete.items()) if content is not None}
 
         return self._run(work)
 
     def create(self, name: str, content: bytes) -> str:
-        return self._run(lambda call: self._write(call, name, content, _NONE_YET))
+        return self._run(lambda call: self._write(call, name, content, _ABSENT))
 
     def replace(self, name: str, content: bytes, version: str) -> str:
         return self._run(lambda call: self._write(call, name, content, int(version)))
@@ -227,7 +227,7 @@ class GcsBucket:
         return {name: size for name, size in sizes.items() if name and not name.endswith("/")}
 
     def _each(self, call: _Call, work: Callable[[_Call, str], _T], names: list[str]) -> dict[str, _T]:
-        """Do the same for each of the names, several at once; TimeoutError if there is no time for all of them."""
+        """Call `work` for each name, several at once; TimeoutError if there is no time for all of them."""
 
         def do(name: str) -> _T:
             if time.monotonic() > call.deadline:
@@ -245,10 +245,10 @@ class GcsBucket:
         try:
             return self._send(call, name, io.BytesIO(content), len(content), generation)
         except (exceptions.PreconditionFailed, exceptions.Conflict):
-            there = self._get(call, name)
-            if there is None or there.content != content:
+            current = self._get(call, name)
+            if current is None or current.content != content:
                 raise Conflict(name) from None
-            return there.version  # written before, and the answer was lost
+            return current.version  # an earlier try has written it, and its answer was lost
 
     def _send(
         self, call: _Call, name: str, source: BinaryIO, size: int, generation: int | None, progress: Progress = no_progress
@@ -291,8 +291,8 @@ class GcsBucket:
             raise BucketError(f"{self._url}: {_line(error)}") from error
 
     def _signed_in(self) -> Any:
-        """Return Google's client with a valid token: renewing one blocks, and a request must not begin late."""
-        with self._opening:
+        """Return Google's client with a valid token: to renew one later, in a request, could exceed the deadline."""
+        with self._client_lock:
             if self._client is None:
                 logging.getLogger("google").addHandler(logging.NullHandler())  # errors are reported once, in one line
                 # Else the client asks for the bucket's location, for traces that are not collected.
@@ -310,7 +310,7 @@ def _line(error: BaseException) -> str:
 
 
 class _Timed:
-    """A file for Google's client, which ends a transfer once its time is over."""
+    """A file for Google's client, which aborts a transfer at the deadline."""
 
     def __init__(self, file: BinaryIO, deadline: float, progress: Progress, target: Path | None = None) -> None:
         self._file, self._deadline, self._progress, self._target = file, deadline, progress, target
@@ -333,7 +333,7 @@ class _Timed:
             raise TimeoutError
 
 
-def _kept(blob: Any) -> bytes | None:
+def _content_in_metadata(blob: Any) -> bytes | None:
     """Return a listed object's content if its metadata holds all of it; None if it must be fetched."""
     try:
         content = zlib.decompress(base64.b64decode(blob.metadata[_RECORD]))

@@ -29,13 +29,13 @@ class PowerError(Exception):
 
 
 class NoAnswerError(PowerError):
-    """No answer, for whatever reason; the request may have taken effect."""
+    """There is no answer; the request may have taken effect."""
 
 
 class StartClient:
     """Client that requests the start of hosts, by the URLs in `power` and within a time limit.
 
-    `token` returns the access token for that; by default it is read from the URL `power.token`.
+    `token` returns the access token for these requests; by default it is read from the URL `power.token`.
     """
 
     def __init__(self, power: Power, token: Callable[[], str] | None = None) -> None:
@@ -77,7 +77,7 @@ class StartClient:
             raise PowerError(f"{self._power.token} gives no token") from None
 
 
-def in_thread(work: Callable[[], None]) -> None:
+def start_thread(work: Callable[[], None]) -> None:
     """Run a function in a thread of its own."""
     threading.Thread(target=work, name="starter", daemon=True).start()
 
@@ -101,7 +101,7 @@ class HostStarter:
         start: Start,
         hosts: Iterable[str],
         clock: Clock,
-        run_in_background: Callable[[Callable[[], None]], None] = in_thread,
+        run_in_background: Callable[[Callable[[], None]], None] = start_thread,
     ) -> None:
         """Prepare to start these `hosts`, the only ones that can be started."""
         self.hosts = frozenset(hosts)
@@ -111,15 +111,15 @@ class HostStarter:
     def request_starts(self, hosts: Iterable[str]) -> list[str]:
         """Request the start of each of these hosts whose request is due; return new lines about the answers, for a log."""
         targets, now = self.hosts & set(hosts), self._clock()
-        back = [(host, request) for host, request in self._requests.items() if host not in targets]
+        unneeded = [(host, request) for host, request in self._requests.items() if host not in targets]
         self._requests = {host: self._requests.get(host) or _HostRequest(now) for host in sorted(targets)}
         for host, request in self._requests.items():
             if not request.pending and now >= request.due:
                 request.pending, request.due = True, now + PAUSES[min(request.times, len(PAUSES) - 1)]
                 request.times += 1
                 self._run_in_background(lambda host=host, request=request: self._send_request(host, request))  # type: ignore[misc]
-        # The answer for a host that is back by now is still to be reported.
-        return [line for host, request in (*back, *self._requests.items()) if (line := _new_line(host, request))]
+        # The answer for a host that needs no start any more is still reported.
+        return [line for host, request in (*unneeded, *self._requests.items()) if (line := _new_line(host, request))]
 
     def _send_request(self, host: str, request: _HostRequest) -> None:
         try:
@@ -139,7 +139,7 @@ def _new_line(host: str, request: _HostRequest) -> str:
 
 def _fetch(url: str, headers: Mapping[str, str], content: bytes | None = None, seconds: float = _SECONDS) -> bytes:
     """Return the body of an answer to a GET, or to a POST of the content; PowerError for any status but success."""
-    import urllib.request  # local hosts need neither it nor ssl
+    import urllib.request  # imported here: local hosts need neither urllib.request nor ssl
     from http.client import HTTPException
     from urllib.error import HTTPError
 

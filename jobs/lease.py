@@ -1,8 +1,8 @@
 """The right to change a job: a lease with an epoch; expiry is judged by the observer's own clock.
 
 The lease is a part of the job's record, so a write of the record also proves the lease: a holder that was overtaken finds the
-record changed. Another holder takes it over only if its value has not changed for a while on that holder's own monotonic clock
-(Gray and Cheriton 1989; the epoch is the fencing token of Burrows 2006).
+record changed. Another process takes the lease over only if it has seen no change for a while on its own monotonic clock (Gray
+and Cheriton 1989; the epoch is the fencing token of Burrows 2006).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import ClassVar
 SECONDS = 15.0
 """The time without a change after which a holder's lease may be taken over."""
 SUBMITTER_FACTOR = 2
-"""The factor on SECONDS for a submitter, which does one thing at a time: one slow call must not cost it its job."""
-# Of a longer time between two polls only this much counts: the observer missed what happened in between.
+"""The factor on SECONDS for a submitter (`fab train`): one slow call must not cost it its job."""
+# The most that counts of the time between two polls: the observer missed what happened in between.
 _LONGEST_GAP = 5.0
 
 Clock = Callable[[], float]
@@ -23,10 +23,10 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True)
 class Lease:
-    """The holder of a job, its epoch and its number of renewals; an empty `holder` is no holder.
+    """The holder of a job, its epoch and its number of renewals; `holder` is empty while there is none.
 
-    A holder is `worker-0/4f1c` (an incarnation of a replica), or the name of a submitter or of the process that ends the job in
-    its place. `epoch` grows with every change of holder: writes of an older epoch are void.
+    A holder is `worker-0/4f1c` (an incarnation of a replica), a submitter, or the process that ends a job without a leader.
+    `epoch` grows with every change of holder: a holder with an older epoch has lost the lease.
     """
 
     old_names: ClassVar[Mapping[str, str]] = {"heartbeatSeq": "beat"}
@@ -48,7 +48,7 @@ class Lease:
         return replace(self, heartbeatSeq=self.heartbeatSeq + 1)
 
     def is_assigned_to(self, replica: str) -> bool:
-        """Return True if an incarnation of this replica holds it."""
+        """Return True if an incarnation of this replica holds the lease."""
         return self.holder.startswith(f"{replica}/") and not self.submitter
 
 
@@ -65,7 +65,7 @@ class ChangeTimer:
     def observe(self, key: Hashable, value: Hashable, now: float | None = None) -> float:
         """Record a value; return the seconds for which it has been the same, 0 for a new one.
 
-        Values that one poll has read get the same `now`, so that their times can be compared.
+        Pass the same `now` for all values of one poll, so that their times can be compared.
         """
         now = self.clock() if now is None else now
         before = self._values.get(key)

@@ -1,4 +1,4 @@
-"""The records in the bucket, typed: read together with their version, and written only over that."""
+"""Read and write the typed records in the bucket; a write replaces only the version that was read."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Ledger:
         return self._read_all({paths.job(job_id): job_id for job_id in job_ids}, _job)
 
     def _read_all(self, keys: Mapping[str, K], parse: Callable[[K, bytes], R]) -> dict[K, Stored[R] | RecordError]:
-        """Return the objects of these names, by key."""
+        """Return the parsed objects, or the errors in them; `keys` maps their names to the keys of the result."""
         records: dict[K, Stored[R] | RecordError] = {}
         for name, item in self.store.read_all(keys).items():
             try:
@@ -82,7 +82,7 @@ class Ledger:
         return Plan.from_json(item.content) if item else None
 
     def create_plan(self, plan: Plan) -> None:
-        """Write it, once."""
+        """Write a job's plan; Conflict if it has one."""
         self.store.create(paths.plan(plan.jobId), plan.to_json())
 
     def replicas(self, job_id: str, names: Iterable[str]) -> dict[str, ReplicaRecord]:
@@ -177,9 +177,9 @@ class Ledger:
         except NewerSchemaError:
             raise
         except RecordError:
-            return self._rebuilt(), item.version
+            return self._rebuild(), item.version
 
-    def _rebuilt(self) -> Queue:
+    def _rebuild(self) -> Queue:
         """Rebuild the queue from the jobs if it cannot be read: a garbled file must not stop a cluster."""
         entries: list[QueueEntry] = []
         busy: set[str] = set()
@@ -212,11 +212,11 @@ class Trials:
 
     def read(self) -> list[Trial]:
         """Return all readable trials, in the order of their numbers; BucketError if the bucket fails."""
-        open_ones = [number for number, trial in self._known.items() if not trial.final]
+        running_numbers = [number for number, trial in self._known.items() if not trial.final]
         ahead = 1
         while True:
             first = self.next_number
-            trials = self._ledger.trials_numbered(self._job_id, [*open_ones, *range(first, first + ahead)])
+            trials = self._ledger.trials_numbered(self._job_id, [*running_numbers, *range(first, first + ahead)])
             for number, stored in trials.items():
                 if isinstance(stored, RecordError):
                     self._known.pop(number, None)
@@ -225,7 +225,7 @@ class Trials:
                     self._known[number] = stored.record
             if not any(number >= first for number in trials):
                 return [self._known[number] for number in sorted(self._known)]
-            open_ones, ahead = [], 2 * ahead
+            running_numbers, ahead = [], 2 * ahead
 
     @property
     def next_number(self) -> int:
@@ -234,7 +234,7 @@ class Trials:
 
 
 def _job(job_id: str, content: bytes) -> JobRecord:
-    """Return the record in a job's folder; RecordError also for that of another job: any trainer can write one there."""
+    """Return the record in a job's folder; RecordError also for the record of another job: a trainer can copy one there."""
     record = JobRecord.from_json(content)
     if record.jobId != job_id:
         raise RecordError(f"job.json says that it is that of job {record.jobId!r}")
@@ -242,7 +242,7 @@ def _job(job_id: str, content: bytes) -> JobRecord:
 
 
 def _trial(number: int, content: bytes) -> Trial:
-    """Return the record of a trial. Raises RecordError for that of another."""
+    """Return the record of a trial. Raises RecordError for the record of another trial."""
     trial = Trial.from_json(content)
     if trial.trialId != number:
         raise RecordError(f"the record of trial {number} says that it is that of trial {trial.trialId}")

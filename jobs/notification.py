@@ -16,7 +16,7 @@ _METADATA_NAMES = frozenset({"metadata", "metadata.google.internal", "metadata.g
 _METADATA = ipaddress.ip_network("fd20:ce::254/128")
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _ADDRESS = re.compile(r"[\d.]+$|.*:")
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:\S")  # mailto:me@example.com and example.com:80/done too, to refuse them
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:\S")  # also mailto:me@example.com and example.com:80/done, to refuse them
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def check_url(url: str) -> SplitResult:
     with suppress(OSError):  # an address in another spelling, such as 2852039166
         host = socket.inet_ntoa(socket.inet_aton(host))
     if _ADDRESS.match(host):
-        check_address(host)  # of a name the host checks the addresses, before it connects
+        check_address(host)  # the host checks the addresses of a name before it connects
     return parts
 
 
@@ -71,7 +71,7 @@ def check_address(text: str) -> None:
             raise ValueError(f"{text} is a link-local, multicast, unspecified or metadata address")
 
 
-def shown(target: str) -> str:
+def redact_target(target: str) -> str:
     """Return a target without its secrets: scheme, host and port of a URL, or a command's first word."""
     if not is_url(target):
         first, *words = shlex.split(target)

@@ -18,7 +18,7 @@ PYTHON = f"{VENV}/bin/python"
 
 
 def folder(job_id: str) -> str:
-    """Return the folder of all objects of a job, by default of its output too. Raises ValueError for an invalid id."""
+    """Return the folder of all objects of a job, by default including its output. Raises ValueError for an invalid id."""
     if not JOB_ID.fullmatch(job_id):
         raise ValueError(f"{job_id!r} is no id of a job")
     return f"{JOBS}/{job_id}"
@@ -30,7 +30,7 @@ def job(job_id: str) -> str:
 
 
 def plan(job_id: str) -> str:
-    """Return the name of the plan that its replicas read; it is written once."""
+    """Return the name of the plan that the job's replicas read; it is written once."""
     return f"{JOBS}/{job_id}/plan.json"
 
 
@@ -40,7 +40,7 @@ def package(job_id: str) -> str:
 
 
 def manifest(job_id: str) -> str:
-    """Return the name of the record of the job's inputs, by which the job can be run again."""
+    """Return the name of the record of the job's inputs, from which `fab reproduce` runs it again."""
     return f"{JOBS}/{job_id}/manifest.json"
 
 

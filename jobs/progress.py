@@ -2,12 +2,12 @@
 
     Train [master/0], step 348: … (1.037 sec) …               global step, and seconds since this replica began to train
     Train [master/0], step 348: loss: 0.729, accuracy: 0.834 (1.037 sec) 200.4 global steps/s, 99.7 local steps/s
-    Eval, step 990: loss: 0.400, accuracy: 0.890              any names and numbers, in both
+    Eval, step 990: loss: 0.400, accuracy: 0.890              any names and numbers, in Train and Eval lines
     Exchange every 8 steps: …                                 from here on, local steps between two exchanges
     Final metrics after 5006 steps, loss: 0.228, NAME: NUMBER, …
     {"scaletier.progress": {"step": 348, …}}                  a report of any program, see `read_report`
 
-Anything may stand where … does. docs/trainers.md has them as part of the contract with a trainer.
+… stands for any text. docs/trainers.md defines these lines for authors of trainers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _METRIC = re.compile(r"\b(\w+(?:[ ./@-]\w+)*): (\S+?)(?:,|$)")
 
 REPORT_KEY = "scaletier.progress"
 LONGEST_REPORT, LONGEST_LINE = 4096, 1000
-"""Characters of a report, and of any other line, that are read."""
+"""The most characters: a longer report is invalid, any other longer line is ignored."""
 MOST_METRICS, LONGEST_NAME = 32, 64
 _REPORT = re.compile(rf'\s*\{{\s*"{re.escape(REPORT_KEY)}"\s*:')
 _HINTS = ("Train [", "Eval, step", "Final metrics", REPORT_KEY)
@@ -47,9 +47,9 @@ class TrainPoint:
 
 
 def _search(kind: re.Pattern[str], line: str) -> re.Match[str] | None:
-    """Search a line; None for one whose steps, the first group, are above the limit, or that is too long.
+    """Search a line; None if it is too long, or if its steps, the first group, are above the limit.
 
-    The patterns' time may rise with the square of its length.
+    The time that the patterns take may rise with the square of the line's length.
     """
     match = kind.search(line) if len(line) <= LONGEST_LINE else None
     return match if match and int(match[1]) <= _LAST_STEP else None
@@ -105,7 +105,7 @@ def is_progress_line(line: str) -> bool:
 
 
 def parse_period(lines: Iterable[str]) -> int | None:
-    """Return the local steps between two exchanges by the last line that has them; None if none has."""
+    """Return the local steps between two exchanges from the last line that has them, or None."""
     periods = [int(match[1]) for line in lines if (match := _search(_PERIOD, line))]
     return periods[-1] if periods else None
 
@@ -144,8 +144,8 @@ class JobProgress:
 def read_report(line: str) -> JobProgress | None:
     """Read a line such as `{"scaletier.progress": {"step": 348, "totalSteps": 5000, "loss": 0.729}}`.
 
-    Returns: the report, None for a line that is none.
-    Raises: ValueError, in one line, for a report that is wrong.
+    Returns: the report, or None if the line is not a report.
+    Raises: ValueError, in one line, if the report is invalid.
     """
     if not _REPORT.match(line):
         return None
@@ -163,7 +163,7 @@ def read_report(line: str) -> JobProgress | None:
 
 
 def valid_report(line: str) -> JobProgress | None:
-    """Read a report; None for a line that is none, or a wrong one."""
+    """Read a report; None if it is invalid, or if the line is not a report."""
     try:
         return read_report(line)
     except (ValueError, RecursionError):
@@ -174,7 +174,7 @@ def _count(key: str, value: Any) -> int:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LAST_STEP:
-        raise ValueError(f"{key} is {_shown(value)}. Valid: a whole number from 0 to {_LAST_STEP}")
+        raise ValueError(f"{key} is {_abbreviate(value)}. Valid: a whole number from 0 to {_LAST_STEP}")
     return value
 
 
@@ -184,7 +184,9 @@ def _number(key: str, value: Any, least: float = -math.inf) -> float:
     except OverflowError:
         number = math.nan
     if not math.isfinite(number) or number < least:
-        raise ValueError(f"{key} is {_shown(value)}. Valid: a finite number{'' if math.isinf(least) else f' from {least:g}'}")
+        raise ValueError(
+            f"{key} is {_abbreviate(value)}. Valid: a finite number{'' if math.isinf(least) else f' from {least:g}'}"
+        )
     return number
 
 
@@ -195,7 +197,7 @@ def _positive(key: str, value: Any) -> float:
 def _metrics(key: str, value: Any) -> dict[str, float]:
     if not isinstance(value, dict) or len(value) > MOST_METRICS or any(len(name) > LONGEST_NAME for name in value):
         names = f"{MOST_METRICS} names at most, each of {LONGEST_NAME} characters at most"
-        raise ValueError(f"{key} is {_shown(value)}. Valid: an object of numbers, {names}")
+        raise ValueError(f"{key} is {_abbreviate(value)}. Valid: an object of numbers, {names}")
     return {name: _number(f"{key}.{name}", number) for name, number in value.items()}
 
 
@@ -209,7 +211,7 @@ _KEYS: Mapping[str, Callable[[str, Any], Any]] = {
 }
 
 
-def _shown(value: Any) -> str:
+def _abbreviate(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 1]}…"
 
@@ -223,12 +225,12 @@ class ProgressFinder:
         self._error_reported = False
 
     def add_line(self, line: str, seconds: float, time: str) -> str:
-        """Take note of a line.
+        """Read one more line.
 
         Args:
             line: what was printed.
-            seconds: when, by a clock that never goes back.
-            time: when, for people.
+            seconds: when it was printed, by a clock that never goes back.
+            time: when it was printed, for people.
         Returns: the error in the first invalid report; empty for any other line.
         """
         if not any(hint in line for hint in _HINTS):
@@ -237,7 +239,7 @@ class ProgressFinder:
             report = read_report(line)
         except (ValueError, RecursionError) as error:
             previously, self._error_reported = self._error_reported, True
-            return "" if previously else f"a progress report is invalid, and such are dropped: {error}"
+            return "" if previously else f"invalid progress reports are ignored: {error}"
         if report is not None:
             self._take(report, seconds, time)
         else:
@@ -245,7 +247,7 @@ class ProgressFinder:
         return ""
 
     def _read(self, line: str, seconds: float, time: str) -> None:
-        """Take note of one of the samples' lines."""
+        """Read a line as in Cloud ML's samples."""
         if point := parse_train_metrics(line):
             values = dict(point.values)
             self._take(JobProgress(point.step, loss=values.pop("loss", None), metrics=values), seconds, time)
@@ -268,7 +270,7 @@ class ProgressFinder:
         ).with_eta()
 
     def _rate(self, step: int, seconds: float) -> float | None:
-        """Compute steps a second over the last reports; None before there are two that are a moment apart."""
+        """Compute steps a second over the last reports; None until two of them are _APART_SECONDS apart."""
         marks = self._marks
         if marks and step < marks[-1][1]:
             marks.clear()  # it continues from a checkpoint
@@ -281,18 +283,20 @@ class ProgressFinder:
 
 
 def _merged(before: Mapping[str, float], new: Mapping[str, float]) -> dict[str, float]:
-    """Merge metrics; of too many the newest stay."""
+    """Merge metrics; only the newest MOST_METRICS stay."""
     fitting = {name: value for name, value in new.items() if len(name) <= LONGEST_NAME}
     merged = {name: value for name, value in before.items() if name not in fitting} | fitting
     return dict(list(merged.items())[-MOST_METRICS:])
 
 
-def of_job(reports: Mapping[str, JobProgress | None], chief: str, steps: int | None, running: bool) -> JobProgress | None:
-    """Merge the replicas' progress into the job's: the chief's or the farthest one, with all metrics.
+def merge_replicas(
+    reports: Mapping[str, JobProgress | None], chief: str, steps: int | None, running: bool
+) -> JobProgress | None:
+    """Merge the replicas' progress into the job's: the chief's, or that with the most steps, with all metrics.
 
     Args:
-        steps: at which step the job is to end, if the program does not report it.
-        running: whether there is time left.
+        steps: the step at which the job ends, used if the program does not report its total steps.
+        running: False if the job has ended, so that it has no etaSeconds.
     """
     available = {name: report for name, report in reports.items() if report}
     if not available:

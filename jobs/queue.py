@@ -1,4 +1,4 @@
-"""The queue of a cluster: which job has which hosts, and which is next. Pure rules on one record.
+"""The queue of a cluster: which job has which hosts, and which job is next. Pure functions of one record.
 
 `cluster/queue.json` is the only source of which job has a host. As it is one object, a job gets all its hosts at once, and no
 two jobs get the same host.
@@ -39,15 +39,15 @@ class HostAssignment:
         return dict(zip(self.replica_names, self.hosts, strict=False))
 
 
-def place(candidates: Mapping[str, Sequence[str]], taken: Collection[str]) -> dict[str, str]:
+def place(candidates: Mapping[str, Sequence[str]], busy: Collection[str]) -> dict[str, str]:
     """Assign each replica its best free host; a replica without a free candidate gets none.
 
-    Replicas choose in turn. This finds a complete assignment if there is one, as long as a replica that shares candidates with
-    an earlier one has no others: a master falls back on the workers' hosts, a worker has no others.
+    Replicas choose in order. This finds a complete assignment, if there is one, as long as a replica that shares candidates
+    with an earlier one has no further candidates: a master may fall back on the workers' hosts, a worker only has those.
     """
     placed: dict[str, str] = {}
     for replica, hosts in candidates.items():
-        free = (host for host in hosts if host not in taken and host not in placed.values())
+        free = (host for host in hosts if host not in busy and host not in placed.values())
         if host := next(free, None):
             placed[replica] = host
     return placed
@@ -57,7 +57,7 @@ def place(candidates: Mapping[str, Sequence[str]], taken: Collection[str]) -> di
 class QueueEntry(HostAssignment):
     """A job that has its `hosts` (`has_hosts`), or waits for some of its candidates.
 
-    `token` tells one submission from another of the same id. maxWaitTime is in seconds, None for as long as it takes.
+    `token` tells one submission from another of the same id. maxWaitTime is in seconds, None for no limit.
     """
 
     old_names: ClassVar[Mapping[str, str]] = {"candidates": "wants"}
@@ -74,21 +74,21 @@ class QueueEntry(HostAssignment):
     candidates: dict[str, list[str]] = field(default_factory=dict)
 
     def usable_hosts(self) -> set[str]:
-        """Return the hosts that it holds, or else its candidates."""
+        """Return the hosts that the job holds, or its candidates while it waits."""
         return set(self.hosts) if self.has_hosts else {host for hosts in self.candidate_hosts.values() for host in hosts}
 
     def required_hosts(self) -> set[str]:
-        """Return the hosts that it holds, or without which it cannot run."""
+        """Return the hosts that the job holds, or, while it waits, those without which it cannot run."""
         return set(self.hosts) if self.has_hosts else {hosts[0] for hosts in self.candidate_hosts.values() if len(hosts) == 1}
 
     def replica_on(self, host: str) -> str:
         """Return the replica on this host, or empty if the job has none there."""
-        return next((replica for replica, its in self.placement.items() if its == host), "")
+        return next((replica for replica, assigned in self.placement.items() if assigned == host), "")
 
 
 @dataclass(frozen=True)
 class Queue(Record):
-    """The entries in the order in which they came."""
+    """The entries in the order of submission."""
 
     kind: ClassVar[str] = "the queue"
 
@@ -107,16 +107,16 @@ class Queue(Record):
         return [entry for entry in self.entries if host in entry.usable_hosts()]
 
     def ahead_of(self, job_id: str) -> list[QueueEntry]:
-        """Return the entries that a job waits for. They hold one of its hosts, or are before it and wait for one."""
+        """Return the entries that a job waits for. They hold a host that it can use, or wait before it for one."""
         mine = self.entry(job_id)
         if mine is None or mine.has_hosts:
             return []
-        first = [entry for entry in self.entries if entry.has_hosts]
+        ahead = [entry for entry in self.entries if entry.has_hosts]
         for entry in self._waiting():
             if entry.jobId == job_id:
                 break
-            first.append(entry)
-        return [entry for entry in first if not entry.usable_hosts().isdisjoint(mine.usable_hosts())]
+            ahead.append(entry)
+        return [entry for entry in ahead if not entry.usable_hosts().isdisjoint(mine.usable_hosts())]
 
     def added(self, entry: QueueEntry) -> Queue:
         """Return the queue with one more entry at the end, which holds hosts if enough are free."""

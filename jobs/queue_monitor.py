@@ -1,4 +1,4 @@
-"""Keep the queue moving if its participants are gone. Leaders, idle hosts and commands that follow a job run it."""
+"""Keep the queue moving if processes are gone. Leaders, idle hosts and commands that follow a job run this monitor."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ from jobs.times import now
 
 NOT_HANDED_OVER = "its fab train ended before the job was handed to its hosts"
 PAUSE_SECONDS = 3.0
-"""Between two polls of the queue."""
+"""The time between two polls of the queue."""
 
 
 class QueueMonitor:
-    """Poll every entry of the queue every few seconds, and do what no other process will.
+    """Poll the queue every few seconds, and end or start jobs that no other process takes care of.
 
     A process counts as gone once its record has not changed for the time of a lease, on this monitor's own clock. Several
     monitors may run at once: each write is conditional.
     """
 
     def __init__(
-        self, ledger: Ledger, watch: ChangeTimer, me: str, seconds: float = lease.SECONDS, starter: HostStarter | None = None
+        self, ledger: Ledger, timer: ChangeTimer, me: str, seconds: float = lease.SECONDS, starter: HostStarter | None = None
     ) -> None:
         """Prepare to monitor the queue; `starter` starts the hosts of a job if none of them is up."""
-        self._ledger, self._watch, self._me, self._seconds = ledger, watch, me, seconds
+        self._ledger, self._timer, self._me, self._seconds = ledger, timer, me, seconds
         self._starter = starter
         self._next = 0.0
-        self._first: dict[tuple[str, str], str] = {}
+        self._first_signs: dict[tuple[str, str], str] = {}
         self.stalled = False
-        """True while the record of a job that has hosts has not changed since the first poll: they may all be gone."""
+        """True while the record of a job that has hosts has not changed since the first poll: its hosts may all be gone."""
 
     def run_if_due(self) -> None:
         """Poll the queue every few seconds, however often this is called."""
-        if self._watch.clock() >= self._next:
+        if self._timer.clock() >= self._next:
             self.run_once()
-            self._next = self._watch.clock() + PAUSE_SECONDS
+            self._next = self._timer.clock() + PAUSE_SECONDS
 
     def run_for(self, job: JobRecord) -> None:
-        """Poll the queue if that is due and `job` waits in it, or nothing has renewed its lease for the time of one."""
-        silent = self._watch.observe(("followed", job.jobId), job.lease)
+        """Poll the queue, if due, while `job` waits in it or its leader has not renewed the lease for a lease time."""
+        silent = self._timer.observe(("followed", job.jobId), job.lease)
         if job.state is JobState.QUEUED or (not job.final and silent >= self._seconds):
             self.run_if_due()
 
@@ -56,7 +56,7 @@ class QueueMonitor:
         queue = self._ledger.change_queue(lambda queue: queue.promoted())
         jobs = self._ledger.jobs_named(entry.jobId for entry in queue.entries)
         signs = {(entry.jobId, entry.token): _sign_of_life(jobs.get(entry.jobId)) for entry in queue.entries if entry.has_hosts}
-        self.stalled = any(self._first.setdefault(key, sign) == sign for key, sign in signs.items())
+        self.stalled = any(self._first_signs.setdefault(key, sign) == sign for key, sign in signs.items())
         for entry in queue.entries:
             with suppress(Conflict, RecordError):  # another process changed it
                 if self._end_if_abandoned(entry, jobs.get(entry.jobId)):
@@ -81,7 +81,7 @@ class QueueMonitor:
             return self._unchanged_for_lease(entry, "unreadable")
         if stored is None:
             if self._unchanged_for_lease(entry, "missing", lease.SUBMITTER_FACTOR):
-                # Its submitter is gone; this record prevents a late write of it from creating the job.
+                # Its submitter is gone; with this record, a late write of the submitter cannot create the job.
                 self._ledger.create_job(_missing_job(entry).with_holder(self._me))
                 return True
             return False
@@ -109,9 +109,9 @@ class QueueMonitor:
         return False
 
     def _abandoned_reason(self, entry: QueueEntry, job: JobRecord) -> str:
-        """Return why a job must end whose hosts are all gone; empty while it may be waited for.
+        """Return why a job without a leader must end, as all its hosts are gone; empty while the monitor waits for them.
 
-        As long as one of them lives, that one leads, and decides about the others.
+        As long as one host is alive, it leads the job, and decides about the other hosts.
         """
         silent = self._leaderless_seconds(entry, job)
         if silent < self._seconds:
@@ -129,21 +129,21 @@ class QueueMonitor:
 
     def _leaderless_seconds(self, entry: QueueEntry, job: JobRecord) -> float:
         """Return the seconds since the last renewal by a leader."""
-        return self._watch.observe(("leads", entry.jobId, entry.token), str(job.lease))
+        return self._timer.observe(("leads", entry.jobId, entry.token), str(job.lease))
 
     def _unchanged_for_lease(self, entry: QueueEntry, value: object, times: int = 1) -> bool:
         """Return True once this value has not changed for `times` lease times; the token tells entries of one id apart."""
-        return self._watch.observe(("entry", entry.jobId, entry.token), str(value)) >= times * self._seconds
+        return self._timer.observe(("entry", entry.jobId, entry.token), str(value)) >= times * self._seconds
 
     def _waited(self, entry: QueueEntry) -> float:
-        return self._watch.observe(("waits", entry.jobId, entry.token), True)
+        return self._timer.observe(("waits", entry.jobId, entry.token), True)
 
     def _end(self, stored: Stored[JobRecord], why: str, cancelled: bool = False) -> None:
         self._ledger.change_job(stored, stored.record.with_holder(self._me).ended(why, cancelled))
 
 
 def _sign_of_life(stored: Stored[JobRecord] | RecordError | None) -> str:
-    """Return what changes as long as another process takes care of a job."""
+    """Return a text that changes as long as another process takes care of a job."""
     return str(stored.record.lease) if isinstance(stored, Stored) else type(stored).__name__
 
 

@@ -47,7 +47,7 @@ class Usage:
     """Resource usage of a replica's unit; None for values that its host's kernel does not report.
 
     cpuSeconds is its processor time since the unit was started. `cpus` is the average number of busy processors since the
-    previous reading, about one heartbeat ago. memoryBytes is its memory without the cache of files.
+    previous reading, about one heartbeat ago. memoryBytes is its memory without the page cache.
     """
 
     cpuSeconds: float | None = None
@@ -81,30 +81,30 @@ class ReplicaRecord(Record):
 
     Attributes:
         exitCode: the shell's: 0 to 255 if the trainer exited, 128 + n if signal n ended it; `signal` is then n.
-        killed: True if the trainer has ended and must start again (`hosts.agent.replica_rules`), but not by its host alone: the
-            leader decides, or the unit must start again.
+        awaits_restart: True if the trainer has ended and must start again (`hosts.agent.replica_rules`), but not by its host
+            alone: the leader decides, or the unit must start again. Its key is `killed`.
         outOfMemory: the trainer that ended last exceeded its memory; memoryLimit is its limit in bytes, if known.
-        terminationReason: what ended the last killed trainer.
+        terminationReason: the cause of its last kill.
         preempted: its host was being preempted when its unit was stopped; reset by the next start.
         starts: all starts of the job's trainer on this host; startTime is that of the first, lastStartTime of the last.
         restarts: the restarts in this attempt.
         restartsUsed: those of them that count against the limit; a long run resets it to `faults`.
         faults: those of them that the program itself caused (`is_fault`); a long run does not reset it.
         consecutiveFailures: how many times in a row it ended in the same way soon after its start.
-        crashLooping: it ended so too often; its host does not restart it.
+        crashLooping: it ended too often in this way; its host does not restart it.
         runSeconds: how long its trainer had run at the last heartbeat, by its host's clock; 0 while none runs.
         lines: how many lines the trainer printed.
-        usage: its share of the host; None before the first reading, and in a record of an older version.
+        usage: the resource usage of its unit; None before the first reading, and in a record of an older version.
         connections: its host's sockets, while the trainer prints nothing.
         progress: what the trainer reported last.
         jobCreateTime: the job's createTime; a record with another one is that of an earlier job of the same id. Empty in a
             record of an older version.
-        incarnation: the agent that wrote the record. It and `heartbeatSeq` show others that the host is alive: one of them
-            changes with every heartbeat. heartbeatTime is for people.
+        incarnation: the run of the agent that wrote the record. Other hosts see that this host is alive, as `incarnation` or
+            `heartbeatSeq` changes with every heartbeat. heartbeatTime is for people.
         firstError: the first error that its trainers printed.
         facts: what the chief's host found for the manifest: versions, and the hash of the data (`hosts.agent.facts`). Empty in
             the record of another replica.
-        unsaved: None until the job has ended and the search for such files is over.
+        unsaved: the files that it wrote outside JOB_DIR; None until the job has ended and the search for them is over.
     """
 
     kind: ClassVar[str] = "the record of a replica"
@@ -116,12 +116,13 @@ class ReplicaRecord(Record):
         "crashLooping": "hopeless",
         "terminationReason": "death",
     }
+    json_key: ClassVar = staticmethod(lambda name: "killed" if name == "awaits_restart" else name)
 
     name: str
     state: ReplicaState = ReplicaState.PREPARING
     exitCode: int | None = None
     signal: int | None = None
-    killed: bool = False
+    awaits_restart: bool = False
     outOfMemory: bool = False
     memoryLimit: int | None = None
     terminationReason: str = ""
@@ -231,7 +232,7 @@ class JobRecord(HostAssignment, Record):
         return replica.jobCreateTime in ("", self.createTime)
 
     def to(self, state: JobState, **changes: Any) -> JobRecord:
-        """Return this record in another state, with its time, and at the end its cost; TransitionError if there is none."""
+        """Return this record in a new state, with its time, and at the end its cost; TransitionError if that is not allowed."""
         if state not in TRANSITIONS[self.state]:
             raise TransitionError(f"job {self.jobId} cannot go from {self.state} to {state}")
         if state is JobState.PREPARING:
@@ -243,7 +244,7 @@ class JobRecord(HostAssignment, Record):
         return replace(self, state=state, **changes)
 
     def cost_until(self, moment: str) -> float | None:
-        """Return the recorded cost, else that until a moment; a job that never started costs from when it got hosts, if any."""
+        """Return the recorded cost, else the cost until a moment, from the start or, without one, since it got hosts."""
         if self.cost is not None or self.hourlyCost is None:
             return self.cost
         # Records of older versions have no prepareTime.
@@ -313,7 +314,7 @@ class Plan(Record):
         notify: the URL or command to which the leader reports the job's end (`jobs.notification`); empty for no report.
         command: runs instead of `module`, in this `folder` of the package.
         python: the Python of the job's own runtime; empty for the hosts' Python.
-        addresses: those of all candidate hosts, by host; `with_hosts` puts those of the assigned ones into `tasks`.
+        addresses: the addresses of all candidate hosts; `with_hosts` puts those of the assigned hosts into `tasks`.
         hosts: maps each replica to its host; empty in the bucket.
     """
 
@@ -373,7 +374,7 @@ class Plan(Record):
 
     def stays_done(self, replica: str) -> bool:
         """Return True if this replica, once done, does not start again when the whole job restarts."""
-        return not self.whole if self.successPolicy == "all" else replica == self.chief
+        return not self.restarts_all if self.successPolicy == "all" else replica == self.chief
 
     def with_hosts(self, hosts: Mapping[str, str]) -> Plan:
         """Return this plan with hosts, and addresses for replicas' names in tasks; RecordError if a TF_CONFIG is invalid."""
@@ -398,7 +399,7 @@ class Plan(Record):
         return [*(self.command or [python, "-m", self.module]), *self.args]
 
     @property
-    def whole(self) -> bool:
+    def restarts_all(self) -> bool:
         """True if a kill of one replica restarts the whole job (restartPolicy `all`)."""
         return self.restartPolicy == "all"
 
@@ -445,5 +446,5 @@ class HostFile(Record):
 
 
 def with_events(events: list[Event], *new: Event) -> list[Event]:
-    """Return the list with more events, without all but the newest EVENTS_KEPT."""
+    """Append events to the list; return its newest EVENTS_KEPT."""
     return [*events, *new][-EVENTS_KEPT:]

@@ -83,18 +83,18 @@ def _dataclass(cls: Any) -> Check:
 
     def check(value: Any, path: str) -> Any:
         if not isinstance(value, dict):
-            raise RecordError(f"{path} must be a JSON object, not {_shown(value)}")
+            raise RecordError(f"{path} must be a JSON object, not {_abbreviate(value)}")
         if old_names:
             value = {**{new: value[old] for new, old in old_names.items() if old in value}, **value}
         if missing := [name for name in required if name not in value]:
             raise RecordError(f"{path} lacks {', '.join(missing)}")
-        return cls(**{name: of(value[key], f"{path}.{key}") for name, key, of in checks if key in value})
+        return cls(**{name: check_field(value[key], f"{path}.{key}") for name, key, check_field in checks if key in value})
 
     return check
 
 
 @cache
-def _check(kind: Any) -> Check:  # once for each type: reading is what a poll does most
+def _check(kind: Any) -> Check:  # cached for each type: polls mostly read records
     if kind is Any:
         return _anything
     if is_dataclass(kind):
@@ -121,7 +121,7 @@ def _plain(kind: type) -> Check:
     def check(value: Any, path: str) -> Any:
         fits = isinstance(value, int | float) and _finite(value) if kind is float else isinstance(value, kind)
         if not fits or (isinstance(value, bool) and kind is not bool):
-            raise RecordError(f"{path} must be {_NAMES.get(kind, kind.__name__)}, not {_shown(value)}")
+            raise RecordError(f"{path} must be {_NAMES.get(kind, kind.__name__)}, not {_abbreviate(value)}")
         return value
 
     return check
@@ -139,33 +139,35 @@ def _enum(kind: type[StrEnum]) -> Check:
         try:
             return kind(value)
         except ValueError:
-            raise RecordError(f"{path} is {_shown(value)}; valid are {', '.join(kind)}") from None
+            raise RecordError(f"{path} is {_abbreviate(value)}; valid are {', '.join(kind)}") from None
 
     return check
 
 
-def _optional(of: Check) -> Check:
-    return lambda value, path: None if value is None else of(value, path)
+def _optional(check: Check) -> Check:
+    return lambda value, path: None if value is None else check(value, path)
 
 
-def _list(of: Check) -> Check:
+def _list(check_item: Check) -> Check:
     def check(value: Any, path: str) -> Any:
         if not isinstance(value, list):
-            raise RecordError(f"{path} must be a list, not {_shown(value)}")
-        return [of(item, f"{path}[{index}]") for index, item in enumerate(value)]
+            raise RecordError(f"{path} must be a list, not {_abbreviate(value)}")
+        return [check_item(item, f"{path}[{index}]") for index, item in enumerate(value)]
 
     return check
 
 
-def _tuple(of: Check) -> Check:
-    return lambda value, path: tuple(of(value, path))
+def _tuple(check_list: Check) -> Check:
+    return lambda value, path: tuple(check_list(value, path))
 
 
-def _dict(of: Check) -> Check:
+def _dict(check_item: Check) -> Check:
     def check(value: Any, path: str) -> Any:
         if not isinstance(value, dict):
-            raise RecordError(f"{path} must be a JSON object, not {_shown(value)}")
-        return dict(value) if of is _anything else {key: of(item, f"{path}.{key}") for key, item in value.items()}
+            raise RecordError(f"{path} must be a JSON object, not {_abbreviate(value)}")
+        if check_item is _anything:
+            return dict(value)
+        return {key: check_item(item, f"{path}.{key}") for key, item in value.items()}
 
     return check
 
@@ -173,6 +175,6 @@ def _dict(of: Check) -> Check:
 _NAMES = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
 
 
-def _shown(value: Any) -> str:
+def _abbreviate(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,4 +1,4 @@
-"""The states of a job and of a replica, and the one table of how a job may move."""
+"""The states of a job and of a replica, and the one table of a job's transitions."""
 
 from __future__ import annotations
 
@@ -44,4 +44,4 @@ class ReplicaState(StrEnum):
 
 
 class TransitionError(ValueError):
-    """A move that the table of states does not have."""
+    """A transition that is not in TRANSITIONS."""

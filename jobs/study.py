@@ -69,7 +69,7 @@ class Parameter:
 
     @property
     def choices(self) -> list[str] | range | None:
-        """Its values in order if there are finitely many, those of a range as numbers; else None."""
+        """Its values in order if there are finitely many: texts, or the range of an INTEGER; else None."""
         if self.type is ParameterType.CATEGORICAL:
             return self.categoricalValues
         if self.type is ParameterType.DISCRETE:
@@ -136,7 +136,7 @@ class Study:
 
     @property
     def trial_count(self) -> int:
-        """The number of trials: maxTrials, or the points that are left of a grid if they are fewer."""
+        """The number of trials: maxTrials, or the grid points that no earlier trial tried, if they are fewer."""
         if self.algorithm is not Algorithm.GRID_SEARCH or (grid_size := self.grid_size) is None:
             return self.maxTrials
         tried = {tuple(sorted(trial.hyperparameters.items())) for trial in self.earlier if self.allows(trial.hyperparameters)}
@@ -153,7 +153,7 @@ class Study:
 
 @dataclass(frozen=True)
 class Trial(Record):
-    """`jobs/<id>/trials/<trialId>.json`: written by the replica that it names. Another replica may take it over."""
+    """`jobs/<id>/trials/<trialId>.json`: written by the replica that it names. Another replica may take the trial over."""
 
     kind: ClassVar[str] = "the record of a trial"
 
@@ -176,7 +176,7 @@ class Trial(Record):
 
     @property
     def last(self) -> Measurement | None:
-        """The metric at its end, or else the latest one."""
+        """The metric at the end of the trial, or else the latest one."""
         return self.finalMetric or (self.allMetrics[-1] if self.allMetrics else None)
 
     def seconds(self, until: str) -> float:
@@ -185,7 +185,7 @@ class Trial(Record):
 
 
 def format_value(value: float) -> str:
-    """Return a number as a trial gets it: 32 for 32.0."""
+    """Return a number as text for a trial's flag: 32 for 32.0."""
     return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else repr(value)
 
 
@@ -203,7 +203,7 @@ def best(study: Study, trials: Iterable[Trial]) -> Trial | None:
 
 
 def thin(measurements: list[Measurement]) -> list[Measurement]:
-    """Return evenly spaced measurements if there are too many, the last among them."""
+    """Return MOST_MEASUREMENTS at most of the measurements, evenly spaced, the last among them."""
     return measurements[:: -math.ceil(len(measurements) / MOST_MEASUREMENTS)][::-1] if measurements else []
 
 

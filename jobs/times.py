@@ -1,4 +1,4 @@
-"""Times for people. No decision about a running job depends on them, so that the wall clocks of hosts may differ."""
+"""Times for people. No decision about a running job depends on them, so the wall clocks of hosts may differ."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ RANK_NAMES = (
     *(MASTER_ADDR, "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
     *(JAX_COORDINATOR, "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"),
 )
-"""The variables of the master and the workers alone."""
+"""Variables that only the master and the workers have."""
 NAMES = ("JOB_DIR", "JOB_ID", "SCALETIER_DATA", "TYPE", "INDEX", *RANK_NAMES)
 """All variables."""
 REFERENCE = re.compile(rf"([$\\]?)\$(?:\{{([^{{}}]*)\}}|({'|'.join(NAMES)})(?!\w))", re.ASCII)
@@ -38,8 +38,8 @@ def expand(text: str, values: Mapping[str, str]) -> str:
 
 def expand_command(argv: Sequence[str], values: Mapping[str, str]) -> list[str]:
     """Replace the variables in a command line, except in the script of `sh -c`: a shell has them in its environment."""
-    script_places = set(scripts(argv))
-    return [word if place in script_places else expand(word, values) for place, word in enumerate(argv)]
+    script_indexes = set(scripts(argv))
+    return [word if index in script_indexes else expand(word, values) for index, word in enumerate(argv)]
 
 
 def expand_environment(environment: Mapping[str, str], values: Mapping[str, str]) -> dict[str, str]:
@@ -52,9 +52,9 @@ def scripts(argv: Sequence[str]) -> Iterator[int]:
     for start, word in enumerate(argv):
         if posixpath.basename(word) not in SHELLS:
             continue
-        place, follows = start + 1, False
-        while place < len(argv) and argv[place].startswith(("-", "+")):
-            follows = follows or bool(_SCRIPT_FOLLOWS.fullmatch(argv[place]))
-            place += 2 if _WITH_WORD.fullmatch(argv[place]) else 1
-        if follows and place < len(argv):
-            yield place
+        index, has_script = start + 1, False
+        while index < len(argv) and argv[index].startswith(("-", "+")):
+            has_script = has_script or bool(_SCRIPT_FOLLOWS.fullmatch(argv[index]))
+            index += 2 if _WITH_WORD.fullmatch(argv[index]) else 1
+        if has_script and index < len(argv):
+            yield index

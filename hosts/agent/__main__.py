@@ -36,7 +36,7 @@ from jobs.serialization import RecordError
 from jobs.times import now
 
 BUCKET_SECONDS = 20.0
-AGAIN = 75
+EXIT_RESTART = 75
 # The time in which a stopped unit reports to the bucket.
 _FINAL_REPORT_SECONDS = 5.0
 _LONGEST_SLEEP = 5.0
@@ -73,10 +73,10 @@ def main() -> int:
         ),
         is_current_version=lambda: _version() == version,
     )
-    notify("READY=1")
+    notify_systemd("READY=1")
     loop: Loop = Loop(agent)
     loop.run()
-    return AGAIN if loop.woken_late or _version() != version else 0
+    return EXIT_RESTART if loop.woken_late or _version() != version else 0
 
 
 def spawn(launcher_client: Launcher | None, assignment: Assignment) -> Trainer:
@@ -89,7 +89,7 @@ def spawn(launcher_client: Launcher | None, assignment: Assignment) -> Trainer:
         stdin = json.dumps({"cwd": str(cwd), "env": dict(env)}).encode()
         tuner = ProgramSpec(
             job, argv, cwd, own_environment(os.environ), stdin=stdin, stop_signal="all"
-        )  # with the trials in its group
+        )  # also to the trials in its group
         return Trainer(tuner, assignment.log, Child)
     plan = assignment.plan
     peers = plan.peers(assignment.name)
@@ -98,7 +98,7 @@ def spawn(launcher_client: Launcher | None, assignment: Assignment) -> Trainer:
 
 
 def _version() -> str:
-    """Return the version of this program by fab."""
+    """Return the version of this program that fab installed."""
     try:
         return _VERSION.read_text()
     except OSError:
@@ -106,13 +106,13 @@ def _version() -> str:
 
 
 class Loop:
-    """Two threads: this one waits for the trainer and for systemd alone, the other for the bucket."""
+    """Run two threads: the main one waits for the trainer and for systemd alone, the reporter for the bucket."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self._woken, self._wake = socket.socketpair()
+        self._wake_reader, self._wake_writer = socket.socketpair()
         self._due = threading.Event()
-        self._hurried = False
+        self._report_requested = False
         self._terminated_at: float | None = None
 
     def run(self) -> None:
@@ -127,30 +127,30 @@ class Loop:
 
     def _run(self) -> None:
         agent = self._agent
-        self._woken.setblocking(False)
-        self._wake.setblocking(False)
-        signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
+        self._wake_reader.setblocking(False)
+        self._wake_writer.setblocking(False)
+        signal.set_wakeup_fd(self._wake_writer.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGHUP, lambda *_: self._hurry())
+        signal.signal(signal.SIGHUP, lambda *_: self._request_report())
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._terminate())
         threading.Thread(target=self._report, name="reporter", daemon=True).start()
         status, reported = "", None
         while not agent.finished:
-            notify("WATCHDOG=1")
-            if self._hurried:
-                self._hurried = False
+            notify_systemd("WATCHDOG=1")
+            if self._report_requested:
+                self._report_requested = False
                 self._due.set()
             if status != (status := agent.status):
-                notify(f"STATUS={status}")
+                notify_systemd(f"STATUS={status}")
             supervisor = agent.supervisor
             wait = supervisor.step() if supervisor else _LONGEST_SLEEP
             if supervisor and reported != (reported := supervisor.record.state):
-                self._due.set()  # the bucket should have it
+                self._due.set()  # report the new state soon
             if self._gives_up():
                 return
-            if select.select([self._woken], [], [], min(wait, _LONGEST_SLEEP))[0]:
-                self._woken.recv(4096)
+            if select.select([self._wake_reader], [], [], min(wait, _LONGEST_SLEEP))[0]:
+                self._wake_reader.recv(4096)
 
     def report_now(self) -> None:
         """Begin the next cycle at once, from any thread."""
@@ -158,17 +158,17 @@ class Loop:
 
     @property
     def woken_late(self) -> bool:
-        """True if a job arrived after this process had seen none or while it tidied."""
-        return (self._hurried or self._due.is_set()) and self._terminated_at is None
+        """True if a job may have arrived after this process had found none, or while it removed old files."""
+        return (self._report_requested or self._due.is_set()) and self._terminated_at is None
 
     def _terminate(self) -> None:
         self._terminated_at = self._terminated_at or time.monotonic()
         self._agent.terminate()
-        self._hurry()
+        self._request_report()
 
-    def _hurry(self) -> None:
+    def _request_report(self) -> None:
         """Let the main loop set the event: in a signal handler the interrupted code may hold the event's lock."""
-        self._hurried = True
+        self._report_requested = True
 
     def _gives_up(self) -> bool:
         """Return True if the unit is being stopped, its trainer has ended, and the bucket is unreachable."""
@@ -184,14 +184,14 @@ class Loop:
                 self._due.clear()  # what comes from here on is for the next cycle
                 wait = agent.run_cycle()
                 with suppress(BlockingIOError):
-                    self._wake.send(b"\0")  # an order may have come
+                    self._wake_writer.send(b"\0")  # the supervisor may have a new target state
                 self._due.wait(wait)
         except BaseException:  # noqa: BLE001  whatever it is
             traceback.print_exc()
             os._exit(1)  # a restart is better than a host that reports nothing
 
 
-def notify(*assignments: str) -> None:
+def notify_systemd(*assignments: str) -> None:
     """Send assignments such as `READY=1` to systemd, if it listens: sd_notify(3)."""
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:

@@ -1,4 +1,4 @@
-"""The work of one host, in cycles: run the job that has the host; without one, watch the queue."""
+"""Run the job that holds this host, in cycles; without one, monitor the queue."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ class Agent:
         self.finished = False
         """True once the process may end.
 
-        That is: no job has this host or waits for it, and the leaders of all other jobs are alive; or no job has it and a newer
-        version of this program is installed; or the unit is being stopped and the replica's record is in the bucket.
+        That is: no job holds this host or waits for it, and the leaders of all other jobs are alive; or no job holds it and a
+        newer version of this program is installed; or the unit is being stopped and the replica's record is in the bucket.
         """
 
     @property
@@ -133,7 +133,7 @@ class Agent:
             raise unreadable
 
     def _claim_next_job(self) -> None:
-        """Claim the job that has this host, but before it one whose end an earlier incarnation left unfinished.
+        """Claim the job that holds this host, or first one whose end an earlier incarnation left unfinished.
 
         Finish if no job has a host or waits for this host, or if a newer version is installed.
         """
@@ -182,13 +182,13 @@ class Agent:
         """End a job whose corrupt plan or package would keep its hosts for ever, unless it has a leader, which decides."""
         job = stored.record
         patience = Plan.preparingSeconds if isinstance(error, BucketError) and not job.final else 2 * self._lease_seconds
-        tried_seconds = self._change_timer.observe(("take up", job.jobId), True)
+        tried_seconds = self._change_timer.observe(("claim", job.jobId), True)
         if job.final:
             if tried_seconds >= patience:
                 self._job_files.forget(job.jobId)
             return
-        nobody_leads = job.lease.free or self._change_timer.observe(("led", job.jobId), job.lease) >= self._lease_seconds
-        if tried_seconds >= patience and nobody_leads:
+        is_leaderless = job.lease.free or self._change_timer.observe(("led", job.jobId), job.lease) >= self._lease_seconds
+        if tried_seconds >= patience and is_leaderless:
             why = f"{self._name} cannot start it: {error.strerror or error if isinstance(error, OSError) else error}"
             self._ledger.change_job(stored, job.with_holder(self._me).ended(why))
 
@@ -214,7 +214,7 @@ class Agent:
 
     def _report(self, reporter: Reporter) -> None:
         assert self.supervisor is not None
-        # What only the chief's host knows of manifest.json: versions, and the hash of the data.
+        # Only the chief's host knows these parts of manifest.json: versions, and the hash of the data.
         if (facts := self._job_files.facts()) is not None:
             self.supervisor.set_facts(facts)
         if self._terminated:
@@ -226,7 +226,7 @@ class Agent:
         try:
             reporter.run_cycle()
         except RecordError:
-            # A record that stays unreadable is the end of its job: its host must not hang on it.
+            # A job whose record stays unreadable ends here: it must not keep its host for ever.
             if self._change_timer.observe("unreadable", True) >= 2 * self._lease_seconds:
                 self.supervisor.set_target_state(0, "the job's record cannot be read")
                 if self.supervisor.idle and self._job_files.finish():
@@ -258,7 +258,7 @@ class Agent:
         return record.unsaved is not None
 
     def _check_preemption(self) -> None:
-        """Ask once whether the unit is being stopped because its host is preempted."""
+        """Check once whether the unit is being stopped because its host is preempted."""
         if self._preemption_checked or self.supervisor is None:
             return
         self._preemption_checked = True

@@ -37,22 +37,22 @@ def available_cpus(root: Path = ROOT) -> float:
     return cpus
 
 
-def cpu_seconds(members: dict[str, str], root: Path = ROOT) -> float | None:
+def cpu_seconds(paths: dict[str, str], root: Path = ROOT) -> float | None:
     """Return the processor time since the group was made, if it is known; version 2 may also be mounted beside version 1."""
     for top in (".", "unified"):
         with suppress(OSError):
-            text = Path(f"{root}/{top}{members.get('')}/cpu.stat").read_text()
+            text = Path(f"{root}/{top}{paths.get('')}/cpu.stat").read_text()
             if match := re.search(r"^usage_usec (\d+)$", text, re.MULTILINE):
                 return int(match[1]) / 1e6
     with suppress(OSError, ValueError):
-        return int(Path(f"{root}/cpuacct{members.get('cpuacct')}/cpuacct.usage").read_text()) / 1e9
+        return int(Path(f"{root}/cpuacct{paths.get('cpuacct')}/cpuacct.usage").read_text()) / 1e9
     return None
 
 
-def memory_bytes(members: dict[str, str], root: Path = ROOT) -> int | None:
+def memory_bytes(paths: dict[str, str], root: Path = ROOT) -> int | None:
     """Return the bytes that a group uses: without page cache, but with shared memory (tmpfs); None if unknown."""
     names = (("memory.current", "file", "shmem"), ("memory.usage_in_bytes", "total_cache", "total_shmem"))
-    for (_, folder), (file, cache, shared) in zip(_memory_folders(members, root), names, strict=False):
+    for (_, folder), (file, cache, shared) in zip(_memory_folders(paths, root), names, strict=False):
         with suppress(OSError, ValueError, KeyError):
             total = int((folder / file).read_text())
             stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
@@ -88,17 +88,17 @@ def memory_events(own: Path = OWN, root: Path = ROOT) -> dict[str, dict[str, int
     return events
 
 
-def _memory_folders(members: dict[str, str], root: Path) -> Iterator[tuple[str, Path]]:
+def _memory_folders(paths: dict[str, str], root: Path) -> Iterator[tuple[str, Path]]:
     """Yield the group for memory and its folder, of version 2 and of version 1; none if unknown."""
-    if members:
-        for group in (members.get("", "/"), f"/memory{members.get('memory', '')}"):
+    if paths:
+        for group in (paths.get("", "/"), f"/memory{paths.get('memory', '')}"):
             yield group, Path(f"{root}{group}")
 
 
 class Meter:
     """Reads the usage of this process's control group, and of the trainer's if that has its own.
 
-    Between two readings it computes the number of busy processors. A trainer's processor time is kept when it ends.
+    Between two readings it computes the number of busy processors. The processor time of a trainer that has ended still counts.
     """
 
     def __init__(self, clock: Clock, own: Path = OWN, root: Path = ROOT) -> None:

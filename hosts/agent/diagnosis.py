@@ -30,28 +30,28 @@ from jobs.records import HostFile, JobRecord, ReplicaRecord
 from jobs.times import now, seconds_between
 
 LIMIT = 1_000_000
-"""The most bytes of it: of more, the oldest lines of the log are left out, then the largest part."""
+"""The most bytes of a diagnosis: beyond it, the oldest lines of the log are left out, then the largest part."""
 LINES = 200
 SECONDS = 30.0
-"""The longest that the host's next job waits for it."""
+"""The longest that the host's next job waits for the diagnosis."""
 SHORTEST = 4
-"""The fewest characters of a secret that is removed: a shorter one is part of too many words."""
+"""The fewest characters of a secret that is replaced: a shorter one is part of too many words."""
 _MESSAGE = 4000
 # Last lines of a log and first errors are truncated to these lengths: a string of such a length may end inside a secret.
 _CUT = (TAIL_CHARACTERS, LONGEST)
 _UNIT_SECONDS = 20.0
 _UNITS = ("scaletier.service", "scaletier-trainer.service")
 _PROPERTIES = "Id,LoadState,ActiveState,SubState,Result,ExecMainCode,ExecMainStatus,NRestarts,StatusText"
-# Entries of a folder of packages, of which the trainer may have made any number.
+# The most entries that are read of a package folder: the trainer may have made any number.
 _ENTRIES = 10_000
 
 
 def start(
-    files: Bucket, name: str, make: Callable[[], bytes], complain: Callable[[str], None], seconds: float = SECONDS
+    files: Bucket, name: str, make: Callable[[], bytes], warn: Callable[[str], None], seconds: float = SECONDS
 ) -> BackgroundTask[bool]:
     """Begin to write the object of that name once; the result is True if it was written.
 
-    `make` returns its content; if that or the write fails, `complain` gets a line.
+    `make` returns its content; if that or the write fails, `warn` gets a line.
     """
 
     def write() -> bool:
@@ -65,7 +65,7 @@ def start(
         return True
 
     def failed(why: str) -> bool:
-        complain(f"no diagnosis for fab bundle: {why}")
+        warn(f"no diagnosis for fab bundle: {why}")
         return False
 
     return BackgroundTask(write, seconds, failed)
@@ -74,30 +74,30 @@ def start(
 def build(
     host: HostFile, state: Path, assignment: Assignment, log: Path, job: JobRecord, record: ReplicaRecord, end_seen: str
 ) -> bytes:
-    """Return the whole diagnosis as written; `end_seen` is when this host learnt of the end, `log` the folder of its log."""
+    """Return the whole diagnosis as written; `end_seen` is when this host read of the end, `log` the folder of its log."""
     plan, env = assignment.plan, assignment.environment
     depth = len(assignment.directory.parts) - len(Path(plan.folder).parts)
     buckets = [host.bucket] if host.bucket.startswith("/") else []
     secrets = lines_of(env.get(name, "") for name in plan.secrets)
     content = {
         "schema": 1,
-        **of_job(job, end_seen),
+        **summarize_job(job, end_seen),
         "replica": record.name,
         "host": host.name,
         "time": now(),
-        "trainer": of_trainer(record),
+        "trainer": summarize_trainer(record),
         "lines": truncated(redact(with_tail(last_lines(log), record), secrets)),
         "units": units(),
         "kernel": {"memoryEvents": cgroup.memory_events()},
         "disks": disks(["/", str(state), *buckets]),
         "memory": memory_of_host(),
-        "tfConfig": _parsed(plan.tasks[record.name].tfConfig),
+        "tfConfig": _parse_json(plan.tasks[record.name].tfConfig),
         "python": packages(assignment.python, Path(*assignment.directory.parts[:depth])),
     }
-    return encoded(redact(content, secrets))
+    return encode(redact(content, secrets))
 
 
-def of_job(job: JobRecord, end_seen: str) -> dict[str, Any]:
+def summarize_job(job: JobRecord, end_seen: str) -> dict[str, Any]:
     """Return the job's end, and how far this host's clock is ahead of the leader's, with the time until `end_seen`."""
     leader = job.lease.holder.partition("/")[0]
     summary = {"leader": leader, "leaderTime": job.endTime, "time": end_seen}
@@ -105,7 +105,7 @@ def of_job(job: JobRecord, end_seen: str) -> dict[str, Any]:
     return {"jobId": job.jobId, "clock": {**summary, "aheadSeconds": ahead}}
 
 
-def of_trainer(record: ReplicaRecord) -> dict[str, Any]:
+def summarize_trainer(record: ReplicaRecord) -> dict[str, Any]:
     """Return the exit of this host's trainer, in words too if a signal killed it."""
     keys = ("state", "exitCode", "outOfMemory", "memoryLimit", "restarts", "preempted", "startTime", "endTime", "errorMessage")
     summary = {key: getattr(record, key) for key in keys}
@@ -117,7 +117,7 @@ def of_trainer(record: ReplicaRecord) -> dict[str, Any]:
 def last_lines(folder: Path) -> list[dict[str, Any]]:
     """Return the end of a log: time, severity and message of each line."""
     entries = []
-    for entry in chunks.newest(ChunkFolder(folder), LogFilter(lines=LINES))[0]:
+    for entry in chunks.last_entries(ChunkFolder(folder), LogFilter(lines=LINES))[0]:
         text = entry.line.decode("utf-8", "replace")
         try:
             line = json.loads(text)
@@ -131,10 +131,10 @@ def last_lines(folder: Path) -> list[dict[str, Any]]:
 def with_tail(lines: list[dict[str, Any]], record: ReplicaRecord) -> list[dict[str, Any]]:
     """Return the end of a log with the trainer's last output if that is missing. A full disk loses the line that reports it."""
     tail = record.errorMessage.splitlines()
-    there = {line["message"][:TAIL_CHARACTERS] for line in lines}
-    if not tail or tail[-1] in there:
+    messages = {line["message"][:TAIL_CHARACTERS] for line in lines}
+    if not tail or tail[-1] in messages:
         return lines
-    missing = [text for text in tail if text not in there]
+    missing = [text for text in tail if text not in messages]
     return [*lines, *({"time": record.endTime or "", "severity": "ERROR", "message": text} for text in missing)]
 
 
@@ -163,12 +163,12 @@ def disks(paths: Iterable[str]) -> list[dict[str, Any]]:
     usage: list[dict[str, Any]] = []
     for path in paths:
         try:
-            has = os.statvfs(path)
+            stat = os.statvfs(path)
         except OSError as error:
             usage.append({"path": path, "notReadable": error.strerror})
             continue
-        sizes = {"totalBytes": has.f_blocks * has.f_frsize, "freeBytes": has.f_bavail * has.f_frsize}
-        usage.append({"path": path, **sizes, "files": has.f_files, "freeFiles": has.f_favail})
+        sizes = {"totalBytes": stat.f_blocks * stat.f_frsize, "freeBytes": stat.f_bavail * stat.f_frsize}
+        usage.append({"path": path, **sizes, "files": stat.f_files, "freeFiles": stat.f_favail})
     return usage
 
 
@@ -225,18 +225,18 @@ def lines_of(values: Iterable[str]) -> list[str]:
     return sorted((line for line in lines if len(line) >= SHORTEST), key=len, reverse=True)
 
 
-def encoded(content: dict[str, Any]) -> bytes:
+def encode(content: dict[str, Any]) -> bytes:
     """Return the diagnosis as it is written, in at most LIMIT bytes."""
-    while len(encoded := _json(content)) > LIMIT:
+    while len(text := _json(content)) > LIMIT:
         if lines := content.get("lines"):
             content = {**content, "lines": lines[len(lines) // 2 + 1 :]}
             continue
         largest = max(content, key=lambda key: len(_json(content[key])))
         content = {**content, largest: "left out, as it was too large"}
-    return encoded
+    return text
 
 
-def _parsed(text: str) -> Any:
+def _parse_json(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

@@ -1,8 +1,8 @@
 """Facts that only the chief's host knows: `facts.py PYTHON PATH…` prints a JSON object.
 
 `{"versions": {"python", "tensorflow"}, "data": {"paths", "sha256", "files", "bytes"}}`; if the data cannot be hashed, `data`
-has the reason, `notHashed`, in place of the last three. It runs by the hosts' Python, as the agent's user. PYTHON is the job's:
-only metadata of its packages is read. It imports nothing of this project.
+has the reason, `notHashed`, in place of the last three. The hosts' Python runs this program as the agent's user. PYTHON is the
+job's: only metadata of its packages is read. This program imports nothing of the project.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class DataSource:
 
 
 def sources(paths: Iterable[str]) -> dict[str, DataSource]:
-    """Return files of paths, globs and URLs by their names below a common folder; FactsError if one leads to no file."""
+    """Return files of paths, globs and URLs by their names below a common folder; FactsError if one of them has no file."""
     files: dict[str, DataSource] = {}
     for path in paths:
-        there = _at_url(path) if "://" in path else _on_this_host(path)
-        visible = {name: source for name, source in there if not name.rpartition("/")[2].startswith(".")}
+        files_there = _at_url(path) if "://" in path else _on_this_host(path)
+        visible = {name: source for name, source in files_there if not name.rpartition("/")[2].startswith(".")}
         if not visible:
             raise FactsError(f"the chief's host finds no file {path}")
         files |= visible
@@ -74,7 +74,7 @@ def _at_url(url: str) -> Iterator[tuple[str, DataSource]]:
 def digest(paths: Sequence[str]) -> dict[str, Any]:
     """Return `data` of the facts.
 
-    The hash is that of the lines that sha256sum prints of the files, so `sha256sum FILE… | sha256sum` there checks it.
+    The hash is that of the lines that sha256sum prints: in the files' folder, `sha256sum FILE… | sha256sum` prints it.
     """
     if not paths:
         return {"paths": [], "notHashed": "no argument of the trainer names any"}
@@ -104,7 +104,7 @@ def main() -> None:
     """Print the facts about the Python and the data of the command line."""
     os.nice(_NICE)
     python, *paths = sys.argv[1:]
-    sys.path += _site_packages(sys.executable)  # and no code of their .pth files
+    sys.path += _site_packages(sys.executable)  # without running code of their .pth files
     frameworks = {d.name: d.version for name in _TENSORFLOWS for d in distributions(name=name, path=_site_packages(python))}
     # All Pythons of a host are environments of one Python, its image's.
     versions = {"python": platform.python_version(), "tensorflow": next(iter(frameworks.values()), None)}

@@ -18,7 +18,7 @@ from typing import Any
 
 from hosts.agent import cgroup, diagnosis, keep_unsaved, launcher_client, network, unsaved
 from hosts.agent.launcher_client import SOCKET_VARIABLE, Launcher, trial_reports_folder
-from hosts.agent.log import Log, LogArchive, archived
+from hosts.agent.log import Log, LogArchive, list_archived
 from hosts.agent.manifest import ManifestCompletion
 from hosts.agent.notifier import COMMAND_SECONDS, NotificationTask
 from hosts.agent.process import Child, ProgramSpec, delete
@@ -37,11 +37,11 @@ from jobs.serialization import RecordError
 
 # Set by systemd for the agent alone.
 _PRIVATE = ("INVOCATION_ID", "JOURNAL_STREAM", "NOTIFY_SOCKET", "SYSTEMD_EXEC_PID", "WATCHDOG_PID", "WATCHDOG_USEC")
-# True of the agent's user, and not of the trainers'.
+# Variables of the agent's user, which do not apply to the trainers' user.
 _OWN = ("HOME", "LOGNAME", "SHELL", "USER", SOCKET_VARIABLE)
 _TRAINER = "trainer"
 _UNFINISHED = "unfinished.json"
-# For a command that reports a job's end.
+# Of a command that reports a job's end.
 _STOP_SECONDS, _POLL_SECONDS = 5.0, 0.05
 # The temporary folders of a trainer's unit, by the prefix of their files' names.
 _UNIT_TEMPORARY = {"tmp/": "/tmp", "var/tmp/": "/var/tmp"}  # noqa: S108
@@ -67,11 +67,11 @@ class _Job:
 
 
 class JobFiles:
-    """A job's files, log and further needs from its host, below `state`.
+    """The files of jobs on this host, below `state`, and further services for a job.
 
-    They are `logs/<job>/`, with `unfinished.json` until all of it is in the bucket, `secrets/<job>.json`, and the job's package
-    with, once it is whole, `package.sha256` beside it: in `jobs/<job>`, which is root's, as `fab train` pushed it, else in
-    `fetched/<job>`, from the bucket.
+    The folder `logs/<job>/` has the log, and `unfinished.json` until all of it is in the bucket. `secrets/<job>.json` has the
+    secrets. The package is in `jobs/<job>`, owned by root, if `fab train` pushed it, else in `fetched/<job>`, from the bucket.
+    `package.sha256` beside it shows that it is complete.
     """
 
     def __init__(
@@ -100,13 +100,13 @@ class JobFiles:
 
     def prepare(self, plan: Plan, replica: str) -> Assignment:
         """Return the job's files on this host and its log, for that replica; BucketError if they cannot be fetched now."""
-        self.finish()  # of a job, or an attempt, before
+        self.finish()  # the job before
         try:
             self._job = self._prepare(plan, replica)
         except BucketError:
             raise
         except (OSError, ValueError, KeyError, tarfile.TarError) as error:
-            raise BucketError(f"the files of {plan.jobId} cannot be laid out here: {error}") from error
+            raise BucketError(f"the files of {plan.jobId} cannot be prepared here: {error}") from error
         return self._job.assignment
 
     def _prepare(self, plan: Plan, name: str) -> _Job:
@@ -116,7 +116,7 @@ class JobFiles:
         others = {keep_unsaved.HOME: str(self._home(plan)), **_UNIT_TEMPORARY} if self._launcher else {}
         host_paths = [self._home(plan).with_name(name) for name in ("home", "tmp", "var-tmp")] if self._launcher else []
         archive = paths.log(plan.jobId, name)
-        chunks = archived(self._files, archive)
+        chunks = list_archived(self._files, archive)
         if self._log is None or self._log.job_id != plan.jobId:
             if self._log:
                 self._log.close()
@@ -136,7 +136,7 @@ class JobFiles:
         )
 
     def remember(self, entry: QueueEntry) -> None:
-        """Keep on disk, until `forget`, that this host has a part of the job, which may end while the host is off."""
+        """Store on disk, until `forget`, that this host runs a replica of the job, which may end while the host is off."""
         with suppress(OSError), replacing(self._state / "logs" / entry.jobId / _UNFINISHED) as file:
             file.write(Queue([entry]).to_json())
 
@@ -148,7 +148,7 @@ class JobFiles:
         return None
 
     def forget(self, job_id: str) -> None:
-        """Remember no longer that this host has a part of the job."""
+        """Delete what `remember` stored."""
         with suppress(OSError):
             (self._state / "logs" / job_id / _UNFINISHED).unlink()
 
@@ -157,7 +157,7 @@ class JobFiles:
         return self._job.manifest.write_facts() if self._job and self._job.manifest else None
 
     def diagnose(self, job: JobRecord, record: ReplicaRecord, end_seen: str) -> None:
-        """Begin to write the diagnosis of a job that FAILED, once; `end_seen` is when this host learnt of its end."""
+        """Begin to write the diagnosis of a job that FAILED, once; `end_seen` is when this host read of its end."""
         if (current := self._job) and current.diagnosis is None:
             make = partial(
                 diagnosis.build, self._host, self._state, current.assignment, current.log.path, job, record, end_seen
@@ -183,7 +183,7 @@ class JobFiles:
         return current.unsaved.result
 
     def notify(self, job: JobRecord) -> Notification | None:
-        """Begin to report, once, that a job has ended, and return how that went; None until it is known."""
+        """Begin, once, to report the job's end to the target of `--notify`; return the result, None until it is known."""
         assert self._job is not None
         if self._job.notifier is None:
             plan, env = self._job.assignment.plan, self._job.assignment.environment
@@ -209,7 +209,7 @@ class JobFiles:
         return end.status
 
     def tidy(self, job_ids: Collection[str]) -> None:
-        """Remove what belongs to other jobs than these, which have this host or wait for it; no trainer may run here."""
+        """Remove the files of all jobs but these, which hold this host or wait for it; no trainer may run here."""
         with suppress(OSError):  # there are none
             for file in self._secrets.iterdir():
                 if file.stem not in job_ids:
@@ -239,13 +239,13 @@ class JobFiles:
     def _package(self, plan: Plan) -> Path:
         """Return the whole trainer package: as `fab train` pushed it, or else from the bucket."""
         # Each in a folder of its own: a push that comes late must not write into what a trainer runs from.
-        home = self._state / "fetched" / plan.jobId
-        for place in (self._state / "jobs" / plan.jobId, home):
+        fetched = self._state / "fetched" / plan.jobId
+        for place in (self._state / "jobs" / plan.jobId, fetched):
             folder, mark = place / "package", place / "package.sha256"
             if mark.exists() and mark.read_text().strip() == plan.packageSha256:
                 return folder
-        home.mkdir(parents=True, exist_ok=True)
-        packed, unpacked = home / ".package.tar.gz", home / ".package"
+        fetched.mkdir(parents=True, exist_ok=True)
+        packed, unpacked = fetched / ".package.tar.gz", fetched / ".package"
         if not self._files.download(paths.package(plan.jobId), packed):
             raise BucketError(f"{paths.package(plan.jobId)} is not there yet")
         if (digest := hashlib.sha256(packed.read_bytes()).hexdigest()) != plan.packageSha256:
@@ -288,7 +288,7 @@ class JobFiles:
         )
 
     def _inherited(self, plan: Plan) -> dict[str, str]:
-        """Return this process's variables; behind a launcher, with those of the trainers' user and a home of the job's."""
+        """Return this process's variables; behind a launcher, with those of the trainers' user and the job's home folder."""
         inherited = own_environment(self._environ)
         if self._launcher is None:
             return inherited
@@ -303,13 +303,13 @@ class JobFiles:
         scheme, _, bucket = self._host.bucket.partition("://")
         if scheme != "gs":
             return {}
-        granted = access(plan, task, bucket)
-        # A client that makes a folder looks for those above it, which are not this trainer's to look at.
+        rights = access(plan, task, bucket)
+        # A client that makes a folder looks for the folders above it, which this trainer may not read.
         with suppress(Conflict):
-            self._ledger.store.create(f"{granted.writes[0]}/", b"")
+            self._ledger.store.create(f"{rights.writes[0]}/", b"")
         log = self._log
-        assert log is not None  # of this job
-        self._broker = Broker(granted, self._mint, lambda text: log.write_message(text, "WARNING"))
+        assert log is not None  # `_prepare` has opened it
+        self._broker = Broker(rights, self._mint, lambda text: log.write_message(text, "WARNING"))
         return self._broker.environment
 
     def _home(self, plan: Plan) -> Path:
@@ -328,10 +328,10 @@ class JobFiles:
 
 
 def threads(cpus: float) -> dict[str, str]:
-    """Return the variables that size the pools of OpenMP and TensorFlow by this limit, rounded up.
+    """Return the variables that limit the thread pools of OpenMP and TensorFlow to this number of CPUs, rounded up.
 
-    They would count the processors of the machine. One operation may wait for another host, so that TensorFlow runs two at
-    least.
+    Without them, both count the processors of the machine. TensorFlow runs at least two operations at a time, as one may wait
+    for another host.
     """
     count = math.ceil(cpus)
     return {

@@ -18,13 +18,13 @@ from jobs.states import JobState, ReplicaState
 from jobs.variables import RANK_NAMES
 
 # late: heartbeats were missed. lost: silent for lostAfterSeconds, or preempted. off: the leader must start the host.
-# done: exited with 0. killed: ended by a signal, by lack of memory or with a restart code, so it may restart.
+# done: exited with 0. kill: an end by a signal, by lack of memory or with a restart code, after which it may restart.
 # fault: an end that the program caused: a code, a crash such as SIGSEGV, too much memory. It may also be a kill.
-# deciding (`Plan.decides`), optional (`Plan.is_optional`), whole (`Plan.whole`): see `Plan` in jobs/records.py.
+# deciding (`Plan.decides`), optional (`Plan.is_optional`), restarts all (`Plan.restarts_all`): see `Plan` in jobs/records.py.
 
 CONSEQUENCE_SECONDS = 30.0
 """If a peer exits within this time after a kill, the kill is taken as the cause."""
-VERDICT_SECONDS = 1.0
+DECISION_SECONDS = 1.0
 """The wait before an exit ends a job, or a SIGTERM restarts it: another host may still report the real cause."""
 # Roles whose machine type has another key in Cloud ML than `{role}Type`.
 _TYPES = {"ps": "parameterServer"}
@@ -55,9 +55,9 @@ class View:
 
     Attributes:
         silence: the time since the leader saw each replica's last new heartbeat.
-        exited: the time since the leader saw each replica's current exit; absent if it has not exited.
-        killed: the time since the leader saw each replica's last kill, restart or silence of lostAfterSeconds in this attempt;
-            absent if there was none.
+        since_exit: the time since the leader saw each replica's current exit; absent if it has not exited.
+        since_kill: the time since the leader saw each replica's last kill, restart or silence of lostAfterSeconds in this
+            attempt; absent if there was none.
         in_state: the time in the job's current state and attempt; in RUNNING it includes that of earlier leaders.
         since_output: the time since any trainer printed a line.
         startable: the replicas whose hosts the leader can start.
@@ -67,8 +67,8 @@ class View:
     replicas: Mapping[str, ReplicaRecord]
     now: str
     silence: Mapping[str, float] = field(default_factory=dict)
-    exited: Mapping[str, float] = field(default_factory=dict)
-    killed: Mapping[str, float] = field(default_factory=dict)
+    since_exit: Mapping[str, float] = field(default_factory=dict)
+    since_kill: Mapping[str, float] = field(default_factory=dict)
     in_state: float = 0.0
     since_output: float = 0.0
     cancel_requested: bool = False
@@ -80,7 +80,7 @@ class View:
 
     def exited_for(self, name: str) -> float:
         """Return the seconds since the leader saw a replica's exit."""
-        return self.exited.get(name, 0.0)
+        return self.since_exit.get(name, 0.0)
 
     def lost(self, name: str) -> bool:
         """Return True if a replica is not done, and its host is preempted or silent for lostAfterSeconds."""
@@ -134,7 +134,7 @@ def decide(job: JobRecord, view: View) -> JobRecord | None:
     return next((new for rule in rules if (new := rule(job, view)) is not None), None)
 
 
-def to_start(job: JobRecord, view: View) -> list[str]:
+def replicas_to_start(job: JobRecord, view: View) -> list[str]:
     """Return the replicas whose hosts the leader must start: they are off, and the job has not dropped them."""
     if job.state not in (JobState.PREPARING, JobState.RUNNING) or view.cancel_requested:
         return []
@@ -249,7 +249,7 @@ def _succeeded(job: JobRecord, view: View) -> JobRecord | None:
     for record in view.of_attempt(job):
         failed = record.state is ReplicaState.EXITED and record.exitCode and record.name not in job.droppedReplicas
         # A server never ends by itself, so it is named only for an error of its own.
-        if failed and not (plan.is_server(record.name) and record.killed):
+        if failed and not (plan.is_server(record.name) and record.awaits_restart):
             events = with_events(events, Event(view.now, _describe_ignored_exit(record, plan)))
     if unfinished:
         remedy = "to wait longer, set a longer gracePeriod, or successPolicy: all"
@@ -315,10 +315,10 @@ def _exited(job: JobRecord, view: View) -> JobRecord | None:
     heartbeat since the first exit, and wait for hosts that missed heartbeats. Without a kill the first exit is taken as the
     cause of the others.
     """
-    failed = [r for r in view.of_attempt(job) if r.state is ReplicaState.EXITED and r.exitCode and not r.killed]
+    failed = [r for r in view.of_attempt(job) if r.state is ReplicaState.EXITED and r.exitCode and not r.awaits_restart]
     if not failed:
         return None
-    culprit = max(failed, key=lambda r: view.exited_for(r.name))
+    first_failed = max(failed, key=lambda r: view.exited_for(r.name))
     if killed_name := _find_cause(view, failed):
         record = view.replicas.get(killed_name)
         preempted = record is not None and record.terminationReason == PREEMPTED
@@ -326,14 +326,14 @@ def _exited(job: JobRecord, view: View) -> JobRecord | None:
         how = "was preempted" if preempted else f"ended ({reason})" if reason else "was killed"
         cause = f"{_name(killed_name)} {how}, and the others could not continue without it"
         fault = record is not None and record.faults > 0
-        return _restart_job(job, view, cause, counts=not preempted, fault=fault, peer_error=exit_message(culprit))
-    exit_age = view.exited_for(culprit.name)
+        return _restart_job(job, view, cause, counts=not preempted, fault=fault, peer_error=exit_message(first_failed))
+    exit_age = view.exited_for(first_failed.name)
     peers = [name for name in view.plan.replicas if name not in {r.name for r in failed}]
     if any(view.late(name) for name in peers if not view.plan.is_optional(name)):
         return None  # it either answers soon or becomes lost; then the job waits for its host
-    if exit_age < _verdict_seconds(view) or any(view.outdated(name, exit_age) for name in peers):
+    if exit_age < _decision_seconds(view) or any(view.outdated(name, exit_age) for name in peers):
         return None
-    return _end(job, view, JobState.FAILED, _tuner_error(view.plan, culprit) or exit_message(culprit))
+    return _end(job, view, JobState.FAILED, _tuner_error(view.plan, first_failed) or exit_message(first_failed))
 
 
 def _tuner_error(plan: Plan, record: ReplicaRecord) -> str:
@@ -346,15 +346,15 @@ def _find_cause(view: View, failed: Sequence[ReplicaRecord]) -> str | None:
     """Return the replica whose kill caused the exits, or None.
 
     The leader may see the kill up to CONSEQUENCE_SECONDS before the exits, or at any time after them. These are not causes, but
-    consequences of the exits: a restart code seen after them, and a SIGTERM seen after them or up to VERDICT_SECONDS before.
+    consequences of the exits: a restart code seen after them, and a SIGTERM seen after them or up to DECISION_SECONDS before.
     The library sends itself SIGTERM when a peer is missing.
     """
     exit_age = max(view.exited_for(r.name) for r in failed)  # of the first exit
     exited = {r.name for r in failed}
     for name in view.plan.replicas:
-        kill_age = view.killed.get(name, math.inf)
+        kill_age = view.since_kill.get(name, math.inf)
         reason = _exit_or_sigterm_reason(view.replicas.get(name))
-        is_consequence = reason and kill_age < exit_age + (_verdict_seconds(view) if reason == _SIGTERM else 0.0)
+        is_consequence = reason and kill_age < exit_age + (_decision_seconds(view) if reason == _SIGTERM else 0.0)
         if name not in exited and kill_age - exit_age <= CONSEQUENCE_SECONDS and not is_consequence and not view.lost(name):
             return name
     return None
@@ -369,9 +369,9 @@ def _exit_or_sigterm_reason(record: ReplicaRecord | None) -> str:
     return reason if reason == _SIGTERM or reason.startswith("status ") else ""
 
 
-def _verdict_seconds(view: View) -> float:
-    """Return VERDICT_SECONDS, or less if heartbeats are more frequent."""
-    return min(VERDICT_SECONDS, view.plan.heartbeatSeconds)
+def _decision_seconds(view: View) -> float:
+    """Return DECISION_SECONDS, or less if heartbeats are more frequent."""
+    return min(DECISION_SECONDS, view.plan.heartbeatSeconds)
 
 
 def _crash_loops(job: JobRecord, view: View) -> JobRecord | None:
@@ -383,20 +383,22 @@ def _crash_loops(job: JobRecord, view: View) -> JobRecord | None:
     return None
 
 
-def _killed(job: JobRecord, view: View) -> JobRecord | None:
-    """Handle a killed replica that its own host does not restart: drop it if it is optional, or restart the whole job.
+def _awaits_restart(job: JobRecord, view: View) -> JobRecord | None:
+    """Handle a kill after which the host does not restart its replica: drop an optional one, or restart the whole job.
 
     The job ends if its restarts are used up.
     """
     for record in view.of_attempt(job):
-        if not record.killed or record.name in job.droppedReplicas or record.preempted:
+        if not record.awaits_restart or record.name in job.droppedReplicas or record.preempted:
             continue  # a preempted one restarts with its host; if that never returns, `_lost_for_good` handles it
-        if view.plan.whole and not view.plan.is_optional(record.name):
+        if view.plan.restarts_all and not view.plan.is_optional(record.name):
             if any(view.lost(name) for name in view.needed):
                 return None  # all replicas restart once the lost one is back
-            if preempted_names := [r.name for r in view.of_attempt(job) if r.killed and r.terminationReason == PREEMPTED]:
+            if preempted_names := [
+                r.name for r in view.of_attempt(job) if r.awaits_restart and r.terminationReason == PREEMPTED
+            ]:
                 return _restart_job(job, view, f"{_name(preempted_names[0])} was preempted", counts=False)
-            if record.terminationReason == _SIGTERM and view.killed.get(record.name, math.inf) < _verdict_seconds(view):
+            if record.terminationReason == _SIGTERM and view.since_kill.get(record.name, math.inf) < _decision_seconds(view):
                 continue  # an exit that is not reported yet may have caused it
             how = "was killed" if record.signal else "ended"
             return _restart_job(job, view, f"{_name(record.name)} {how} ({termination_reason(record)})", record)
@@ -502,7 +504,7 @@ def _restart_job(
         peer_error: the error of a peer that could not continue; it is added to the message of a failed job.
     """
     plan = view.plan
-    limit = plan.maxRestarts if plan.whole else plan.maxRetries
+    limit = plan.maxRestarts if plan.restarts_all else plan.maxRetries
     fault = fault or (record is not None and (record.faults > 0 or is_fault(record.status, record.outOfMemory)))
     restarts_used = counted_restarts(job, view.in_state)
     if counts and restarts_used >= limit:
@@ -545,7 +547,7 @@ def _capitalize(text: str) -> str:
 
 
 # Rules that apply until all deciding replicas are done; what happens to the others after that does not change the result.
-_UNTIL_DONE = (_cancel_requested, _ran_too_long, _exited, _crash_loops, _killed, _lost_for_good, _stalled)
+_UNTIL_DONE = (_cancel_requested, _ran_too_long, _exited, _crash_loops, _awaits_restart, _lost_for_good, _stalled)
 # The first rule that returns a record is applied. Success is checked before failures.
 _RULES = {
     JobState.QUEUED: (_cancel_requested, _prepares),

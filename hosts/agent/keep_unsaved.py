@@ -1,7 +1,7 @@
 """Name unsaved files, which a job wrote outside JOB_DIR; keep them if JOB_DIR is empty: `keep_unsaved.py REQUEST`.
 
-The copies are in JOB_DIR/left/<replica>/. It runs as the trainer would, as the same user in a unit that sees the same folders,
-so it reads and writes what the trainer might, and nothing else. It imports nothing of this project. It prints one JSON object:
+The copies are in JOB_DIR/left/<replica>/. This program runs as the trainer's user in a unit that sees the same
+folders, so it reads and writes only what the trainer can. It imports nothing of this project, and prints one JSON object:
 `jobDirEmpty`, `kept`, `keptFiles`, `keptBytes`, `leftOut`, `leftOutFiles`, and `error` if it could not do all.
 """
 
@@ -30,9 +30,9 @@ _CHUNK = 1 << 20
 _NICE = 10
 HOME = "home/"
 """The prefix of the names of files in HOME."""
-# What programs can make again, by the names that are usual, and by the mark of bford.info/cachedir.
+# Caches, which programs can make again, by their usual names, and by the mark of bford.info/cachedir.
 CACHES, _MARK = frozenset({"__pycache__", ".cache", ".nv"}), "CACHEDIR.TAG"
-# The same in a folder for temporary files: TensorFlow's AutoGraph and PyTorch's compiler leave such.
+# Caches of TensorFlow's AutoGraph and PyTorch's compiler in a folder for temporary files.
 _TEMPORARY = ("__autograph_generated_file", "torchinductor_")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -77,7 +77,7 @@ class Search:
         for name in sorted(names):
             if name in CACHES or name.startswith(_TEMPORARY):
                 continue
-            with suppress(OSError):  # it may be gone, or closed to its own user
+            with suppress(OSError):  # it may be gone, or unreadable even for its owner
                 info = os.stat(name, dir_fd=folder, follow_symlinks=False)
                 if stat.S_ISREG(info.st_mode) and info.st_ctime_ns > self._since:
                     yield UnsavedFile(top, (*path, name), prefix + "/".join((*path, name)), info.st_size)
@@ -100,13 +100,13 @@ class Search:
 
 
 def check_time(deadline: float) -> None:
-    """Raise LimitError if it is past that moment of the monotonic clock."""
+    """Raise LimitError after a deadline on the monotonic clock."""
     if time.monotonic() > deadline:
         raise LimitError("it took too long")
 
 
 def open_file(unsaved: UnsavedFile) -> IO[bytes]:
-    """Open a file that was found, link by link refused; OSError if it is another by now."""
+    """Open a file that was found, following no link; OSError if it is no regular file by now."""
     folder = os.open(unsaved.top, _FOLDER)
     try:
         for part in unsaved.path[:-1]:
@@ -141,7 +141,7 @@ class LocalFolder:
         return os.fdopen(os.open(target, flags, 0o666), "wb")
 
     def remove(self, name: str) -> None:
-        """Take away what was begun."""
+        """Remove an incomplete file."""
         (self._top / name).unlink()
 
 
@@ -166,7 +166,7 @@ class Url:
         return file
 
     def remove(self, name: str) -> None:
-        """Take away what was begun: an object appears when it is whole."""
+        """Do nothing: an object appears only once it is complete."""
 
 
 def keep(
@@ -174,7 +174,7 @@ def keep(
 ) -> dict[str, Any]:
     """Copy the files that the job wrote below these folders, each given with the prefix of its files' names.
 
-    Nothing is copied if JOB_DIR has a file of the job; `wrote` means that this is known before.
+    Nothing is copied if JOB_DIR has a file of the job; `wrote` is True if the caller knows that.
     """
     deadline = time.monotonic() + seconds
     target = None if wrote else Url(job_dir) if "://" in job_dir else LocalFolder(job_dir)
@@ -210,7 +210,7 @@ def has_job_files(target: LocalFolder | Url, search: Search) -> bool:
     try:
         return target.wrote(search)
     except LimitError:
-        return True  # so much of it is no empty folder
+        return True  # a folder that large is not empty
 
 
 def _copy(
@@ -225,7 +225,7 @@ def _copy(
             left_out.append((each.name, size(each.size)))
             continue
         try:
-            each.name.encode()  # a name that is no UTF-8 is none in a bucket
+            each.name.encode()  # names in a bucket are UTF-8
             check_time(deadline)
             with open_file(each) as source:
                 _write(source, each.size, target, place(each.name), deadline)
@@ -272,7 +272,7 @@ def size(count: float) -> str:
 
 
 def main() -> None:
-    """Do what the command line asks for."""
+    """Keep the files by the options on the command line, and print the report."""
     with suppress(OSError):
         os.nice(_NICE)
     options = json.loads(sys.argv[1])

@@ -27,34 +27,34 @@ _PATH_REST = r"[^\s'\",;:|&<>*?\[\]{}\\]*"
 
 
 class Launcher:
-    """The launcher of this host, and the bucket as it is seen there."""
+    """Client of this host's launcher; `bucket` is the bucket's URL or its folder on the host."""
 
     def __init__(self, address: str, bucket: str) -> None:
         self._address, self._bucket = address, bucket
-        self._waiting: list[socket.socket] = []
+        self._early_channels: list[socket.socket] = []
 
     def warm(self) -> None:
         """Connect early: the launcher takes time to start."""
         with suppress(OSError):
-            if not self._waiting:
-                self._waiting.append(_connected(self._address))
+            if not self._early_channels:
+                self._early_channels.append(_connect(self._address))
 
-    def __call__(self, run: ProgramSpec, output: int) -> Launched:
+    def __call__(self, run: ProgramSpec, output: int) -> LaunchedProgram:
         """Start a program; OSError if the launcher refuses."""
-        return Launched(self._channel(), request(run, self._bucket), output, run.stop_signal)
+        return LaunchedProgram(self._channel(), request(run, self._bucket), output, run.stop_signal)
 
     def _channel(self) -> socket.socket:
-        while self._waiting:
-            channel = self._waiting.pop()
+        while self._early_channels:
+            channel = self._early_channels.pop()
             if not select.select([channel], [], [], 0)[0]:
                 return channel
             channel.close()  # readable before a request: its launcher has ended
-        return _connected(self._address)
+        return _connect(self._address)
 
     def tidy(self, keep: Collection[str]) -> None:
-        """Remove packages and homes of all jobs on this host but these; OSError if that is not possible now."""
-        with _connected(self._address) as channel:
-            _ask(channel, {"keep": sorted(keep)}, [])
+        """Remove packages and homes of all jobs on this host except `keep`; OSError if that is not possible now."""
+        with _connect(self._address) as channel:
+            _send_message(channel, {"keep": sorted(keep)}, [])
             _answer(channel)
 
 
@@ -78,16 +78,16 @@ def request(run: ProgramSpec, bucket: str) -> dict[str, Any]:
     }
 
 
-class Launched:
+class LaunchedProgram:
     """A program of the launcher. If this process ends, the launcher kills the program."""
 
-    def __init__(self, channel: socket.socket, asked: dict[str, Any], output: int, stop_signal: str = "main") -> None:
-        """Start the program; OSError if it did not begin."""
+    def __init__(self, channel: socket.socket, message: dict[str, Any], output: int, stop_signal: str = "main") -> None:
+        """Start the program; OSError if it did not start."""
         self._channel, self._stop_signal = channel, stop_signal
         self._exit = Exit(SIGKILL_STATUS)  # if the launcher is gone, its program was killed with it
-        self._over = threading.Event()
+        self._ended = threading.Event()
         try:
-            _ask(channel, asked, [output])
+            _send_message(channel, message, [output])
             self.pid = int(_answer(self._channel)["pid"])
             self._channel.settimeout(None)
         except BaseException:
@@ -106,11 +106,11 @@ class Launched:
             self._channel.sendall(f"{line}\n".encode())
 
     def ended(self) -> bool:
-        return self._over.is_set()
+        return self._ended.is_set()
 
     def wait(self, seconds: float) -> bool:
         """Return True once it has ended, False after this many seconds."""
-        return self._over.wait(seconds)
+        return self._ended.wait(seconds)
 
     def reap(self) -> Exit:
         self._channel.close()
@@ -122,11 +122,11 @@ class Launched:
             status = -int(reply["signal"]) if reply["signal"] else int(reply["code"])
             processes_left = int(reply["left"])
             self._exit = Exit(status, bool(reply["outOfMemory"]), reply["memoryLimit"], processes_left)
-        self._over.set()
+        self._ended.set()
         os.kill(os.getpid(), signal.SIGCHLD)  # as the end of a child does
 
 
-def _connected(address: str) -> socket.socket:
+def _connect(address: str) -> socket.socket:
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         channel.settimeout(_START_SECONDS)
@@ -137,8 +137,8 @@ def _connected(address: str) -> socket.socket:
     return channel
 
 
-def _ask(channel: socket.socket, asked: dict[str, Any], descriptors: list[int]) -> None:
-    data = json.dumps(asked).encode() + b"\n"
+def _send_message(channel: socket.socket, message: dict[str, Any], descriptors: list[int]) -> None:
+    data = json.dumps(message).encode() + b"\n"
     count = socket.send_fds(channel, [data], descriptors)
     channel.sendall(data[count:])
 
@@ -152,7 +152,7 @@ def _answer(channel: socket.socket) -> dict[str, Any]:
         except TimeoutError:
             raise TimeoutError(f"the host's launcher did not answer in {_START_SECONDS:g} s") from None
         if not piece:
-            raise OSError("the host's launcher ended without a word")
+            raise OSError("the host's launcher ended without an answer")
         line += piece
     reply: dict[str, Any] = json.loads(line)
     if "error" in reply:

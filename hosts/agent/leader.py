@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from hosts.agent.job_rules import View, decide, stopped, to_start
+from hosts.agent.job_rules import View, decide, replicas_to_start, stopped
 from jobs import progress
 from jobs.host_power import HostStarter
 from jobs.lease import ChangeTimer, Clock
@@ -18,7 +18,7 @@ _RANKS = 5
 
 
 class Leader:
-    """Lead a job while its own replica holds the job's lease; every replica has such an object.
+    """Lead a job while this replica holds the job's lease; every replica has such an object.
 
     The lease is free once the submitter has handed the job over. It expires when its holder is silent. Then the replicas try to
     take it, in the order of the plan.
@@ -40,7 +40,7 @@ class Leader:
         startable = starter.hosts if starter else frozenset()
         self._startable = frozenset(replica for replica, host in plan.hosts.items() if host in startable)
         self._me = f"{name}/{incarnation}"
-        self._watch = ChangeTimer(clock)
+        self._timer = ChangeTimer(clock)
         self._renew_at = 0.0
         self._end_by: float | None = None
         self._rank = min(plan.replicas.index(name), _RANKS)
@@ -55,7 +55,7 @@ class Leader:
         If the submitter still holds the lease but is silent, the queue monitor ends the job; the lease is not taken.
         """
         lease = job.lease
-        silent = self._watch.observe("lease", lease)
+        silent = self._timer.observe("lease", lease)
         if lease.submitter:
             return False
         if lease.is_assigned_to(self._name):
@@ -66,7 +66,7 @@ class Leader:
     def take(self, job: Stored[JobRecord]) -> Stored[JobRecord]:
         """Take the lease; Conflict if another replica was quicker."""
         stored = self._ledger.change_job(job, job.record.with_holder(self._me))
-        self._renewed()
+        self._schedule_renewal()
         return stored
 
     def act(self, job: Stored[JobRecord], replicas: Mapping[str, ReplicaRecord], cancel_requested: bool) -> Stored[JobRecord]:
@@ -74,17 +74,17 @@ class Leader:
         record = job.record
         if record.state is JobState.RUNNING:
             # Add the time in which this leader saw the job run; the next leader continues from these sums.
-            seen = self._watch.observe("runs", True)
+            seen = self._timer.observe("runs", True)
             run, attempt = (round(seconds + seen, 3) for seconds in (record.runSeconds, record.attemptSeconds))
             record = replace(record, runSeconds=run, attemptSeconds=attempt)
         hosts = list(self._plan.hosts.values())
         hosts_changed = bool(hosts) and not record.final and record.state is not JobState.QUEUED and record.hosts != hosts
         if hosts_changed:
             record = replace(record, hosts=hosts)  # the queue was corrupt, and was rebuilt since the job was submitted
-        view = self._look(record, replicas, cancel_requested)
+        view = self._view(record, replicas, cancel_requested)
         new = decide(record, view)
         if self._starter:
-            lines = self._starter.request_starts(self._plan.hosts[name] for name in to_start(record, view))
+            lines = self._starter.request_starts(self._plan.hosts[name] for name in replicas_to_start(record, view))
             if lines and not record.final:
                 current = new or record
                 new = replace(current, events=with_events(current.events, *(Event(view.now, line) for line in lines)))
@@ -94,50 +94,54 @@ class Leader:
             return job
         new = new or record
         reports = {n: r.progress for n, r in replicas.items()}
-        new = replace(new, progress=progress.of_job(reports, self._plan.chief, new.steps, not new.final) or new.progress)
+        new = replace(
+            new, progress=progress.merge_replicas(reports, self._plan.chief, new.steps, not new.final) or new.progress
+        )
         stored = self._ledger.change_job(job, replace(new, lease=new.lease.renewed()))
-        self._renewed()
-        self._watch.reset("runs")
-        self._watch.observe("runs", True)
+        self._schedule_renewal()
+        self._timer.reset("runs")
+        self._timer.observe("runs", True)
         return stored
 
     def replicas_stopped(self, job: JobRecord, replicas: Mapping[str, ReplicaRecord]) -> bool:
         """Return True once every replica of an ended job has stopped, or the time for that is over."""
-        view = self._look(job, replicas, False)
+        view = self._view(job, replicas, False)
         return stopped(job, view) or (self._end_by is not None and self._clock() > self._end_by)
 
-    def _renewed(self) -> None:
+    def _schedule_renewal(self) -> None:
         self._renew_at = self._clock() + self._plan.leaseSeconds / 3
 
-    def _look(self, job: JobRecord, replicas: Mapping[str, ReplicaRecord], cancel_requested: bool) -> View:
+    def _view(self, job: JobRecord, replicas: Mapping[str, ReplicaRecord], cancel_requested: bool) -> View:
         """Return the leader's view; its durations are measured since this leader first saw a value.
 
         Its own replica is never silent: its record is the present one.
         """
-        watch, names, now = self._watch, self._plan.replicas, self._clock()
+        timer, names, now = self._timer, self._plan.replicas, self._clock()
         silence = {
-            n: watch.observe(("beat", n), (r.incarnation, r.heartbeatSeq) if (r := replicas.get(n)) else None, now)
+            n: timer.observe(("beat", n), (r.incarnation, r.heartbeatSeq) if (r := replicas.get(n)) else None, now)
             for n in names
         } | {self._name: 0.0}
-        exited, killed = {}, {}
+        since_exit, since_kill = {}, {}
         for name, record in replicas.items():
             if record.done or (record.state is ReplicaState.EXITED and record.attempt == job.attempt):
-                exited[name] = watch.observe(("exit", name), (record.attempt, record.restarts, record.exitCode), now)
+                since_exit[name] = timer.observe(("exit", name), (record.attempt, record.restarts, record.exitCode), now)
             if record.attempt != job.attempt:
                 continue
             expired = silence[name] >= self._plan.lostAfterSeconds
-            if record.restarts or record.killed or expired:
-                killed[name] = watch.observe(("kill", name), (record.attempt, record.restarts, record.killed, expired), now)
+            if record.restarts or record.awaits_restart or expired:
+                since_kill[name] = timer.observe(
+                    ("kill", name), (record.attempt, record.restarts, record.awaits_restart, expired), now
+                )
         printed = tuple(record.lines for record in replicas.values())
         return View(
             self._plan,
             replicas,
             self._now(),
             silence,
-            exited,
-            killed,
-            max(watch.observe("state", (job.state, job.attempt)), job.attemptSeconds),
-            watch.observe("printed", (printed, job.attempt)),
+            since_exit,
+            since_kill,
+            max(timer.observe("state", (job.state, job.attempt)), job.attemptSeconds),
+            timer.observe("printed", (printed, job.attempt)),
             cancel_requested,
             self._startable,
         )

@@ -12,20 +12,20 @@ from jobs.progress import valid_report
 LONGEST_LINE = 64 * 1024
 BAR_SECONDS = 5.0
 """The time between two logged states of a progress bar."""
-HALF_SECONDS = 1.0
+PARTIAL_SECONDS = 1.0
 """The time after which text without an end of line is logged as a line."""
 MESSAGE_SECONDS = 1.0
 """A line continues the message before it only if it comes within this time."""
 RAISED_SECONDS = 0.05
 """Lines that follow the last line of a traceback within this time are the rest of the exception's text, but not progress."""
 
-# Backspaces can go back by this many bytes at most; it limits the time for a line with many of them.
+# Backspaces can go back by this many bytes at most, which limits the time for a line with many of them.
 _REACH = 4096
 # A token of a line: a colour, which has no width; a character of UTF-8; or an invalid byte.
 _CELL = re.compile(rb"\x1b\[[0-9;:]*m|[\xc0-\xff][\x80-\xbf]*|[\x00-\xff]")
 # An unfinished token at the end of the input so far: an end of line, a colour or a character that the next bytes may complete.
-_BEGUN = re.compile(rb"(?:\r|\x1b(?:\[[0-9;:]*)?|[\xc0-\xff][\x80-\xbf]{0,3})\Z")
-_LONGEST_BEGUN = 64
+_INCOMPLETE = re.compile(rb"(?:\r|\x1b(?:\[[0-9;:]*)?|[\xc0-\xff][\x80-\xbf]{0,3})\Z")
+_LONGEST_TOKEN = 64
 # The first moves the cursor up by a number of lines; the others move it up or elsewhere, hide it, or erase.
 _UP = re.compile(rb"\x1b\[(\d*)[AF]")
 _MOVES = re.compile(rb"\x1b\[\??[\d;]*[A-HJKSTfhlsu]")
@@ -91,15 +91,15 @@ class Splitter:
     """Split bytes into lines in bounded memory. It does not matter in which pieces the bytes arrive.
 
     A line ends with \\n or \\r\\n. A lone \\r redraws a progress bar, \\b a part of it. A bar is logged every BAR_SECONDS, and
-    once more when it ends. Text without an end of line for HALF_SECONDS is logged as a line; what follows is another line. tqdm
-    draws several bars below each other by moving the cursor up: each of these rows is such a bar.
+    once more when it ends. Text without an end of line for PARTIAL_SECONDS is logged as a line; later text is another line.
+    tqdm draws several bars below each other by moving the cursor up: each of these rows is such a bar.
     """
 
     def __init__(self) -> None:
         self._rest = b""
         self._since = 0.0
         self._bar, self._bar_at = False, 0.0
-        self._line_begun = False  # True if the beginning of this line was already logged as a line of its own
+        self._partly_logged = False  # True if the beginning of this line was already logged as a line of its own
         # The redrawn rows, by their distance from the lowest row.
         self._rows: dict[int, bytes] = {}
         self._rows_since = 0.0
@@ -120,9 +120,9 @@ class Splitter:
                 if self._rows:
                     visible = visible or self._rows.pop(0, b"")
                     yield from self._drawn_rows()
-                if visible or not self._line_begun:
+                if visible or not self._partly_logged:
                     yield from self._cut(visible)
-            self._line_begun = self._bar = False
+            self._partly_logged = self._bar = False
             self._since = now
         rest = self._apply_moves(rest, now) if b"\x1b[" in rest else rest
         # A \r at the end may be half of \r\n: keep it until the next bytes arrive.
@@ -136,7 +136,7 @@ class Splitter:
                 yield from self._cut(bar)
             rest = rest[len(before) + 1 :]
         if b"\b" in rest:
-            match = _BEGUN.search(rest, len(rest) - _LONGEST_BEGUN)
+            match = _INCOMPLETE.search(rest, len(rest) - _LONGEST_TOKEN)
             end = match.start() if match else len(rest)
             rest = _apply_backspaces(rest[:end]) + rest[end:]
         while len(rest) > LONGEST_LINE:
@@ -190,11 +190,11 @@ class Splitter:
         """Return the seconds until `take_partial` yields something, or None if no line is unfinished."""
         waits = [self._rows_since + BAR_SECONDS] if self._rows else []
         if self._rest:
-            waits.append(max(self._since + HALF_SECONDS, self._bar_at + BAR_SECONDS if self._bar else 0.0))
+            waits.append(max(self._since + PARTIAL_SECONDS, self._bar_at + BAR_SECONDS if self._bar else 0.0))
         return min(max(min(waits) - now, 0.0), BAR_SECONDS) if waits else None  # a clock may be set back
 
     def take_partial(self, now: float) -> Iterator[str]:
-        """Yield an unfinished line or bar that has waited long enough; bytes of an unfinished character wait on."""
+        """Yield an unfinished line or bar that has waited long enough; bytes of an unfinished character stay."""
         if self.due(now) != 0.0:
             return
         if now >= self._rows_since + BAR_SECONDS:
@@ -208,7 +208,7 @@ class Splitter:
         complete = visible[: len(visible) - _unfinished(visible)]
         if complete:
             yield from self._cut(complete)
-            self._rest, self._line_begun = visible[len(complete) :], True
+            self._rest, self._partly_logged = visible[len(complete) :], True
 
     def end(self) -> Iterator[str]:
         """Yield what is left when the output ends: bars, and a line without an end."""

@@ -1,4 +1,4 @@
-"""A replica's log: chunks of JSON lines on its host, which followers read as they grow; journal and copies in the bucket."""
+"""Write a replica's log: JSON lines in chunks on its host, which followers read there; also to the journal and the bucket."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from jobs.chunks import CHUNK_BYTES, LIMIT, Chunk, ChunkFolder, chunks_of, chunk
 
 _PRIORITY = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
 _PIECE = 1 << 18
-_IN_A_LOG = 16
+_MIN_CHUNKS = 16
 ARCHIVE_SECONDS = 30.0
 _MOST_SECONDS = 300.0
-_OF_THE_LOG = 100
+_AGE_DIVISOR = 100
 _LAST_SECONDS = 60.0
 
 
@@ -38,14 +38,14 @@ class Log:
         self.job_id, self.limit = job_id, limit
         self.path = directory / job_id
         self.path.mkdir(parents=True, exist_ok=True)
-        self._replica, self._chunk_bytes = replica, min(CHUNK_BYTES, max(limit // _IN_A_LOG, 1))
+        self._replica, self._chunk_bytes = replica, min(CHUNK_BYTES, max(limit // _MIN_CHUNKS, 1))
         self._lock = threading.Lock()
         self._chunks = [chunk for chunk in chunks_of(ChunkFolder(self.path).sizes()) if chunk.size]
         self._file: int | None = None
-        self._open_chunk, self._lines = self._next(archived), 0
+        self._open_chunk, self._lines = self._continuation(archived), 0
         self._lost_ends: list[OutputLine] = []  # the first and the last of them
         self._lost_count, self._lost_reason = 0, ""
-        _forget_others(self.path, limit)
+        _remove_old_logs(self.path, limit)
         with suppress(OSError):  # of a full disk
             link = directory / ".newest"
             link.unlink(missing_ok=True)
@@ -61,7 +61,7 @@ class Log:
         lines = list(lines)
         journal = "".join(f"<{_PRIORITY[line.severity]}>{line.message}\n" for line in lines)
         with self._lock:
-            self._keep(lines)
+            self._append_all(lines)
             with suppress(OSError):
                 _write(sys.stdout.fileno(), journal.encode("utf-8", "replace"))
 
@@ -71,12 +71,12 @@ class Log:
             return list(self._chunks)
 
     def roll(self) -> None:
-        """Close the chunk that is being written, so that it can be copied; what comes goes into another."""
+        """Close the chunk that is being written, so that it can be copied; later lines go into another."""
         with self._lock:
             self._roll()
 
-    def adopt(self, chunk: Chunk) -> None:
-        """Take note of a chunk of an earlier host's that was put into the folder."""
+    def add_chunk(self, chunk: Chunk) -> None:
+        """Add a chunk of an earlier host, which was fetched into the folder."""
         with self._lock:
             self._chunks = sorted([*self._chunks, chunk])
 
@@ -84,54 +84,54 @@ class Log:
         """Close the log."""
         self.roll()
 
-    def _next(self, archived: Iterable[Chunk]) -> Chunk:
-        """Return where the log continues: behind local chunks, on a new host or after a power cut behind the archived ones."""
+    def _continuation(self, archived: Iterable[Chunk]) -> Chunk:
+        """Return the next chunk: after the local chunks, or on a new host or after a power cut after the archived ones."""
         newest = max(archived, default=Chunk(0, 0, 0, 0))
         if not self._chunks:
             return Chunk(max(int(time.time()), newest.incarnation + 1), 0, 0, 0)
         *_, last_chunk = self._chunks
         if (newest.incarnation, newest.end) > (last_chunk.incarnation, last_chunk.end):
-            return Chunk(newest.incarnation + 1, 0, 0, 0)  # chunks here are not synced, and those in the bucket are
+            return Chunk(newest.incarnation + 1, 0, 0, 0)  # local chunks are not fsynced, and those in the bucket are
         path = self.path / last_chunk.name
         with suppress(OSError), path.open("rb+") as file:
             lines, end = 0, b""
             while block := file.read(_PIECE):
                 lines, end = lines + block.count(b"\n"), block[-1:]
             if end not in (b"", b"\n"):
-                file.write(b"\n")  # a replica that was killed may have left half a line
+                file.write(b"\n")  # an agent that was killed may have left half a line
                 lines += 1
             self._chunks[-1] = last_chunk = last_chunk._replace(size=file.tell())
             return Chunk(last_chunk.incarnation, last_chunk.end, last_chunk.line + lines, 0)
         return Chunk(last_chunk.incarnation + 1, 0, 0, 0)  # as it cannot be continued
 
-    def _keep(self, lines: list[OutputLine]) -> None:
+    def _append_all(self, lines: list[OutputLine]) -> None:
         try:
             if self._lost_ends:
-                begin, end = (moment(line.time) for line in self._lost_ends)
+                begin, end = (format_time(line.time) for line in self._lost_ends)
                 message = f"… {self._lost_count} lines lost from {begin} to {end}: {self._lost_reason} …"
-                self._put([OutputLine(time.time(), "WARNING", message)])
+                self._append([OutputLine(time.time(), "WARNING", message)])
                 self._lost_ends, self._lost_count = [], 0
         except OSError:
-            self._lose(lines)
+            self._count_lost(lines)
         else:
-            self._put_or_lose(lines)
+            self._append_or_count_lost(lines)
 
-    def _put_or_lose(self, lines: list[OutputLine]) -> None:
+    def _append_or_count_lost(self, lines: list[OutputLine]) -> None:
         count = 0
         try:
             for piece in _pieces(lines):
-                self._put(piece)
+                self._append(piece)
                 count += len(piece)
         except OSError as error:
             self._lost_reason = error.strerror or str(error)
-            self._lose(lines[count:])
+            self._count_lost(lines[count:])
 
-    def _lose(self, lines: list[OutputLine]) -> None:
+    def _count_lost(self, lines: list[OutputLine]) -> None:
         if lines:
             self._lost_ends = [*self._lost_ends[:1], lines[-1]] if self._lost_ends else [lines[0], lines[-1]]
             self._lost_count += len(lines)
 
-    def _put(self, lines: list[OutputLine]) -> None:
+    def _append(self, lines: list[OutputLine]) -> None:
         """Append lines to the chunk, all of them or none; OSError."""
         content = "".join(map(self._json, lines)).encode("utf-8", "replace")
         chunk = self._open_chunk
@@ -162,11 +162,11 @@ class Log:
             (self.path / removed.name).unlink(missing_ok=True)
 
     def _json(self, line: OutputLine) -> str:
-        record = {"time": moment(line.time), "severity": line.severity, "replica": self._replica, "message": line.message}
+        record = {"time": format_time(line.time), "severity": line.severity, "replica": self._replica, "message": line.message}
         return json.dumps(record, ensure_ascii=False) + "\n"
 
 
-def archived(store: Bucket, folder: str) -> list[Chunk]:
+def list_archived(store: Bucket, folder: str) -> list[Chunk]:
     """Return the chunks of a log in the bucket. Raises BucketError."""
     return chunks_of(store.sizes(folder))
 
@@ -199,18 +199,18 @@ class LogArchive:
     def _run(self) -> None:
         began = rolled = time.monotonic()
         with suppress(OSError):
-            self._adopt()
+            self._fetch_earlier()
         while True:
             last = self._ending.wait(ARCHIVE_SECONDS)
             now = time.monotonic()
             try:
-                if last or now - rolled >= min(max(ARCHIVE_SECONDS, (now - began) / _OF_THE_LOG), _MOST_SECONDS):
+                if last or now - rolled >= min(max(ARCHIVE_SECONDS, (now - began) / _AGE_DIVISOR), _MOST_SECONDS):
                     self._log.roll()
                     rolled = now
                 self._copy()
                 if last:
                     return
-                self._adopt()
+                self._fetch_earlier()
             except Conflict:
                 return  # the job was deleted
             except OSError:
@@ -221,30 +221,30 @@ class LogArchive:
 
     def _copy(self) -> None:
         """Upload what follows the chunks in the bucket, and delete from its middle what exceeds the limit."""
-        behind = max(self._archived, default=None)
+        last = max(self._archived, default=None)
         for chunk in self._log.closed():
-            if behind is None or chunk[:2] > behind[:2]:
+            if last is None or chunk[:2] > last[:2]:
                 if not (path := self._log.path / chunk.name).exists():
-                    continue  # cut out just now
+                    continue  # removed just now
                 self._store.upload(f"{self._folder}/{chunk.name}", path)
                 self._archived.append(chunk)
         for chunk in chunks_to_remove(self._archived, self._log.limit):
             self._store.delete(f"{self._folder}/{chunk.name}")
             self._archived.remove(chunk)
 
-    def _adopt(self) -> None:
-        """Fetch what earlier hosts of the replica have written: a reader of the log here is to find all of it."""
+    def _fetch_earlier(self) -> None:
+        """Fetch what earlier hosts of the replica have written, so that this host has the whole log."""
         for chunk in [chunk for chunk in self._archived if chunk.incarnation in self._incarnations]:
             if not (path := self._log.path / chunk.name).exists() and self._store.download(
                 f"{self._folder}/{chunk.name}", path
             ):
-                self._log.adopt(chunk)
+                self._log.add_chunk(chunk)
         self._incarnations = set()
 
 
 @lru_cache(64)
-def moment(time: float) -> str:
-    """Return the seconds of the epoch in a log's form; lines that come together have one time."""
+def format_time(time: float) -> str:
+    """Format seconds since 1970 as in a log; cached, as lines that come together have one time."""
     return datetime.fromtimestamp(time, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -262,7 +262,7 @@ def _pieces(lines: list[OutputLine]) -> Iterator[list[OutputLine]]:
         yield piece
 
 
-def _forget_others(own: Path, limit: int) -> None:
+def _remove_old_logs(own: Path, limit: int) -> None:
     """Remove the oldest logs of other jobs, which are all in the bucket, beyond the limit."""
     with suppress(OSError):
         others = [path for path in own.parent.iterdir() if path != own and path.is_dir() and not path.is_symlink()]

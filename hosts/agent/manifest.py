@@ -19,7 +19,7 @@ class ManifestCompletion:
     """Completes manifest.json while the trainer starts; neither the trainer nor a heartbeat waits for it."""
 
     def __init__(self, plan: Plan, python: str, ledger: Ledger) -> None:
-        """Begin to collect the facts with the hosts' Python: as this user no code of a job's own Python may run."""
+        """Begin to collect the facts with the hosts' Python: no code of a job's own Python may run as this user."""
         self._plan, self._ledger = plan, ledger
         self._process: subprocess.Popen[bytes] | None = None
         self._facts: dict[str, Any] = {}
@@ -39,7 +39,7 @@ class ManifestCompletion:
         return facts
 
     def close(self) -> None:
-        """Wait no longer."""
+        """Stop collecting the facts."""
         if self._process:
             self._process.kill()
             self._process.communicate()
@@ -52,17 +52,17 @@ class ManifestCompletion:
             if (item := self._ledger.store.read(name)) is None:
                 return False
             try:
-                whole = with_facts(json.loads(item.content), self._facts)
+                complete = with_facts(json.loads(item.content), self._facts)
             except (ValueError, AttributeError, TypeError):
                 return True
-            self._ledger.store.replace(name, (json.dumps(whole, indent=1) + "\n").encode(), item.version)
+            self._ledger.store.replace(name, (json.dumps(complete, indent=1) + "\n").encode(), item.version)
             return True
         return False
 
     def _read(self, answer: bytes, code: int) -> dict[str, Any]:
-        """Return the answer's last line; a client of the data may have printed others before."""
+        """Return the answer's last line; a library that reads the data may have printed others before."""
         with suppress(ValueError, IndexError):
-            found = json.loads(answer.splitlines()[-1])
-            if not code and isinstance(found, dict):
-                return found
+            collected = json.loads(answer.splitlines()[-1])
+            if not code and isinstance(collected, dict):
+                return collected
         return {"data": {"paths": self._plan.data, "notHashed": f"hashing ended with {code}"}}

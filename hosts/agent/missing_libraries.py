@@ -17,7 +17,7 @@ def _table(text: str) -> dict[str, str]:
     return {file: package or file for file, _, package in pairs}
 
 
-# Of libraries that packages from PyPI load, and programs that people run: the package of Debian 12. The rest is looked up.
+# The Debian 12 package of libraries that packages from PyPI load, and of common programs; others link to a search.
 _LIBRARIES = _table(
     """
     libGL.so.1=libgl1 libEGL.so.1=libegl1 libGLU.so.1=libglu1-mesa libOpenGL.so.0=libopengl0 libOSMesa.so.8=libosmesa6
@@ -59,7 +59,7 @@ _PROGRAMS_MISSED = tuple(
         rf"{_RAISED}{_NAME} is not installed or it's not in your PATH",
     )
 )
-# Messages without a name, of PyTorch, Keras, pdf2image, soundfile, sounddevice and python-magic, and what each means.
+# Messages without a name, of PyTorch, Keras, pdf2image, soundfile, sounddevice and python-magic, and the file that is missing.
 _UNNAMED = {
     re.compile(_RAISED + text): name
     for text, name in {
@@ -73,12 +73,12 @@ _UNNAMED = {
         "failed to find libmagic": "libmagic.so.1",
     }.items()
 }
-# Python raises the same for a file and for a program's working folder. It is the program if the traceback goes through
-# subprocess and the name is in _PROGRAMS, or is the first word of the call.
+# Python raises the same error for a missing file or working folder. A program is missing if the traceback goes through
+# subprocess, and the name is in _PROGRAMS or is the first word of the call.
 _FROM_SUBPROCESS = re.compile(rf"FileNotFoundError: \[Errno 2\] No such file or directory: (?:PosixPath\()?'{_NAME}'\)?$")
 _SUBPROCESS = re.compile(r'  File ".*/subprocess\.py", line \d+, in ')
 _IN_FRONT = r"""[(\[]\s*['"]{}['"]"""
-# Of Python, for a module that is in no other, and of pip, as hosts have no way to an index.
+# Messages of Python, for a top-level module, and of pip, which reaches no package index from a host.
 _PACKAGE = re.compile(r"ModuleNotFoundError: No module named '(\w+)'$|ERROR: No matching distribution found for ([\w.-]+)")
 _GPU_LIBRARY = re.compile(r"lib(?:cu|nv|nccl)")
 

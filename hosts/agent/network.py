@@ -1,4 +1,4 @@
-"""This host's network: its connections, for people whose job does not start, and the interface to its peers."""
+"""This host's network: its connections, shown for a job that does not start, and the interface to its peers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAPPED = "0000000000000000FFFF0000"
 # Ports of the host's own services are of no interest.
 _FIRST_PORT = 1024
 _NET = Path("/proc/self/net")
-# Of Linux's <linux/sockios.h>: an interface's IPv4 address.
+# The ioctl(2) of <linux/sockios.h> for an interface's IPv4 address.
 _SIOCGIFADDR = 0x8915
 _LIBRARIES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
@@ -58,7 +58,7 @@ def _address(text: str) -> str:
 
 
 def interface_variables(address: str) -> dict[str, str]:
-    """Return the variables for gloo, NCCL and TensorPipe with the interface of this IPv4 address; none if none has it."""
+    """Return the variables for gloo, NCCL and TensorPipe with the interface of this IPv4 address; empty if there is none."""
     name = interface_of(address)
     return dict.fromkeys(_LIBRARIES, name) if name else {}
 

@@ -15,20 +15,20 @@ from http.client import HTTPConnection, HTTPException
 from urllib.parse import SplitResult
 
 from jobs.background import BackgroundTask, reason_of
-from jobs.notification import SCHEMES, Notification, check_address, check_url, is_url, shown
+from jobs.notification import SCHEMES, Notification, check_address, check_url, is_url, redact_target
 from jobs.times import now
 
 NOTIFY_TIMEOUT = 60.0
 """The most seconds that a host's next job waits for a notification."""
 TRY_SECONDS = 5.0
 PAUSES = (1.0, 2.0)
-"""Between tries to reach a URL, so there is one more try than pauses."""
+"""The seconds between tries to reach a URL: there is one more try than pauses."""
 COMMAND_SECONDS = 30.0
 LIMIT = 1_000_000
-"""The most bytes of a record that a command is given."""
-_AGAIN = frozenset({408, 425, 429})
+"""The most bytes of a record that a command gets."""
+_RETRY_STATUSES = frozenset({408, 425, 429})
 _VARIABLE = "SCALETIER_RECORD"
-_CHUNK = 100_000  # of a variable, of which the kernel takes 128 KiB
+_CHUNK = 100_000  # bytes of each variable: the kernel takes 128 KiB at most
 
 RunCommand = Callable[[list[str], Mapping[str, str]], int]
 """Runs a command line with further variables and returns its exit code; TimeoutError if it takes too long."""
@@ -37,9 +37,9 @@ RunCommand = Callable[[list[str], Mapping[str, str]], int]
 class NotifyError(Exception):
     """One line: why a notification was not sent, and whether another try may help."""
 
-    def __init__(self, why: str, again: bool = False) -> None:
+    def __init__(self, why: str, is_retriable: bool = False) -> None:
         super().__init__(why)
-        self.again = again
+        self.is_retriable = is_retriable
 
 
 class NotificationTask:
@@ -66,7 +66,7 @@ class NotificationTask:
         return self._task.result
 
     def _notification(self, error: str) -> Notification:
-        return Notification(shown(self._target), now(), max(self._attempts, 1), " ".join(error.split())[:500])
+        return Notification(redact_target(self._target), now(), max(self._attempts, 1), " ".join(error.split())[:500])
 
     def _send(self) -> str:
         """Send the notification; return the error, empty if there is none."""
@@ -80,7 +80,7 @@ class NotificationTask:
                 post(parts, self._record)
                 return ""
             except NotifyError as error:
-                if pause is None or not error.again:
+                if pause is None or not error.is_retriable:
                     return str(error)
                 self._sleep(pause)
         raise AssertionError
@@ -116,19 +116,19 @@ def post(parts: SplitResult, body: bytes, timeout: float = TRY_SECONDS) -> None:
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     connection = HTTPConnection(parts.hostname, port, timeout=timeout)
     try:
-        connection.sock = _connected(parts, port, timeout)
+        connection.sock = _connect(parts, port, timeout)
         headers = {"Content-Type": "application/json", "User-Agent": "scaletier"}
         connection.request("POST", path, body, headers)
         status = connection.getresponse().status
     except (OSError, HTTPException, UnicodeError) as error:
-        raise NotifyError(reason_of(error), again=True) from error
+        raise NotifyError(reason_of(error), is_retriable=True) from error
     finally:
         connection.close()
     if not 200 <= status < 300:
-        raise NotifyError(f"it answered {status}", again=status >= 500 or status in _AGAIN)
+        raise NotifyError(f"it answered {status}", is_retriable=status >= 500 or status in _RETRY_STATUSES)
 
 
-def _connected(parts: SplitResult, port: int, timeout: float) -> socket.socket:
+def _connect(parts: SplitResult, port: int, timeout: float) -> socket.socket:
     """Connect to the first address that answers, each of them validated. The name may have another address the next time."""
     host, problem = parts.hostname, None
     for address in _addresses(host or "", port):

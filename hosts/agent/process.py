@@ -51,7 +51,7 @@ class RunningProgram(Protocol):
         """Send a signal to all its processes; do nothing if there is none."""
 
     def ended(self) -> bool:
-        """Return True once it has ended, as a SIGCHLD reports; what its first process left is dead, or `reap` kills it."""
+        """Return True once it has ended, as a SIGCHLD reports; the processes that it left are dead, or `reap` kills them."""
 
     def reap(self) -> Exit:
         """Return how it ended, after its end."""
@@ -92,9 +92,9 @@ class Child:
 
     def stop(self, seconds: float) -> None:
         if self._stop_file:
-            whole = Path(f"{self._stop_file}.new")
-            whole.write_text(f"{seconds:.1f}\n")
-            whole.rename(self._stop_file)
+            complete = Path(f"{self._stop_file}.new")
+            complete.write_text(f"{seconds:.1f}\n")
+            complete.rename(self._stop_file)
         if self._stop_signal == "all":
             self.signal(signal.SIGTERM)
         else:

@@ -1,7 +1,8 @@
-"""Transitions of a replica when its trainer, host or job restarts, and the rules of which end restarts a program.
+"""Decide how a replica's record changes when its trainer, host or job ends or restarts, and which ends restart a program.
 
-All are pure functions of the replica's record. A status is as `subprocess` has it: 0 to 255 as the program exited, negative if
-a signal ended it. So a program's own 137 is not mistaken for a SIGKILL. A code is the shell's: 128 + n if signal n ended it.
+All functions are pure. A kill is an end after which a trainer must start again (`should_restart`). A status is that of
+`subprocess`: 0 to 255 if the program exited, negative if a signal ended it; so a program's own 137 is not mistaken for a
+SIGKILL. A code is the shell's: 128 + n if signal n ended it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ PREEMPTED = "its host was preempted"
 """The reason of an end that the job did not cause, which counts against no limit."""
 LONGEST_WAIT = 30.0
 GOOD_SECONDS = 600.0
-"""After a run of so many seconds a replica, or a job, has its restarts back, but for those that its own faults used."""
+"""After a run of this length, only the restarts that its own faults used still count for a replica or a job."""
 AT_ONCE_SECONDS = 10.0
 """A trainer that dies sooner than this after its start dies at once."""
 CRASH_LOOP_EXITS = 3
@@ -25,15 +26,15 @@ CRASH_LOOP_EXITS = 3
 
 
 class Exit(NamedTuple):
-    """The end of a program: its status, and whether the kernel killed one of its processes for want of memory.
+    """The end of a program: its status, and whether the kernel killed one of its processes for lack of memory.
 
-    `memory_limit` is in bytes, None if unknown; `left` counts the processes that it left running, as far as that is known.
+    `memory_limit` is in bytes, None if unknown; `processes_left` counts the processes that it left running, 0 if unknown.
     """
 
     status: int
     out_of_memory: bool = False
     memory_limit: int | None = None
-    left: int = 0
+    processes_left: int = 0
 
 
 SIGKILL_STATUS = -int(signal.SIGKILL)
@@ -45,7 +46,7 @@ _FROM_OUTSIDE = frozenset({0, SIGTERM_CODE, *(-int(n) for n in (signal.SIGKILL, 
 def resume(plan: Plan, name: str, attempt: int, previous: ReplicaRecord | None, now: str) -> ReplicaRecord:
     """Return the record to continue from when the unit starts; `previous` is that in the bucket.
 
-    A record that still says RUNNING is that of a trainer which died with its replica or its host: a kill.
+    A record that still says RUNNING is that of a trainer that was killed with its agent or its host.
     """
     if previous is None:
         return ReplicaRecord(name, attempt=attempt, heartbeatTime=now)
@@ -58,21 +59,27 @@ def resume(plan: Plan, name: str, attempt: int, previous: ReplicaRecord | None, 
         return for_attempt(previous, attempt)
     if previous.state is ReplicaState.RUNNING:
         ended = replace(_with_end(previous, SIGKILL_STATUS, now), outOfMemory=False, errorMessage="", terminationReason=reason)
-        return after_kill(plan, ended, now, PREEMPTED if preempted else "the replica or its host was stopped", not preempted)
-    if previous.state is ReplicaState.EXITED and not previous.crashLooping and (previous.exitCode is None or previous.killed):
+        return prepare_restart(
+            plan, ended, now, PREEMPTED if preempted else "the replica or its host was stopped", not preempted
+        )
+    if (
+        previous.state is ReplicaState.EXITED
+        and not previous.crashLooping
+        and (previous.exitCode is None or previous.awaits_restart)
+    ):
         ended = (
             previous
             if previous.exitCode
             else replace(_with_end(previous, SIGKILL_STATUS, previous.endTime), terminationReason=reason)
         )
-        return after_kill(plan, ended, now, PREEMPTED if preempted else "the unit was stopped", not preempted)
+        return prepare_restart(plan, ended, now, PREEMPTED if preempted else "the unit was stopped", not preempted)
     return previous
 
 
 def after_exit(plan: Plan, record: ReplicaRecord, end: Exit, seconds: float, now: str, tail: str) -> ReplicaRecord:
     """Return the record after an exit: PREPARING for a restart on this host, else EXITED.
 
-    `should_restart` decides about the restart. It ran for `seconds`; `tail` is the end of its log.
+    `should_restart` decides about the restart. The trainer ran for `seconds`; `tail` is the end of its log.
     """
     status, out_of_memory = end.status, end.out_of_memory
     why = tail if status else ""
@@ -81,45 +88,49 @@ def after_exit(plan: Plan, record: ReplicaRecord, end: Exit, seconds: float, now
     # In a tuning job these codes apply to the trials, not to the tuner.
     rules = replace(plan, restartCodes=[], permanentCodes=[]) if plan.study else plan
     if not should_restart(rules, status, out_of_memory, record.preempted):
-        return replace(ended, state=ReplicaState.EXITED, killed=False, consecutiveFailures=0)
+        return replace(ended, state=ReplicaState.EXITED, awaits_restart=False, consecutiveFailures=0)
     reason = termination_reason(ended)
-    # Faults that come again and again, however late, are no bad luck.
+    # Repeated faults are no accident, however late they come.
     faults = record.faults + is_fault(status, out_of_memory)
     restarts_used = counted_restarts(record, seconds)
     at_once = seconds < AT_ONCE_SECONDS or (out_of_memory and seconds < GOOD_SECONDS)
     failures = record.consecutiveFailures + 1 if at_once and record.terminationReason in (reason, "") else int(at_once)
     ended = replace(ended, consecutiveFailures=failures, terminationReason=reason, restartsUsed=restarts_used, faults=faults)
     if failures >= CRASH_LOOP_EXITS:
-        return replace(ended, state=ReplicaState.EXITED, killed=True, crashLooping=True)
-    return after_kill(plan, ended, now, reason)
+        return replace(ended, state=ReplicaState.EXITED, awaits_restart=True, crashLooping=True)
+    return prepare_restart(plan, ended, now, reason)
 
 
-def after_kill(plan: Plan, ended: ReplicaRecord, now: str, cause: str, counts: bool = True) -> ReplicaRecord:
-    """Return the record after a kill: PREPARING for a restart by itself, EXITED if the leader decides.
+def prepare_restart(plan: Plan, ended: ReplicaRecord, now: str, cause: str, counts: bool = True) -> ReplicaRecord:
+    """Return the record after a kill: PREPARING if this host restarts the trainer, EXITED if the leader decides.
 
     A kill that no trainer caused, such as a preemption, does not use up the limit, but counts in `restarts`.
     """
-    if (plan.whole and not plan.is_optional(ended.name)) or (counts and ended.restartsUsed >= plan.maxRestarts):
-        return replace(ended, state=ReplicaState.EXITED, killed=True)
+    if (plan.restarts_all and not plan.is_optional(ended.name)) or (counts and ended.restartsUsed >= plan.maxRestarts):
+        return replace(ended, state=ReplicaState.EXITED, awaits_restart=True)
     events, restarts_used = with_events(ended.events, Event(now, cause)), ended.restartsUsed + counts
     pending = replace(
-        ended, state=ReplicaState.PREPARING, killed=False, restarts=ended.restarts + 1, restartsUsed=restarts_used
+        ended, state=ReplicaState.PREPARING, awaits_restart=False, restarts=ended.restarts + 1, restartsUsed=restarts_used
     )
     return replace(pending, events=events)
 
 
-def after_stop(record: ReplicaRecord, status: int | None, now: str, killed: bool, seconds: float = 0.0) -> ReplicaRecord:
+def after_stop(
+    record: ReplicaRecord, status: int | None, now: str, awaits_restart: bool, seconds: float = 0.0
+) -> ReplicaRecord:
     """Return the record after the trainer was stopped, or never started; it ran for `seconds`.
 
-    One that had ended by itself stays as it is. Set `killed` if it must start again together with its unit.
+    The record of a trainer that had ended by itself stays. Set `awaits_restart` if it must start again with its unit.
     """
     if record.state is ReplicaState.EXITED:
         return record
-    return replace(_with_end(credit_run(record, seconds), status, now), state=ReplicaState.EXITED, killed=killed)
+    return replace(
+        _with_end(credit_run(record, seconds), status, now), state=ReplicaState.EXITED, awaits_restart=awaits_restart
+    )
 
 
 def credit_run(record: ReplicaRecord, seconds: float) -> ReplicaRecord:
-    """Return the record with what a run of so many seconds earns although others ended it, as in `after_exit`."""
+    """Return the record with its counters reset as in `after_exit`, for a run of `seconds` that was ended from outside."""
     limit = GOOD_SECONDS if record.outOfMemory else AT_ONCE_SECONDS
     failures = 0 if seconds >= limit else record.consecutiveFailures
     return replace(record, consecutiveFailures=failures, restartsUsed=counted_restarts(record, seconds))
@@ -140,12 +151,14 @@ def for_attempt(record: ReplicaRecord, attempt: int) -> ReplicaRecord:
     fresh = replace(
         record, state=ReplicaState.PREPARING, attempt=attempt, restarts=0, restartsUsed=0, faults=0, crashLooping=False
     )
-    return replace(fresh, killed=False, errorMessage="")
+    return replace(fresh, awaits_restart=False, errorMessage="")
 
 
 def started(record: ReplicaRecord, now: str) -> ReplicaRecord:
-    """Return the record of a running trainer; startTime stays that of the first."""
-    fresh = replace(record, state=ReplicaState.RUNNING, exitCode=None, signal=None, killed=False, endTime=None, errorMessage="")
+    """Return the record of a running trainer; startTime stays that of the first start."""
+    fresh = replace(
+        record, state=ReplicaState.RUNNING, exitCode=None, signal=None, awaits_restart=False, endTime=None, errorMessage=""
+    )
     return replace(fresh, startTime=record.startTime or now, lastStartTime=now, starts=record.starts + 1)
 
 
@@ -157,7 +170,7 @@ def recovered(record: ReplicaRecord, seconds: float) -> ReplicaRecord:
 
 
 def counted_restarts(record: ReplicaRecord | JobRecord, seconds: float) -> int:
-    """Return how many restarts count against the limit after a run of so many seconds."""
+    """Return how many restarts count against the limit after a run of `seconds`."""
     return record.faults if seconds >= GOOD_SECONDS else record.restartsUsed
 
 
@@ -177,7 +190,7 @@ def should_restart(plan: Plan, status: int, out_of_memory: bool = False, asked_t
     Args:
         plan: has the user's rules, which come first.
         status: how the program ended.
-        out_of_memory: True if the kernel killed one of its processes for want of memory.
+        out_of_memory: True if the kernel killed one of its processes for lack of memory.
         asked_to_end: True if the program was asked to end.
     """
     code = shell_code(status)

@@ -50,8 +50,8 @@ class Reporter:
     ) -> None:
         """Prepare to report a replica.
 
-        `version` is that of the replica's record in the bucket, which an earlier incarnation wrote, None if there is none.
-        `notify` is `JobFiles.notify`.
+        `version` is that of the replica's record in the bucket, which an earlier incarnation wrote; None if there is none.
+        `notify` begins to report the job's end to the target of `--notify`; it returns the result, None until it is known.
         """
         plan, name = supervisor.assignment.plan, supervisor.assignment.name
         self._plan, self._name, self._incarnation, self._log = plan, name, incarnation, supervisor.assignment.log
@@ -87,7 +87,7 @@ class Reporter:
     def publish(self) -> None:
         """Write this replica's record if it changed or its heartbeat is due; BucketError if the bucket cannot be reached.
 
-        Write none that has vanished together with its job, or for a later job of the same id.
+        Do nothing if the record was deleted with its job, or if a later job has the same id.
         """
         record = self._supervisor.record
         if self._published == record and self._clock() < self._heartbeat_at:
@@ -141,7 +141,7 @@ class Reporter:
         self._measure()
 
     def _measure(self) -> None:
-        """Read the trainer's usage after a cycle, early enough for the next heartbeat, which so need not wait for it."""
+        """Read the trainer's usage after a cycle, so that the next heartbeat need not wait for it."""
         if self._clock() >= self._measure_at:
             self._usage = self._probes.usage()
             lines = self._supervisor.lines

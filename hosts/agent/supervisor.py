@@ -1,4 +1,4 @@
-"""The trainer of one job on this host: started, restarted by the rules, stopped. It waits for its child only."""
+"""Start, restart by the rules, and stop the trainer of one job on this host; never wait for the bucket."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Assignment:
 
     @property
     def argv(self) -> list[str]:
-        """The job's program, or what runs it as trials, by the Python of this process."""
+        """The command line of the job's program, or of the tuner, which runs it as trials and by the Python of this process."""
         if self.plan.study:
             return [sys.executable, "-I", str(_TUNER), self.plan.jobId, self.name]
         return variables.expand_command(self.plan.program(self.python), self.environment)
@@ -53,7 +53,7 @@ class Supervisor:
     def __init__(
         self, assignment: Assignment, record: ReplicaRecord, spawn: Spawn, clock: Clock, now: Callable[[], str]
     ) -> None:
-        """Prepare to continue from `record`; nothing runs before `order`."""
+        """Prepare to continue from `record`; nothing runs before `set_target_state`."""
         self.assignment, self._spawn, self._clock, self._now = assignment, spawn, clock, now
         self._record = record
         self._child: Trainer | None = None
@@ -92,7 +92,7 @@ class Supervisor:
 
     @property
     def progress(self) -> JobProgress | None:
-        """The progress of the trainer, or the one before; unknown for trials, which are several."""
+        """The progress of the trainer or of the one before; None in a tuning job, which has several trials."""
         with self._lock:
             if self.assignment.plan.study:
                 return None
@@ -120,7 +120,7 @@ class Supervisor:
             self._record = replace(self._record, preempted=True)
 
     def set_target_state(self, attempt: int, ending: str) -> None:
-        """Set the attempt by the job's record, and the reason if the trainer is to end, else empty."""
+        """Set the job's attempt, and in `ending` why the trainer must end, empty while it must not."""
         with self._lock:
             self._attempt, self._ending = max(self._attempt, attempt), ending
 
@@ -132,7 +132,7 @@ class Supervisor:
     def step(self) -> float:
         """Do what is due; return the seconds until the next step, unless a signal comes first.
 
-        A start may take longer, so the next step goes on with it. Meanwhile other threads read the record.
+        A start may take longer, so the next step continues it. Meanwhile other threads read the record.
         """
         with self._lock:
             self._reap()
@@ -140,7 +140,7 @@ class Supervisor:
         if self._starting and (started := self._started_trainer(self._starting)):
             with self._lock:
                 self._end_start(started)
-                self._start_or_stop()  # what was ordered meanwhile
+                self._start_or_stop()  # the target state may have changed meanwhile
         with self._lock:
             if self._starting:
                 return 0.0
@@ -204,7 +204,7 @@ class Supervisor:
             log.write_message(f"trainer exited with status {code}", "ERROR" if code else "INFO")
 
     def _start_or_stop(self) -> None:
-        """Start or stop the trainer, as was ordered."""
+        """Start or stop the trainer by the target state."""
         if self._starting or (self._attempt < 0 and not self._terminated):
             return
         plan, record, log = self.assignment.plan, self._record, self.assignment.log
@@ -236,7 +236,7 @@ class Supervisor:
 
     @staticmethod
     def _started_trainer(start: Background[Trainer | Exception]) -> Trainer | Exception | None:
-        """Return the trainer that has started, or why it could not; None if the start goes on."""
+        """Return the trainer that has started, or why it could not; None if it is still starting."""
         try:
             return start.join(_STEP_SECONDS)
         except TimeoutError:

@@ -3,9 +3,9 @@
 `python -m hosts.agent.token_broker OUTPUT -- COMMAND` runs COMMAND for fab with a broker whose tokens may write OUTPUT and
 read the stack's data. The word @port@ in COMMAND is replaced by the broker's port.
 
-The host's own token may do all that the host may: write every job's records, and have other hosts started. A trainer is not to
-have it. It gets one that is downscoped to its job, from here, because TensorFlow, google-auth and gcsfs all ask the server
-in GCE_METADATA_HOST. The broker cannot know which buckets outside the stack a program needs. It allows those that the
+The host's own token may do all that the host may: write every job's records, and start other hosts. A trainer must not have it.
+This broker gives it a token that is downscoped to its job: TensorFlow, google-auth and gcsfs all ask the server in
+GCE_METADATA_HOST. The broker cannot know which buckets outside the stack a program needs. It allows those that the
 program's arguments and environment name, if the host may use them. Sources: Cloud Storage documentation,
 "Credential Access Boundaries", for the rules and their limits; Compute Engine documentation, "About VM metadata", for the
 paths.
@@ -76,15 +76,15 @@ def access(plan: Plan, task: Task, bucket: str) -> Access:
     return Access(bucket, (output,), tuple(reads)[:_MOST_PREFIXES], tuple(others)[:MOST_BUCKETS])
 
 
-def boundary(granted: Access) -> Boundary:
+def boundary(rights: Access) -> Boundary:
     """Return the rules of a credential access boundary, in the form of Google's API; pure."""
-    groups = [granted.reads[place : place + _PREFIXES_PER_RULE] for place in range(0, len(granted.reads), _PREFIXES_PER_RULE)]
+    groups = [rights.reads[place : place + _PREFIXES_PER_RULE] for place in range(0, len(rights.reads), _PREFIXES_PER_RULE)]
     return [
-        _rule(granted.bucket, "roles/storage.objectUser", _within(granted.bucket, granted.writes)),
-        *(_rule(granted.bucket, "roles/storage.objectViewer", _within(granted.bucket, each, dotted=True)) for each in groups),
+        _rule(rights.bucket, "roles/storage.objectUser", _within(rights.bucket, rights.writes)),
+        *(_rule(rights.bucket, "roles/storage.objectViewer", _within(rights.bucket, each, dotted=True)) for each in groups),
         # TensorFlow asks whether the bucket exists before it makes a folder.
-        _rule(granted.bucket, "roles/storage.bucketViewer"),
-        *(_rule(other, "roles/storage.objectUser") for other in granted.others),
+        _rule(rights.bucket, "roles/storage.bucketViewer"),
+        *(_rule(other, "roles/storage.objectUser") for other in rights.others),
     ]
 
 
@@ -118,7 +118,7 @@ def _urls(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 class _Server(ThreadingHTTPServer):
-    """Limits its connections and closes silent ones: a trainer may try to exhaust its replica's memory."""
+    """Limits its connections and closes silent ones: a trainer may try to exhaust the agent's memory."""
 
     daemon_threads = True
     broker: Broker
@@ -149,13 +149,13 @@ class _Server(ThreadingHTTPServer):
 
 
 class Broker:
-    """Answers on a loopback port of its own until `close`; only the trainer is told the port."""
+    """Answers on a loopback port of its own until `close`; only the trainer gets the port."""
 
     def __init__(
-        self, granted: Access, mint: Mint, report: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+        self, rights: Access, mint: Mint, report: Callable[[str], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
         """Start the broker; `report` is called when a failure to get a token begins, or its reason changes."""
-        self._rules, self._mint, self._report, self._clock = boundary(granted), mint, report, clock
+        self._rules, self._mint, self._report, self._clock = boundary(rights), mint, report, clock
         self._last_error = ""
         self._lock = threading.Lock()
         self._token, self._good_until = "", 0.0
@@ -259,7 +259,7 @@ def mint(rules: Boundary) -> tuple[str, float]:
             narrow.refresh(Request(pool))
     except exceptions.GoogleAuthError as error:
         raise OSError(f"Google's token service: {' '.join(str(error).split())}") from None
-    ends = narrow.expiry  # in UTC, and it does not say so
+    ends = narrow.expiry  # in UTC, but without a time zone
     return str(narrow.token), ends.replace(tzinfo=UTC).timestamp() - start if ends else _EARLY
 
 
@@ -267,8 +267,8 @@ def main(arguments: Sequence[str], mint: Mint = mint) -> int:
     """Run the command; return its exit code."""
     output, _, *command = arguments
     url = urlsplit(output)
-    granted = Access(url.netloc, (url.path.strip("/"),), (paths.DATA,))
-    broker = Broker(granted, mint, lambda text: print(text, file=sys.stderr))  # noqa: T201
+    rights = Access(url.netloc, (url.path.strip("/"),), (paths.DATA,))
+    broker = Broker(rights, mint, lambda text: print(text, file=sys.stderr))  # noqa: T201
     try:
         return subprocess.run([str(broker.port) if word == PORT else word for word in command], check=False).returncode
     finally:

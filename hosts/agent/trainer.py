@@ -1,4 +1,4 @@
-"""The trainer: started without a shell, read to its last byte, stopped with all that it started."""
+"""Start a trainer without a shell, read its output to the last byte, and stop it with all that it started."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from hosts.agent.lines import Messages, OutputLine, Splitter, is_quiet, is_remark
-from hosts.agent.log import Log, moment
+from hosts.agent.log import Log, format_time
 from hosts.agent.process import FIRST_PROCESS_SHARE, Child, ProgramSpec, StartProgram, output_pipe
 from hosts.agent.replica_rules import Exit
 from jobs.firsterror import ErrorFinder, FirstError
@@ -27,7 +27,7 @@ _PIPE = 1024 * 1024
 
 
 class Trainer:
-    """A running trainer, with every process that it started; a SIGCHLD tells of its end."""
+    """A running trainer, with every process that it started; a SIGCHLD reports its end."""
 
     def __init__(self, run: ProgramSpec, log: Log, start: StartProgram = Child) -> None:
         """Start it; OSError if that fails, ValueError for an argument that no process can have."""
@@ -48,7 +48,7 @@ class Trainer:
         finally:
             os.close(output)
         self.pid = self._process.pid
-        self._ended, self._end = os.pipe()
+        self._end_reader, self._end_writer = os.pipe()
         # The pump has a thread of its own: a slow bucket must not hold up the trainer's output.
         self._pump = threading.Thread(target=self._read, args=(log,), name="pump", daemon=True)
         self._pump.start()
@@ -84,7 +84,7 @@ class Trainer:
             self._process.stop(seconds)
 
     def poll(self) -> Exit | None:
-        """Return the exit once it has ended, its output is read and children, which would hold its port, are killed."""
+        """Return the exit once it has ended, its output is read and children, which could keep its port in use, are killed."""
         now = time.monotonic()
         if self._stop_at is not None and now >= self._stop_at:
             if self._kill_warning and not self._process.ended():
@@ -97,11 +97,11 @@ class Trainer:
         if not self._process.ended():
             return None
         end = self._process.reap()
-        os.close(self._end)
+        os.close(self._end_writer)
         self._pump.join()
-        if end.left and not self.stopping:
-            verb = "was" if end.left == 1 else "were"
-            running = f"{end.left} of its processes still ran when the program ended with 0, and {verb} ended"
+        if end.processes_left and not self.stopping:
+            verb = "was" if end.processes_left == 1 else "were"
+            running = f"{end.processes_left} of its processes still ran when the program ended with 0, and {verb} ended"
             self._log.write_message(f"{running}: it must wait for what it starts in the background", "WARNING")
         return end
 
@@ -112,11 +112,11 @@ class Trainer:
     def _read(self, log: Log) -> None:
         splitter, messages = Splitter(), Messages()
         for data in self._output(lambda: splitter.due(time.monotonic())):
-            now, moment = time.monotonic(), time.time()  # the latter may be set back
+            now, wall_time = time.monotonic(), time.time()  # the latter may be set back
             texts = splitter.feed(data, now) if data else splitter.take_partial(now)
-            self._take(log, [messages.add(text, moment) for text in texts])
-        moment = time.time()
-        self._take(log, [messages.add(text, moment) for text in splitter.end()])
+            self._log_lines(log, [messages.add(text, wall_time) for text in texts])
+        wall_time = time.time()
+        self._log_lines(log, [messages.add(text, wall_time) for text in splitter.end()])
 
     def _output(self, due: Callable[[], float | None]) -> Iterator[bytes]:
         """Yield the trainer's output in pieces; an empty one if none comes within the seconds `due`.
@@ -124,7 +124,7 @@ class Trainer:
         It reads not to the end of the pipe but to the end of the trainer and what is in the pipe by then: a process that left
         the trainer's session may hold the pipe open.
         """
-        with os.fdopen(self._pipe, "rb") as pipe, os.fdopen(self._ended, "rb") as ended:
+        with os.fdopen(self._pipe, "rb") as pipe, os.fdopen(self._end_reader, "rb") as ended:
             with suppress(OSError):
                 fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE)  # room for a burst
             rest = _PIPE
@@ -139,16 +139,16 @@ class Trainer:
                     rest -= len(data)
                 yield data
 
-    def _take(self, log: Log, lines: list[OutputLine]) -> None:
+    def _log_lines(self, log: Log, lines: list[OutputLine]) -> None:
         if self._quiet:
             lines = [line for line in lines if not is_remark(line.message)]
         if lines:
             self._tail.extend(line.message[:TAIL_CHARACTERS] for line in lines[-TAIL_LINES:])
-            complaint, seconds = "", time.monotonic()
+            error, seconds = "", time.monotonic()
             for line in lines:
-                self._errors.add_line(line.time, line.severity, line.message, moment(line.time))
-                complaint = self._reports.add_line(line.message, seconds, moment(line.time)) or complaint
+                self._errors.add_line(line.time, line.severity, line.message, format_time(line.time))
+                error = self._reports.add_line(line.message, seconds, format_time(line.time)) or error
             log.write(lines)
-            if complaint:
-                log.write_message(complaint, "WARNING")
+            if error:
+                log.write_message(error, "WARNING")
             self.lines += len(lines)

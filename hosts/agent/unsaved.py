@@ -26,7 +26,7 @@ SEARCH_TIMEOUT = 20.0
 _START_SECONDS = 20.0
 _BUCKET_SECONDS = 5.0
 _MOST = 1 << 18
-# Entries of a package that are looked at before a search.
+# The most entries of a package that are checked before a search.
 _MOST_ENTRIES = 5000
 _SHOWN = 5
 
@@ -39,7 +39,7 @@ class JobFolders:
         package: the folder of the job's package.
         marker: the file that shows that the package is complete; files that are older came with the job.
         others: further folders that a trainer may write to, by the prefix of their files' names.
-        host_paths: the same folders by their paths on the host. The launcher makes them with the modification time 0.
+        host_paths: the same folders by their paths on the host. The launcher creates them with the modification time 0.
     """
 
     package: Path
@@ -59,20 +59,20 @@ def start_search(
     host: HostFile,
     store: Bucket,
     start: StartProgram,
-    ended: Callable[[], None] = lambda: None,
+    on_end: Callable[[], None] = lambda: None,
 ) -> BackgroundTask[UnsavedFiles]:
     """Begin one search for a job's files; `start` starts a program as the trainer's user. The result is logged."""
 
-    def logged(unsaved: UnsavedFiles) -> UnsavedFiles:
+    def log_result(unsaved: UnsavedFiles) -> UnsavedFiles:
         if text := describe(unsaved, assignment.name):
             assignment.log.write_message(text, "WARNING")
         return unsaved
 
     def failed(why: str) -> UnsavedFiles:
-        return logged(UnsavedFiles(error=f"files outside JOB_DIR were not searched for: {why}"))
+        return log_result(UnsavedFiles(error=f"files outside JOB_DIR were not searched for: {why}"))
 
     seconds = _BUCKET_SECONDS + _START_SECONDS + SEARCH_TIMEOUT
-    return BackgroundTask(lambda: logged(_search(assignment, folders, host, store, start)), seconds, failed, ended)
+    return BackgroundTask(lambda: log_result(_search(assignment, folders, host, store, start)), seconds, failed, on_end)
 
 
 def _search(assignment: Assignment, folders: JobFolders, host: HostFile, store: Bucket, start: StartProgram) -> UnsavedFiles:
@@ -106,7 +106,7 @@ def _search(assignment: Assignment, folders: JobFolders, host: HostFile, store: 
 
 
 def _is_untouched(folders: JobFolders, since: int) -> bool:
-    """Return True if the job has written no file to its folders; False, too, if this user cannot see it at a glance."""
+    """Return True if the job has written no file to its folders; False, too, if there are too many, or one is unreadable."""
     entries, pending = 0, [str(folders.package)]
     try:
         if any(path.stat().st_mtime_ns for path in folders.host_paths):
@@ -161,7 +161,7 @@ def _reap(process: RunningProgram, deadline: float) -> None:
 
 
 def _parse(printed: bytes) -> UnsavedFiles:
-    """Return the last line; others may have been printed before."""
+    """Parse the report in the last line; other lines may have been printed before."""
     report: Any = None
     with suppress(ValueError, IndexError, RecursionError):
         report = json.loads(printed.splitlines()[-1])

@@ -26,7 +26,7 @@ from hosts.tuner.measure import TrialMetrics, should_stop
 from hosts.tuner.process import METRIC_FILE, TrialChild, TrialUnit, trial_launcher
 from jobs import variables
 from jobs.bucket import BucketError, Conflict, TimeLimited
-from jobs.chunks import ChunkFolder, LogFilter, newest
+from jobs.chunks import ChunkFolder, LogFilter, last_entries
 from jobs.folder_bucket import open_bucket
 from jobs.ledger import Ledger, Stored, Trials
 from jobs.records import HostFile, Plan
@@ -371,7 +371,7 @@ def last_words(log: Path) -> str:
     time.sleep(_LOG_SECONDS)
     lines: list[dict[str, str]] = []
     with suppress(OSError, ValueError):
-        entries, _ = newest(ChunkFolder(log), LogFilter(_LOG_LINES))
+        entries, _ = last_entries(ChunkFolder(log), LogFilter(_LOG_LINES))
         lines = [json.loads(entry.line) for entry in entries if entry.line.startswith(b"{")]
     printed = [line for line in lines if line.get("message", "").strip()]
     loud = [line for line in printed if line.get("severity") in ("ERROR", "CRITICAL")]

@@ -108,9 +108,9 @@ def read_source(
     last_time = ""
     try:
         if position is None and log_filter.lines is not None:
-            entries: Iterable[chunks.LogEntry] = chunks.newest(source, log_filter)[0]
+            entries: Iterable[chunks.LogEntry] = chunks.last_entries(source, log_filter)[0]
         else:
-            start = position or chunks.first(source, log_filter)
+            start = position or chunks.first_position(source, log_filter)
             entries = chunks.ChunkReader(source, start, log_filter).entries()
         for entry in entries:
             line = parse_line(entry.line.decode("utf-8", "replace"), replica, last_time)

@@ -420,7 +420,7 @@ def _unreachable_notes(notify: str, job_id: str, inventory: Inventory) -> Iterat
     if host in {name for each in inventory.hosts for name in (each.name, each.address)} or host in _LOOPBACK:
         return
     how = f"fab wait {job_id} --json | curl --json @- URL on this machine sends the same record"
-    yield f"notify {notification.shown(notify)} will not arrive, as local hosts have no way out of the cluster: {how}"
+    yield f"notify {notification.redact_target(notify)} will not arrive, as local hosts have no way out of the cluster: {how}"
 
 
 def _missing_notes(notify: str, folder: str, files: Collection[str]) -> Iterator[str]:

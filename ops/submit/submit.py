@@ -21,8 +21,7 @@ from jobs import paths
 from jobs.background import Background
 from jobs.bucket import Bucket, BucketError
 from jobs.lease import ChangeTimer, Lease
-from jobs.notification import Notification
-from jobs.notification import shown as shown_target
+from jobs.notification import Notification, redact_target
 from jobs.queue import QueueEntry
 from jobs.queue_monitor import QueueMonitor
 from jobs.records import JobRecord, Plan
@@ -87,7 +86,7 @@ class Submission:
             labels=dict(self.job.labels),
             trainingInput=training_input,
             steps=None if self.job.study else last_step(self.job.args, self.job.declared.plan),
-            notification=Notification(shown_target(self.job.notify)) if self.job.notify else None,
+            notification=Notification(redact_target(self.job.notify)) if self.job.notify else None,
             manifest=manifest.summarize(self.manifest()),
         )
 

@@ -18,7 +18,7 @@ from benchmarks.measure import high_water, running
 from benchmarks.registry import Figure, benchmark, in_turn
 from benchmarks.stack import ROOT, BenchStack, say
 from infra.scale_tiers import ScaleTier
-from jobs.chunks import CHUNK_BYTES, Chunk, ChunkFolder, LogFilter, newest
+from jobs.chunks import CHUNK_BYTES, Chunk, ChunkFolder, LogFilter, last_entries
 from jobs.records import Plan
 from ops.logs import follow
 from ops.logs.lines import LogLine
@@ -198,7 +198,7 @@ def logs_bytes(_: BenchStack) -> Figure:
         with whole.open("ab") as file:
             file.write(content)
         source = _Counting(folder)
-        assert len(newest(source, LogFilter(100))[0]) == 100
+        assert len(last_entries(source, LogFilter(100))[0]) == 100
         before = _read_by_children()
         subprocess.run(["tail", "-n", "100", str(whole)], check=True, stdout=subprocess.DEVNULL)
         peer = _read_by_children() - before

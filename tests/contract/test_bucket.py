@@ -543,7 +543,7 @@ def test_a_machine_without_md5_for_security_reads_records(monkeypatch: pytest.Mo
     sums = [base64.b64encode(md5(content, usedforsecurity=False).digest()).decode() for content in (b"one", b"two")]
     record = base64.b64encode(zlib.compress(b"one")).decode()
     blobs = [SimpleNamespace(metadata={"record": record}, md5_hash=each) for each in sums]
-    assert [gcs_module._kept(blob) for blob in blobs] == [b"one", None]
+    assert [gcs_module._content_in_metadata(blob) for blob in blobs] == [b"one", None]
 
 
 def test_a_busy_server_is_retried(bucket: str, proxy: FaultProxy) -> None:

@@ -120,7 +120,7 @@ class _Chunks:
 def _stored(data: bytes) -> object:
     source = _Chunks(data)
     log_filter = chunks.LogFilter(5, "2026-01-01T00:00:00.000Z", "", "WARNING", "a")
-    return [*lines.read_source(source, "master-0", log_filter)], chunks.newest(source, log_filter)
+    return [*lines.read_source(source, "master-0", log_filter)], chunks.last_entries(source, log_filter)
 
 
 def _archive(data: bytes) -> object:

@@ -56,7 +56,7 @@ def test_a_program_reports_its_progress(make: Make) -> None:
     assert cluster.wait() == [0]
     assert cluster.job.progress is not None
     assert replace(cluster.job.progress, time="") == JobProgress(5, 9, None, None, 0.5, {"accuracy": 0.25})
-    warning = "a progress report is invalid, and such are dropped: step is -1. Valid: a whole number from 0 to 9007199254740992"
+    warning = "invalid progress reports are ignored: step is -1. Valid: a whole number from 0 to 9007199254740992"
     assert cluster.log("master-0", "WARNING") == [warning]
 
 

@@ -22,7 +22,7 @@ from waiting import scale, wait_for
 from hosts.agent import launcher_client
 from hosts.agent import trainer as trainer_module
 from hosts.agent.__main__ import spawn
-from hosts.agent.launcher_client import Launched, Launcher, request
+from hosts.agent.launcher_client import LaunchedProgram, Launcher, request
 from hosts.agent.log import Log
 from hosts.agent.process import Child, ProgramSpec, StartProgram
 from hosts.agent.supervisor import Assignment
@@ -377,8 +377,8 @@ def test_sigterm_reaches_the_main_process_or_all(
 
 
 def test_a_trainer_ends_with_its_agent(host: Host, tmp_path: Path) -> None:
-    first = Launched(
-        launcher_client._connected(host.address),
+    first = LaunchedProgram(
+        launcher_client._connect(host.address),
         request(run(host, "import time; time.sleep(600)"), str(host.bucket)),
         os.open(os.devnull, os.O_WRONLY),
     )
@@ -420,9 +420,9 @@ def test_the_end_of_an_earlier_program_is_not_reported_again(host: Host, tmp_pat
 
 def test_refusals_are_reported(host: Host, tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"'/bucket/jobs/b/job.json' is no place|not in the package"):
-        Launched(launcher_client._connected(host.address), {**GOOD, "cwd": "/etc"}, 1)
+        LaunchedProgram(launcher_client._connect(host.address), {**GOOD, "cwd": "/etc"}, 1)
     with pytest.raises(OSError, match=r"not whole, or too large|Broken pipe|reset"):
-        Launched(launcher_client._connected(host.address), {**GOOD, "env": {"A": "x" * (9 << 20)}}, 1)
+        LaunchedProgram(launcher_client._connect(host.address), {**GOOD, "env": {"A": "x" * (9 << 20)}}, 1)
     with pytest.raises(ValueError, match="null"):
         start_code(host, tmp_path, "a\0b")
 
@@ -535,7 +535,7 @@ def test_requests_of_clients_that_disconnected_are_dropped(host: Host, tmp_path:
     with (host.root / "run/launch.lock").open("w") as lock, Path(os.devnull).open() as output:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for fields, descriptors in (({"keep": ["job01"]}, []), (request_of_run, [output.fileno()])):
-            with launcher_client._connected(host.address) as channel:
+            with launcher_client._connect(host.address) as channel:
                 launcher_client._ask(channel, fields, descriptors)
     until(lambda: len(host.processes) == 2)
     assert [each.wait(PATIENCE) for each in host.processes] == [0, 0]

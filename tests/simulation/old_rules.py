@@ -85,7 +85,7 @@ def use_old_rule(rule: str) -> Iterator[None]:
         "blocked for ever": ("hosts.agent.agent.QueueMonitor", NeverClearsQueue),
         "a submitter wakes late": ("cluster.Submitter", WritesWithoutLease),
         "leaders by the wall clock": ("hosts.agent.reporter.Leader", LeadsByWallClock),
-        "hosts stay off": ("hosts.agent.leader.to_start", lambda job, view: []),
+        "hosts stay off": ("hosts.agent.leader.replicas_to_start", lambda job, view: []),
     }[rule]
     with mock.patch(target, replacement):
         yield

@@ -16,7 +16,7 @@ from replicahosts import until
 from waiting import wait_for
 
 from hosts.agent import diagnosis
-from hosts.agent.diagnosis import LIMIT, LINES, encoded, lines_of, redact
+from hosts.agent.diagnosis import LIMIT, LINES, encode, lines_of, redact
 from hosts.agent.lines import OutputLine
 from hosts.agent.log import Log
 from hosts.agent.supervisor import Assignment
@@ -92,18 +92,18 @@ def test_a_restarted_host_keeps_the_diagnosis_of_before(tmp_path: Path) -> None:
 
 def test_a_diagnosis_that_is_too_large_loses_its_oldest_lines_first() -> None:
     lines = [{"message": f"{n} " + "ä" * 4000} for n in range(LINES)]
-    content = encoded({"schema": 1, "lines": lines, "small": "here"})
+    content = encode({"schema": 1, "lines": lines, "small": "here"})
     assert len(content) <= LIMIT
     record = json.loads(content)
     assert record["small"] == "here"
     assert record["lines"] == lines[-len(record["lines"]) :]
     assert len(record["lines"]) == LINES // 2 - 1
-    record = json.loads(encoded({"schema": 1, "lines": lines, "tfConfig": "x" * LIMIT, "small": "here"}))
+    record = json.loads(encode({"schema": 1, "lines": lines, "tfConfig": "x" * LIMIT, "small": "here"}))
     assert record == {"schema": 1, "lines": [], "tfConfig": "left out, as it was too large", "small": "here"}
 
 
 def test_a_diagnosis_is_readable_json() -> None:
-    assert encoded({"schema": 1, "lines": ["é\udcff"]}) == '{\n "schema": 1,\n "lines": [\n  "é?"\n ]\n}\n'.encode()
+    assert encode({"schema": 1, "lines": ["é\udcff"]}) == '{\n "schema": 1,\n "lines": [\n  "é?"\n ]\n}\n'.encode()
 
 
 def test_the_last_lines_of_a_log_are_truncated(tmp_path: Path) -> None:
@@ -231,14 +231,14 @@ def test_a_diagnosis_is_complete_and_secrets_are_hidden_before_lines_are_truncat
 
 def test_the_clock_s_offset_is_the_host_s_time_minus_the_leader_s() -> None:
     job = JobRecord("job01", JobState.FAILED, endTime="2026-01-31T12:00:00.000Z", lease=Lease(holder="master-0/ab"))
-    record = diagnosis.of_job(job, "2026-01-31T12:10:00.500Z")
+    record = diagnosis.summarize_job(job, "2026-01-31T12:10:00.500Z")
     clock = {"leader": "master-0", "leaderTime": job.endTime, "time": "2026-01-31T12:10:00.500Z", "aheadSeconds": 600.5}
     assert record == {"jobId": "job01", "clock": clock}
-    assert diagnosis.of_job(replace(job, endTime=None), "2026-01-31T12:10:00.500Z")["clock"]["aheadSeconds"] is None
+    assert diagnosis.summarize_job(replace(job, endTime=None), "2026-01-31T12:10:00.500Z")["clock"]["aheadSeconds"] is None
 
 
 def test_the_end_of_a_trainer_is_described() -> None:
-    trainer = diagnosis.of_trainer(ReplicaRecord("ps-0", exitCode=137, signal=9, outOfMemory=True, memoryLimit=5))
+    trainer = diagnosis.summarize_trainer(ReplicaRecord("ps-0", exitCode=137, signal=9, outOfMemory=True, memoryLimit=5))
     assert (trainer["ended"], trainer["memoryLimit"]) == ("signal 9 (SIGKILL), out of memory", 5)
 
 

@@ -232,7 +232,7 @@ def test_files_that_cannot_be_written_raise_a_bucket_error(state: Path, obstacle
         plan = replace(plan, tasks={})
     else:
         (state / obstacle).write_text("a file")
-    with pytest.raises(BucketError, match="cannot be laid out here"):
+    with pytest.raises(BucketError, match="cannot be prepared here"):
         job_files(state).prepare(plan, "ps-0")
 
 

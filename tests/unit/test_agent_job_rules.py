@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hosts.agent.job_rules import PREEMPTED, View, decide, exit_message, stopped, termination_reason, to_start
+from hosts.agent.job_rules import PREEMPTED, View, decide, exit_message, replicas_to_start, stopped, termination_reason
 from jobs.firsterror import FirstError
 from jobs.records import Event, JobRecord, Plan, ReplicaRecord
 from jobs.states import TRANSITIONS, JobState, ReplicaState
@@ -27,7 +27,7 @@ START = "2026-01-31T11:30:00.000Z"
 def record(name: str, state: str = "RUNNING", code: int | None = None, **changes: Any) -> ReplicaRecord:
     signal = code - 128 if code and 128 < code < 255 else None
     base = ReplicaRecord(name, state=ReplicaState(state), exitCode=code, signal=signal, startTime=START, heartbeatTime=NOW)
-    base = replace(base, killed=state == "EXITED" and signal is not None)
+    base = replace(base, awaits_restart=state == "EXITED" and signal is not None)
     return replace(base, endTime=NOW if state == "EXITED" else None, **changes)
 
 
@@ -63,7 +63,7 @@ def test_a_job_prepares_and_runs_once_all_replicas_are_up() -> None:
 
 def test_the_chief_s_end_decides_though_others_fail() -> None:
     snapshot = view(
-        record("master-0", "EXITED", 0), record("worker-0", "EXITED", 1), cancel_requested=True, exited={"worker-0": 9.0}
+        record("master-0", "EXITED", 0), record("worker-0", "EXITED", 1), cancel_requested=True, since_exit={"worker-0": 9.0}
     )
     new = advance(job(runSeconds=1e9), snapshot)
     assert (new.state, new.errorMessage, new.endTime) == ("SUCCEEDED", "", NOW)
@@ -107,16 +107,16 @@ def succeeded(*names: str) -> list[ReplicaRecord]:
 
 
 def test_working_replicas_get_a_grace_period_when_the_chief_ends() -> None:
-    snapshot = view(CHIEF_DONE, *succeeded("worker-1"), plan=GRACE, exited={"master-0": 0.0})
+    snapshot = view(CHIEF_DONE, *succeeded("worker-1"), plan=GRACE, since_exit={"master-0": 0.0})
     updated = advance(job(), snapshot)
     cause = "the job is done by its successPolicy, but worker-0 still worked: up to 30 s are given (gracePeriod)"
     assert (updated.state, [event.cause for event in updated.events]) == ("RUNNING", [cause])
-    assert decide(updated, replace(snapshot, exited={"master-0": 29.9})) is None
-    over = advance(updated, replace(snapshot, exited={"master-0": 30.0}))
+    assert decide(updated, replace(snapshot, since_exit={"master-0": 29.9})) is None
+    over = advance(updated, replace(snapshot, since_exit={"master-0": 30.0}))
     assert (over.state, over.errorMessage) == ("SUCCEEDED", "")
     hint = "to wait longer, set a longer gracePeriod, or successPolicy: all"
     assert over.events[-1].cause == f"worker-0 still worked when the job ended, and was stopped: {hint}"
-    several = advance(updated, view(CHIEF_DONE, plan=GRACE, exited={"master-0": 30.0})).events[-1].cause
+    several = advance(updated, view(CHIEF_DONE, plan=GRACE, since_exit={"master-0": 30.0})).events[-1].cause
     assert several == f"worker-0, worker-1 still worked when the job ended, and were stopped: {hint}"
 
 
@@ -150,30 +150,31 @@ def test_the_grace_period_is_for_replicas_other_than_parameter_servers() -> None
 
 def test_failures_during_the_grace_period_do_not_fail_the_job() -> None:
     others = [record("worker-0", "EXITED", 1), record("ps-0", "EXITED", 137, crashLooping=True)]
-    snapshot = view(CHIEF_DONE, *others, plan=GRACE, exited={"worker-0": 9.0}, silence={"ps-0": 500.0})
+    snapshot = view(CHIEF_DONE, *others, plan=GRACE, since_exit={"worker-0": 9.0}, silence={"ps-0": 500.0})
     for state in (JobState.RUNNING, JobState.PREPARING):
         before, after = job(state), decide(job(state), snapshot)
         while after is not None:
             assert (after.state, after.attempt) in (("RUNNING", 0), ("PREPARING", 0))
             before, after = after, decide(after, snapshot)
-        assert advance(before, replace(snapshot, exited={"master-0": 30.0})).state == "SUCCEEDED"
+        assert advance(before, replace(snapshot, since_exit={"master-0": 30.0})).state == "SUCCEEDED"
 
 
 def test_success_policy_all_exempts_servers_and_optional_roles() -> None:
     plan = replace(ALL, replicas=[*NAMES, "evaluator-0"])
     evaluator = record("evaluator-0")
-    snapshot = view(CHIEF_DONE, *succeeded("worker-0"), evaluator, plan=plan, exited={"master-0": 1e6, "worker-0": 1e6})
+    snapshot = view(CHIEF_DONE, *succeeded("worker-0"), evaluator, plan=plan, since_exit={"master-0": 1e6, "worker-0": 1e6})
     assert decide(job(), snapshot) is None
     failed = record("worker-1", "EXITED", 1)
-    exited = {**snapshot.exited, "worker-1": 9.0}
+    exited = {**snapshot.since_exit, "worker-1": 9.0}
     assert (
-        advance(job(), replace(snapshot, replicas={**snapshot.replicas, "worker-1": failed}, exited=exited)).state == "FAILED"
+        advance(job(), replace(snapshot, replicas={**snapshot.replicas, "worker-1": failed}, since_exit=exited)).state
+        == "FAILED"
     )
     cancelled = advance(job(), replace(snapshot, cancel_requested=True))
     assert cancelled.state == "CANCELLING", "nothing is done yet"
-    last = view(*succeeded("master-0", "worker-0", "worker-1"), evaluator, plan=plan, exited=exited | {"worker-1": 0.0})
+    last = view(*succeeded("master-0", "worker-0", "worker-1"), evaluator, plan=plan, since_exit=exited | {"worker-1": 0.0})
     assert "evaluator-0 still worked" in advance(job(), last).events[-1].cause
-    assert advance(job(), replace(last, exited=exited | {"worker-1": 30.0})).state == "SUCCEEDED"
+    assert advance(job(), replace(last, since_exit=exited | {"worker-1": 30.0})).state == "SUCCEEDED"
     needed = replace(plan, optionalRoles=[])
     assert decide(job(), replace(last, plan=needed)) is None
 
@@ -194,9 +195,9 @@ def test_success_in_an_earlier_attempt_counts_unless_all_restart(policy: str, st
 @pytest.mark.parametrize(("name", "code"), [("worker-0", 1), ("ps-0", 127), ("master-0", 3), ("worker-0", 255)])
 def test_an_exit_fails_the_job_after_one_second(name: str, code: int) -> None:
     failed = record(name, "EXITED", code, errorMessage="Traceback\nValueError: x", firstError=ERROR)
-    snapshot = view(failed, exited={name: 0.99})
+    snapshot = view(failed, since_exit={name: 0.99})
     assert decide(job(), snapshot) is None
-    new = advance(job(), replace(snapshot, exited={name: 1.0}))
+    new = advance(job(), replace(snapshot, since_exit={name: 1.0}))
     sentence = f"The replica {name.replace('-', ' ')} exited with a non-zero status of {code}. First error: ValueError: x"
     assert (new.state, new.errorMessage) == ("FAILED", f"{sentence}\nTraceback\nValueError: x")
 
@@ -216,11 +217,13 @@ def test_a_program_that_failed_without_an_error_has_its_last_line() -> None:
 
 def test_the_wait_after_an_exit_is_at_most_one_heartbeat() -> None:
     quick = replace(PLAN, heartbeatSeconds=0.1)
-    assert advance(job(), view(record("ps-0", "EXITED", 1), plan=quick, exited={"ps-0": 0.1})).state == "FAILED"
+    assert advance(job(), view(record("ps-0", "EXITED", 1), plan=quick, since_exit={"ps-0": 0.1})).state == "FAILED"
 
 
 def test_the_first_to_exit_is_named() -> None:
-    snapshot = view(record("worker-0", "EXITED", 1), record("worker-1", "EXITED", 2), exited={"worker-0": 2.0, "worker-1": 3.0})
+    snapshot = view(
+        record("worker-0", "EXITED", 1), record("worker-1", "EXITED", 2), since_exit={"worker-0": 2.0, "worker-1": 3.0}
+    )
     assert advance(job(), snapshot).errorMessage == "The replica worker 1 exited with a non-zero status of 2."
 
 
@@ -236,7 +239,7 @@ def test_the_first_to_exit_is_named() -> None:
 @pytest.mark.parametrize("plan", [PLAN, RESTART_ALL])
 def test_an_exit_soon_after_a_kill_is_attributed_to_it(exited: float, killed: float, again: bool, plan: Plan) -> None:
     failed, restarted = record("worker-0", "EXITED", 1), record("ps-0", restarts=1)
-    snapshot = view(failed, restarted, plan=plan, exited={"worker-0": exited}, killed={"ps-0": killed})
+    snapshot = view(failed, restarted, plan=plan, since_exit={"worker-0": exited}, since_kill={"ps-0": killed})
     new = advance(job(), snapshot)
     if again:
         assert (new.state, new.attempt, new.restartsUsed, new.faults) == ("RUNNING", 1, 1, 0)
@@ -248,20 +251,20 @@ def test_an_exit_soon_after_a_kill_is_attributed_to_it(exited: float, killed: fl
 @pytest.mark.parametrize("plan", [PLAN, RESTART_ALL])
 def test_a_restart_code_before_an_exit_restarts_the_job(plan: Plan) -> None:
     failed = record("master-0", "EXITED", 1, errorMessage="no such column")
-    asks = record("worker-0", "EXITED", 42, killed=True, terminationReason="status 42")
-    late = view(failed, asks, plan=plan, exited={"master-0": 5.0, "worker-0": 4.9}, killed={"worker-0": 4.9})
+    asks = record("worker-0", "EXITED", 42, awaits_restart=True, terminationReason="status 42")
+    late = view(failed, asks, plan=plan, since_exit={"master-0": 5.0, "worker-0": 4.9}, since_kill={"worker-0": 4.9})
     assert (
         advance(job(), late).errorMessage
         == "The replica master 0 exited with a non-zero status of 1. Last line: no such column\nno such column"
     )
-    first = replace(late, killed={"worker-0": 5.0})
+    first = replace(late, since_kill={"worker-0": 5.0})
     again = advance(job(), first)
     assert (again.state, again.attempt) == ("RUNNING", 1)
     assert again.events == [Event(NOW, "worker 0 ended (status 42), and the others could not continue without it")]
     exhausted = advance(job(restartsUsed=2), first)
     assert exhausted.errorMessage == (
         "Worker 0 ended (status 42), and the others could not continue without it, and the job was started again "
-        f"{2 if plan.whole else 1} time{'s' if plan.whole else ''}. "
+        f"{2 if plan.restarts_all else 1} time{'s' if plan.restarts_all else ''}. "
         "The replica master 0 exited with a non-zero status of 1. Last line: no such column\nno such column"
     )
 
@@ -280,33 +283,33 @@ def test_a_restart_code_before_an_exit_restarts_the_job(plan: Plan) -> None:
 @pytest.mark.parametrize("plan", [PLAN, RESTART_ALL])
 def test_a_sigterm_soon_before_an_exit_may_be_caused_by_it(reason: str, since: float, attempt: int, plan: Plan) -> None:
     failed, ended = record("master-0", "EXITED", 1), record("worker-0", "EXITED", 143, terminationReason=reason)
-    snapshot = view(failed, ended, plan=plan, exited={"master-0": 5.0, "worker-0": since}, killed={"worker-0": since})
+    snapshot = view(failed, ended, plan=plan, since_exit={"master-0": 5.0, "worker-0": since}, since_kill={"worker-0": since})
     assert advance(job(), snapshot).attempt == attempt
 
 
 def test_a_sigterm_restarts_the_job_once_no_exit_can_be_its_cause() -> None:
     ended = record("worker-0", "EXITED", 143, terminationReason="signal 15 (SIGTERM)")
-    assert decide(job(), view(ended, plan=RESTART_ALL, killed={"worker-0": 0.9})) is None
-    assert advance(job(), view(ended, plan=RESTART_ALL, killed={"worker-0": 1.0})).attempt == 1
+    assert decide(job(), view(ended, plan=RESTART_ALL, since_kill={"worker-0": 0.9})) is None
+    assert advance(job(), view(ended, plan=RESTART_ALL, since_kill={"worker-0": 1.0})).attempt == 1
     killed = record("worker-1", "EXITED", 137)
-    new = advance(job(), view(ended, killed, plan=RESTART_ALL, killed={"worker-0": 0.9, "worker-1": 0.1}))
+    new = advance(job(), view(ended, killed, plan=RESTART_ALL, since_kill={"worker-0": 0.9, "worker-1": 0.1}))
     assert new.events == [Event(NOW, "worker 1 was killed (signal 9 (SIGKILL))")]
 
 
 def test_an_exit_is_not_attributed_to_the_replica_s_own_kill() -> None:
-    snapshot = view(record("worker-0", "EXITED", 1, restarts=1), exited={"worker-0": 2.0}, killed={"worker-0": 5.0})
+    snapshot = view(record("worker-0", "EXITED", 1, restarts=1), since_exit={"worker-0": 2.0}, since_kill={"worker-0": 5.0})
     assert advance(job(), snapshot).state == "FAILED"
 
 
 def test_a_verdict_waits_for_unresponsive_hosts() -> None:
     failed = record("worker-0", "EXITED", 1)
     for name, silence, waits in (("ps-0", 12.5, True), ("ps-0", 4.9, False), ("ps-0", 600.0, True), ("worker-0", 600.0, False)):
-        snapshot = view(failed, exited={"worker-0": 5.0}, silence={name: silence}, plan=replace(PLAN, maxWaitTime=1e9))
+        snapshot = view(failed, since_exit={"worker-0": 5.0}, silence={name: silence}, plan=replace(PLAN, maxWaitTime=1e9))
         new = decide(replace(job(), lostReplicas=[]), snapshot)
         assert (new is None or new.state == "RUNNING") == waits, (name, silence)
-    peer_done = view(failed, record("ps-0", "EXITED", 0), exited={"worker-0": 5.0}, silence={"ps-0": 60.0})
+    peer_done = view(failed, record("ps-0", "EXITED", 0), since_exit={"worker-0": 5.0}, silence={"ps-0": 60.0})
     assert advance(job(), peer_done).state == "FAILED"
-    optional = view(failed, plan=replace(PLAN, optionalRoles=["ps"]), exited={"worker-0": 5.0}, silence={"ps-0": 60.0})
+    optional = view(failed, plan=replace(PLAN, optionalRoles=["ps"]), since_exit={"worker-0": 5.0}, silence={"ps-0": 60.0})
     assert advance(job(), optional).state == "FAILED"
 
 
@@ -326,9 +329,9 @@ def test_a_verdict_waits_for_a_heartbeat_of_each_running_peer(
     peer: ReplicaRecord, silence: float, waits: bool, roles: list[str]
 ) -> None:
     failed, plan = record("worker-0", "EXITED", 1), replace(PLAN, optionalRoles=roles)
-    snapshot = view(failed, peer, plan=plan, exited={"worker-0": 5.0}, silence={"ps-0": silence})
+    snapshot = view(failed, peer, plan=plan, since_exit={"worker-0": 5.0}, silence={"ps-0": silence})
     assert (decide(job(), snapshot) is None) == waits
-    killed = replace(snapshot, replicas={**snapshot.replicas, "ps-0": record("ps-0", restarts=1)}, killed={"ps-0": 0.0})
+    killed = replace(snapshot, replicas={**snapshot.replicas, "ps-0": record("ps-0", restarts=1)}, since_kill={"ps-0": 0.0})
     assert advance(job(), killed).attempt == 1
 
 
@@ -338,14 +341,14 @@ def test_ends_in_an_earlier_attempt_are_ignored() -> None:
         record("worker-1", "EXITED", 137, restartsUsed=2),
         record("ps-0", "EXITED", 137, crashLooping=True),
     ]
-    assert decide(job(attempt=1), view(*old, exited={"worker-0": 9.0})) is None
+    assert decide(job(attempt=1), view(*old, since_exit={"worker-0": 9.0})) is None
 
 
 # A kill
 
 
 def test_a_kill_that_the_host_restarts_is_ignored_by_the_leader() -> None:
-    assert decide(job(), view(record("ps-0", "PREPARING", 137, restarts=1, restartsUsed=1), killed={"ps-0": 0.0})) is None
+    assert decide(job(), view(record("ps-0", "PREPARING", 137, restarts=1, restartsUsed=1), since_kill={"ps-0": 0.0})) is None
 
 
 def test_a_stopped_unit_is_expected_back() -> None:
@@ -374,7 +377,7 @@ def test_ten_good_minutes_reset_the_restarts() -> None:
 
 
 def test_restart_codes_count_however_long_the_attempt_ran() -> None:
-    ended = record("worker-0", "EXITED", 42, killed=True)
+    ended = record("worker-0", "EXITED", 42, awaits_restart=True)
     late = view(ended, plan=RESTART_ALL, in_state=1e4)
     first = advance(job(restartsUsed=2), late)
     assert (first.attempt, first.restartsUsed, first.faults) == (1, 1, 1)
@@ -399,8 +402,8 @@ def test_restart_codes_count_however_long_the_attempt_ran() -> None:
         view(
             record("worker-0", faults=1, terminationReason="signal 11 (SIGSEGV)"),
             record("worker-1", "EXITED", 1),
-            exited={"worker-1": 9.0},
-            killed={"worker-0": 9.0},
+            since_exit={"worker-1": 9.0},
+            since_kill={"worker-0": 9.0},
             in_state=1e4,
         ),
         view(plan=replace(PLAN, stallTimeout=900.0), since_output=900.0, in_state=1e4),
@@ -410,7 +413,7 @@ def test_restart_codes_count_however_long_the_attempt_ran() -> None:
 def test_faults_of_programs_do_not_restart_the_job_forever(cause: View) -> None:
     first = advance(job(restartsUsed=1), cause)
     assert (first.state, first.attempt, first.restartsUsed, first.faults) == ("RUNNING", 1, 1, 1)
-    limit = cause.plan.maxRestarts if cause.plan.whole else cause.plan.maxRetries
+    limit = cause.plan.maxRestarts if cause.plan.restarts_all else cause.plan.maxRetries
     assert advance(job(restartsUsed=limit, faults=limit), cause).state == "FAILED"
 
 
@@ -634,7 +637,7 @@ _records = st.builds(
     state=st.sampled_from(ReplicaState),
     exitCode=st.sampled_from([None, 0, 1, 2, 127, 128, 137, 143, 255]),
     signal=st.sampled_from([None, 9, 15]),
-    killed=st.booleans(),
+    awaits_restart=st.booleans(),
     restarts=st.integers(0, 3),
     restartsUsed=st.integers(0, 3),
     attempt=st.integers(0, 2),
@@ -682,12 +685,14 @@ def test_decide_makes_only_valid_transitions(before: JobRecord, snapshot: View) 
         assert after.attempt - before.attempt in (0, 1)
         assert set(before.droppedReplicas) <= set(after.droppedReplicas) or after.droppedReplicas == []
         assert snapshot.plan.chief not in after.droppedReplicas
-    limit = snapshot.plan.maxRestarts if snapshot.plan.whole else snapshot.plan.maxRetries
+    limit = snapshot.plan.maxRestarts if snapshot.plan.restarts_all else snapshot.plan.maxRetries
     assert after.restartsUsed <= max(limit, before.restartsUsed)
 
 
 @given(_jobs, _views)
-@example(job(), View(PLAN, {"worker-0": record("worker-0", "EXITED", 1)}, NOW, killed={"master-0": 0.0}))  # its record is lost
+@example(
+    job(), View(PLAN, {"worker-0": record("worker-0", "EXITED", 1)}, NOW, since_kill={"master-0": 0.0})
+)  # its record is lost
 def test_decide_reaches_a_fixed_point(before: JobRecord, snapshot: View) -> None:
     # For a new attempt the leader sets `in_state` and `since_output` to 0.
     steps = 0
@@ -714,7 +719,7 @@ def test_a_job_whose_chief_is_done_never_fails(before: JobRecord, snapshot: View
 def test_an_exit_without_a_kill_never_restarts_the_job(before: JobRecord, snapshot: View) -> None:
     failed = record("worker-0", "EXITED", 1, attempt=before.attempt)
     snapshot = replace(
-        snapshot, killed={}, silence={}, replicas={**snapshot.replicas, "worker-0": failed}, exited={"worker-0": 60.0}
+        snapshot, since_kill={}, silence={}, replicas={**snapshot.replicas, "worker-0": failed}, since_exit={"worker-0": 60.0}
     )
     after = decide(before, snapshot)
     assert after is None or after.attempt == before.attempt
@@ -723,9 +728,9 @@ def test_an_exit_without_a_kill_never_restarts_the_job(before: JobRecord, snapsh
 def test_a_failed_study_has_its_own_error_message() -> None:
     tuned = replace(PLAN, study=Study([]))
     failed = record("worker-0", "EXITED", 1, errorMessage="Trial 3: x\nerror: trial 3 FAILED\nerror: 3 of 4 trials FAILED\nbye")
-    ended = advance(job(), view(failed, plan=tuned, exited={"worker-0": 60.0}))
+    ended = advance(job(), view(failed, plan=tuned, since_exit={"worker-0": 60.0}))
     assert (ended.state, ended.errorMessage) == (JobState.FAILED, "3 of 4 trials FAILED")
-    ended = advance(job(), view(failed, exited={"worker-0": 60.0}))
+    ended = advance(job(), view(failed, since_exit={"worker-0": 60.0}))
     assert ended.errorMessage.startswith("The replica worker 0 exited with a non-zero status of 1.")
 
 
@@ -738,31 +743,31 @@ def test_a_preempted_host_is_lost_at_once_and_started_once_it_stopped() -> None:
     new = advance(job(), snapshot)
     cause = "worker-0 is preempted: its host will be started, else the job is FAILED in 100 s"
     assert (new.state, new.lostReplicas, new.events[-1].cause) == ("RUNNING", ["worker-0"], cause)
-    assert to_start(new, snapshot) == []
+    assert replicas_to_start(new, snapshot) == []
     off = replace(snapshot, silence={"worker-0": 12.5})
-    assert to_start(new, off) == ["worker-0"]
-    assert to_start(new, replace(off, startable=())) == []
+    assert replicas_to_start(new, off) == ["worker-0"]
+    assert replicas_to_start(new, replace(off, startable=())) == []
     for other in (job(JobState.CANCELLING), job(JobState.FAILED), job(droppedReplicas=["worker-0"])):
-        assert to_start(other, off) == []
-    assert to_start(new, replace(off, cancel_requested=True)) == []
+        assert replicas_to_start(other, off) == []
+    assert replicas_to_start(new, replace(off, cancel_requested=True)) == []
 
 
 def test_an_unresponsive_host_is_started() -> None:
     silent = view(startable=NAMES, silence={"worker-0": 60.0, "ps-0": 59.9})
-    assert to_start(job(), silent) == ["worker-0"]
+    assert replicas_to_start(job(), silent) == ["worker-0"]
     never = View(PLAN, {"master-0": record("master-0")}, NOW, silence={"ps-0": 60.0}, startable=NAMES)
-    assert to_start(job(JobState.PREPARING), never) == ["ps-0"]
+    assert replicas_to_start(job(JobState.PREPARING), never) == ["ps-0"]
     finished = view(record("worker-0", "EXITED", 0), startable=NAMES, silence={"worker-0": 600.0})
-    assert to_start(job(), finished) == []
+    assert replicas_to_start(job(), finished) == []
 
 
 @pytest.mark.parametrize("plan", [PLAN, RESTART_ALL])
 def test_an_exit_after_a_preemption_waits_for_the_host(plan: Plan) -> None:
     preempted, failed = record("worker-0", "EXITED", 143, preempted=True), record("ps-0", "EXITED", 1)
     known = job(lostReplicas=["worker-0"])
-    assert decide(known, view(preempted, failed, plan=plan, exited={"ps-0": 50.0}, killed={"worker-0": 50.0})) is None
+    assert decide(known, view(preempted, failed, plan=plan, since_exit={"ps-0": 50.0}, since_kill={"worker-0": 50.0})) is None
     restarted = record("worker-0", restarts=1, terminationReason=PREEMPTED)
-    back = advance(known, view(restarted, failed, plan=plan, exited={"ps-0": 50.0}, killed={"worker-0": 0.0}))
+    back = advance(known, view(restarted, failed, plan=plan, since_exit={"ps-0": 50.0}, since_kill={"worker-0": 0.0}))
     assert (back.attempt, back.restartsUsed) == (1, 0)
     assert back.events[-1].cause == "worker 0 was preempted, and the others could not continue without it"
 

@@ -178,7 +178,7 @@ def test_the_run_time_continues_under_another_leader(bucket: Bucket) -> None:
 
 def test_a_good_attempt_restores_restarts_although_the_leader_changes(bucket: Bucket) -> None:
     plan = replace(PLAN, restartPolicy="all", maxRestarts=1)
-    ended = {"state": ReplicaState.EXITED, "exitCode": 137, "signal": 9, "killed": True}
+    ended = {"state": ReplicaState.EXITED, "exitCode": 137, "signal": 9, "awaits_restart": True}
     for attempt in range(3):
         for incarnation in ("before", "after a reboot"):
             leader = bucket.leading(incarnation=incarnation, plan=plan)
@@ -300,16 +300,16 @@ def test_the_leader_times_silence_exits_and_kills_of_this_attempt(bucket: Bucket
         state("master-0", exited, exitCode=0, attempt=0),
         state("worker-0"),
         state("worker-1", restarts=1),
-        state("worker-2", exited, exitCode=137, signal=9, killed=True),
+        state("worker-2", exited, exitCode=137, signal=9, awaits_restart=True),
         state("worker-3"),
         state("worker-4", exited, exitCode=1),
-        state("ps-0", exited, exitCode=1, attempt=0, restarts=1, killed=True),
+        state("ps-0", exited, exitCode=1, attempt=0, restarts=1, awaits_restart=True),
     ]
     plan = replace(PLAN, replicas=[*(record.name for record in records), "ps-1"], lostAfterSeconds=4.0)
     leader, job = bucket.leader("worker-0", plan=plan), replace(bucket.job, attempt=1)
     for beat in range(3):
         beats = {r.name: r if r.name == "worker-3" else replace(r, heartbeatSeq=beat) for r in records}
-        view = leader._look(job, beats, True)
+        view = leader._view(job, beats, True)
         bucket.clock.pass_(2.0)
     silent = dict.fromkeys(plan.replicas, 0.0) | {"worker-3": 4.0, "ps-1": 4.0}
     ended = dict.fromkeys(("master-0", "worker-2", "worker-4"), 4.0)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from waiting import limit
 
-from hosts.agent.__main__ import notify
+from hosts.agent.__main__ import notify_systemd
 from hosts.agent.config import load
 from jobs.records import HostFile
 from jobs.serialization import RecordError
@@ -83,11 +83,11 @@ def test_notify_reaches_systemd_if_there_is_one(address: str, socket_folder: Pat
         systemd.bind("\0" + address[1:] if address.startswith("@") else address)
         systemd.settimeout(10)
         monkeypatch.setenv("NOTIFY_SOCKET", address)
-        notify("READY=1", "STATUS=job job01")
+        notify_systemd("READY=1", "STATUS=job job01")
         assert systemd.recv(4096) == b"READY=1\nSTATUS=job job01"
-    notify("STATUS=nobody listens")
+    notify_systemd("STATUS=nobody listens")
     monkeypatch.delenv("NOTIFY_SOCKET")
-    notify("STATUS=nobody is there")
+    notify_systemd("STATUS=nobody is there")
 
 
 def test_a_local_bucket_does_not_import_fsspec(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def test_a_kill_is_restarted_up_to_the_limit() -> None:
         record = run_and_end(record, -9)
         states.append((record.state, record.restarts, record.restartsUsed))
     assert states == [(PREPARING, 1, 1), (PREPARING, 2, 2), (EXITED, 2, 2)]
-    assert record.killed
+    assert record.awaits_restart
     assert not record.crashLooping
     assert record.events == [Event(NOW, "signal 9 (SIGKILL)")] * 2
 
@@ -60,7 +60,7 @@ def test_three_equal_early_ends_are_a_crash_loop(ends: list[tuple[int, float]], 
         record = run_and_end(record, code, seconds, plan=plan)
         failures.append(record.consecutiveFailures)
     assert failures == expected
-    assert record.crashLooping == record.killed == (expected[-1] == 3)
+    assert record.crashLooping == record.awaits_restart == (expected[-1] == 3)
     assert record.state == (EXITED if record.crashLooping else PREPARING)
 
 
@@ -105,7 +105,7 @@ def test_out_of_memory_is_recorded_until_the_next_end_of_a_trainer() -> None:
 def test_restart_policy_all_leaves_a_kill_to_the_leader() -> None:
     ended = run_and_end(RUNNING, -9, plan=RESTART_ALL)
     assert (ended.state, ended.exitCode, ended.restarts) == (EXITED, 137, 0)
-    assert ended.killed
+    assert ended.awaits_restart
     optional = run_and_end(RUNNING, -9, plan=replace(RESTART_ALL, optionalRoles=["worker"]))
     assert (optional.state, optional.restarts) == (PREPARING, 1)
     assert rules.resume(RESTART_ALL, "worker-0", 0, RUNNING, NOW).state == EXITED
@@ -121,14 +121,14 @@ def test_an_exit_is_not_restarted() -> None:
 @pytest.mark.parametrize("code", [128, 130, 137, 143, 255])
 def test_a_high_code_is_no_signal(code: int) -> None:
     ended = run_and_end(RUNNING, code)
-    assert (ended.state, ended.killed, ended.exitCode, ended.signal) == (EXITED, False, code, None)
+    assert (ended.state, ended.awaits_restart, ended.exitCode, ended.signal) == (EXITED, False, code, None)
 
 
 def test_restart_codes_use_restarts_permanently() -> None:
     record, states = RUNNING, []
     for _ in range(3):
         record = run_and_end(record, 42, 600.0)
-        states.append((record.state, record.restarts, record.restartsUsed, record.killed))
+        states.append((record.state, record.restarts, record.restartsUsed, record.awaits_restart))
     assert states == [(PREPARING, 1, 1, False), (PREPARING, 2, 2, False), (EXITED, 2, 2, True)]
     assert (
         run_and_end(replace(record, restartsUsed=4, faults=1), -9, 600.0, plan=replace(PLAN, maxRestarts=9)).restartsUsed == 2
@@ -153,7 +153,7 @@ def test_faults_of_a_program_count_however_late_they_happen(ends_by: list[tuple[
         status, memory = ends_by[starts % len(ends_by)]
         record = run_and_end(record, status, 620.0, memory=memory, plan=plan)
         starts += 1
-    assert (record.state, record.killed, record.crashLooping) == (EXITED, True, False)
+    assert (record.state, record.awaits_restart, record.crashLooping) == (EXITED, True, False)
     assert starts <= 2 * (plan.maxRestarts + 1)
     assert rules.for_attempt(record, 1).faults == 0
 
@@ -169,7 +169,7 @@ def test_signals_do_not_count_against_a_trainer_that_ran_well(status: int) -> No
 def test_a_study_s_codes_apply_to_trials_only() -> None:
     tuned = replace(PLAN, study=Study([]), restartCodes=[1], permanentCodes=[143])
     assert run_and_end(RUNNING, 1, plan=tuned).state == EXITED
-    assert not run_and_end(RUNNING, 1, plan=tuned).killed
+    assert not run_and_end(RUNNING, 1, plan=tuned).awaits_restart
 
 
 def test_the_wait_before_a_restart_grows_up_to_a_limit() -> None:
@@ -186,7 +186,7 @@ def test_resume_counts_a_trainer_that_died_with_its_host_as_a_kill() -> None:
     assert (killed.state, killed.restarts, killed.restartsUsed, killed.exitCode) == (PREPARING, 1, 1, 137)
     assert (killed.outOfMemory, killed.errorMessage) == (False, "")
     assert killed.events[-1].cause == "the replica or its host was stopped"
-    stopped = rules.resume(PLAN, "worker-0", 0, rules.after_stop(RUNNING, 143, NOW, killed=True), NOW)
+    stopped = rules.resume(PLAN, "worker-0", 0, rules.after_stop(RUNNING, 143, NOW, awaits_restart=True), NOW)
     assert (stopped.state, stopped.restarts, stopped.exitCode) == (PREPARING, 1, 143)
     assert stopped.events[-1].cause == "the unit was stopped"
     never = rules.resume(PLAN, "worker-0", 0, replace(RUNNING, state=EXITED), NOW)
@@ -200,7 +200,7 @@ def test_resume_keeps_a_final_or_waiting_record() -> None:
         {"exitCode": 0},
         {"exitCode": 3},
         {"exitCode": 137},
-        {"exitCode": 137, "killed": True, "crashLooping": True},
+        {"exitCode": 137, "awaits_restart": True, "crashLooping": True},
     ):
         record = replace(RUNNING, state=EXITED, **changes)  # type: ignore[arg-type]
         assert rules.resume(PLAN, "worker-0", 0, record, NOW) == record
@@ -223,20 +223,20 @@ def test_another_attempt_resets_all_but_a_chief_that_succeeded() -> None:
 
 
 def test_a_new_attempt_and_a_start_forget_an_end() -> None:
-    ended = {"state": EXITED, "exitCode": 137, "signal": 9, "killed": True, "endTime": NOW, "errorMessage": "tail"}
+    ended = {"state": EXITED, "exitCode": 137, "signal": 9, "awaits_restart": True, "endTime": NOW, "errorMessage": "tail"}
     record = replace(RUNNING, **ended, starts=2, restarts=2, restartsUsed=2, faults=1, crashLooping=True)  # type: ignore[arg-type]
-    fresh = {"restarts": 0, "restartsUsed": 0, "faults": 0, "crashLooping": False, "killed": False, "errorMessage": ""}
+    fresh = {"restarts": 0, "restartsUsed": 0, "faults": 0, "crashLooping": False, "awaits_restart": False, "errorMessage": ""}
     again = rules.for_attempt(record, 3)
     assert again == replace(record, state=PREPARING, attempt=3, **fresh)  # type: ignore[arg-type]
-    started = rules.started(replace(again, killed=True, errorMessage="tail"), "later")
+    started = rules.started(replace(again, awaits_restart=True, errorMessage="tail"), "later")
     assert started == replace(RUNNING, attempt=3, starts=3, lastStartTime="later")
 
 
 def test_a_stop_keeps_the_earlier_end() -> None:
     done = replace(RUNNING, state=EXITED, exitCode=0)
-    assert rules.after_stop(done, 143, NOW, killed=True) == done
+    assert rules.after_stop(done, 143, NOW, awaits_restart=True) == done
     for killed in (False, True):
-        stopped = replace(RUNNING, state=EXITED, exitCode=143, endTime=NOW, killed=killed)
+        stopped = replace(RUNNING, state=EXITED, exitCode=143, endTime=NOW, awaits_restart=killed)
         assert rules.after_stop(RUNNING, 143, NOW, killed) == stopped
     assert rules.after_stop(RUNNING, None, NOW, False) == replace(RUNNING, state=EXITED, endTime=NOW)
 
@@ -263,7 +263,7 @@ _records = st.builds(
     name=st.just("worker-0"),
     state=st.sampled_from(ReplicaState),
     exitCode=st.none() | st.integers(0, 255),
-    killed=st.booleans(),
+    awaits_restart=st.booleans(),
     restarts=st.integers(0, 3),
     restartsUsed=st.integers(0, PLAN.maxRestarts),
     faults=st.integers(0, PLAN.maxRestarts),
@@ -280,7 +280,7 @@ def test_restarts_stay_within_the_plan_s_limit(record: ReplicaRecord, status: in
         assert (ended.state == PREPARING) == (
             again and (record.faults if seconds >= 600.0 else record.restartsUsed) < PLAN.maxRestarts
         )
-        assert ended.killed == (again and ended.state == EXITED)
+        assert ended.awaits_restart == (again and ended.state == EXITED)
 
 
 @given(_records, st.integers(0, 3))
@@ -296,13 +296,13 @@ def test_resumes_stay_within_the_plan_s_limit(record: ReplicaRecord, attempt: in
 
 @pytest.mark.parametrize("state", [ReplicaState.RUNNING, EXITED])
 def test_a_preemption_uses_no_restart(state: ReplicaState) -> None:
-    ended = {"exitCode": 143, "killed": True} if state is EXITED else {}
+    ended = {"exitCode": 143, "awaits_restart": True} if state is EXITED else {}
     preempted = replace(RUNNING, state=state, **ended, preempted=True, restarts=7, restartsUsed=2)
     back = rules.resume(PLAN, "worker-0", 0, preempted, NOW)
     assert (back.state, back.restarts, back.restartsUsed, back.preempted) == (PREPARING, 8, 2, False)
     assert back.events == [Event(NOW, "its host was preempted")]
     restart_all = rules.resume(RESTART_ALL, "worker-0", 0, preempted, NOW)
-    assert (restart_all.killed, restart_all.preempted) == (True, False), "its peers restart with it"
+    assert (restart_all.awaits_restart, restart_all.preempted) == (True, False), "its peers restart with it"
     crashed = rules.resume(PLAN, "worker-0", 0, rules.started(back, NOW), NOW)
     assert (crashed.state, crashed.terminationReason) == (EXITED, ""), "a later end counts"
 

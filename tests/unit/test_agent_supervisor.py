@@ -161,7 +161,9 @@ def test_slow_starts_are_no_crash_loop() -> None:
     assert (host.record.state, host.record.restartsUsed, host.record.consecutiveFailures) == ("PREPARING", PLAN.maxRestarts, 0)
     host.clock.pass_(100.0)
     host.supervisor.step()
-    assert (host.record.state, host.record.killed, host.record.crashLooping) == ("EXITED", True, False), "the leader decides"
+    assert (host.record.state, host.record.awaits_restart, host.record.crashLooping) == ("EXITED", True, False), (
+        "the leader decides"
+    )
 
 
 def test_no_trainer_runs_before_the_job_s_record_was_read() -> None:
@@ -320,7 +322,7 @@ def test_a_stopped_unit_stops_its_trainer(host: Host) -> None:
 
 
 def test_a_trainer_that_exits_with_143_on_a_preempted_host_is_restarted(host: Host) -> None:
-    assert not host.record.killed
+    assert not host.record.awaits_restart
     host.supervisor.set_preempted()
     host.ends(143)  # SIGTERM came from the machine, not from the agent
     assert (host.record.state, host.record.restarts) == ("RUNNING", 1)
@@ -378,7 +380,7 @@ def test_restart_policy_all_waits_for_the_leader() -> None:
     host = Host(plan=replace(PLAN, restartPolicy="all"))
     host.orders(0)
     host.ends(-9)
-    assert (len(host.children), host.record.killed) == (1, True)
+    assert (len(host.children), host.record.awaits_restart) == (1, True)
     assert host.messages[-1] == ("ERROR", "trainer ended by signal 9 (SIGKILL)")
     host.orders(1)
     assert (len(host.children), host.record.attempt) == (2, 1)

@@ -16,7 +16,7 @@ from waiting import wait_for
 
 from hosts.agent import log as log_module
 from hosts.agent import trainer as trainer_module
-from hosts.agent.log import Log, moment
+from hosts.agent.log import Log, format_time
 from hosts.agent.process import Child, ProgramSpec
 from hosts.agent.replica_rules import Exit
 from hosts.agent.trainer import TAIL_CHARACTERS, TAIL_LINES, Trainer
@@ -72,7 +72,7 @@ class Started:
     def ends(self, status: int = 0, left: int = 0) -> Exit | None:
         with suppress(OSError):
             os.close(self.process.output)
-        self.process.exit = Exit(status, left=left)
+        self.process.exit = Exit(status, processes_left=left)
         return self.trainer.poll()
 
     def logged(self) -> list[str]:
@@ -91,7 +91,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def line(severity: str, message: str) -> str:
     text = message.replace('"', '\\"')
-    return f'{{"time": "{moment(NOW)}", "severity": "{severity}", "replica": "master-0", "message": "{text}"}}'
+    return f'{{"time": "{format_time(NOW)}", "severity": "{severity}", "replica": "master-0", "message": "{text}"}}'
 
 
 def test_a_trainer_s_output_is_logged_and_searched_for_errors_and_progress(tmp_path: Path, clock: list[float]) -> None:
@@ -106,11 +106,9 @@ def test_a_trainer_s_output_is_logged_and_searched_for_errors_and_progress(tmp_p
     end = started.ends(3)
     assert (end, started.process.calls) == (Exit(3), ["reap"])
     assert trainer.tail.split("\n") == ["zero", *printed[:-1], "x" * TAIL_CHARACTERS]
-    assert trainer.first_error == FirstError(moment(NOW), "ERROR:root:no such column")
-    assert trainer.progress == JobProgress(5, 9, time=moment(NOW))
-    complaint = (
-        "a progress report is invalid, and such are dropped: step is -1. Valid: a whole number from 0 to 9007199254740992"
-    )
+    assert trainer.first_error == FirstError(format_time(NOW), "ERROR:root:no such column")
+    assert trainer.progress == JobProgress(5, 9, time=format_time(NOW))
+    complaint = "invalid progress reports are ignored: step is -1. Valid: a whole number from 0 to 9007199254740992"
     assert started.logged() == [
         *(line("INFO", text) for text in ("zero", *printed[:3])),
         line("ERROR", printed[3]),
@@ -157,7 +155,7 @@ def test_processes_that_a_program_left_are_reported_unless_it_was_stopped(
     started = Started(tmp_path)
     if stops:
         started.trainer.stop(9.0)
-    assert started.ends(left=left) == Exit(0, left=left)
+    assert started.ends(left=left) == Exit(0, processes_left=left)
     running = f"{left} of its processes still ran when the program ended with 0, and {verb} ended"
     warning = line("WARNING", f"{running}: it must wait for what it starts in the background")
     assert started.logged() == ([] if stops else [warning])

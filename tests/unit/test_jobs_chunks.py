@@ -29,8 +29,8 @@ from jobs.chunks import (
     SlowError,
     chunks_of,
     chunks_to_remove,
-    first,
-    newest,
+    first_position,
+    last_entries,
 )
 
 INCARNATION = 1769860800
@@ -83,7 +83,7 @@ def test_the_newest_lines_and_later_ones_are_the_whole_log(log: list[bytes], cou
     source = ChunksInMemory(log, chunk_sizes(len(log)), b"half")
     chunks._FROM_THE_END, before = step, chunks._FROM_THE_END
     try:
-        entries, position = newest(source, LogFilter(count))
+        entries, position = last_entries(source, LogFilter(count))
     finally:
         chunks._FROM_THE_END = before
     assert lines_of(entries) == log[max(len(log) - count, 0) :]
@@ -110,8 +110,8 @@ def test_a_log_is_read_in_blocks(block: int, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(chunks, "_FROM_THE_END", block)
     log = [b"", b"one", b"longer than a block", b"x" * 20, b""]
     source = ChunksInMemory(log, [4, 1], b"half")
-    assert lines_of(ChunkReader(source).entries()) == lines_of(newest(source, LogFilter(9))[0]) == log
-    assert newest(source, LogFilter(1))[1] == list(ChunkReader(source).entries())[-1].position
+    assert lines_of(ChunkReader(source).entries()) == lines_of(last_entries(source, LogFilter(9))[0]) == log
+    assert last_entries(source, LogFilter(1))[1] == list(ChunkReader(source).entries())[-1].position
 
 
 def test_another_host_s_log_follows_the_earlier_one() -> None:
@@ -185,14 +185,14 @@ def test_a_cut_is_reported_in_its_place() -> None:
     }
     lines = lines_of(ChunkReader(source).entries())
     assert lines == [*log[:5], json.dumps(gap, ensure_ascii=False).encode(), *log[25:]]
-    assert lines_of(newest(source, LogFilter(100))[0]) == lines
-    assert lines_of(newest(source, LogFilter(5))[0]) == log[25:]
-    assert [lines_of(newest(source, LogFilter(count))[0]) for count in (6, 7)] == [lines[-6:], lines[-7:]]
+    assert lines_of(last_entries(source, LogFilter(100))[0]) == lines
+    assert lines_of(last_entries(source, LogFilter(5))[0]) == log[25:]
+    assert [lines_of(last_entries(source, LogFilter(count))[0]) for count in (6, 7)] == [lines[-6:], lines[-7:]]
     time = json.loads(log[26])["time"]
-    assert lines_of(newest(source, LogFilter(100, since=time))[0]) == log[26:], "the gap is earlier than that"
+    assert lines_of(last_entries(source, LogFilter(100, since=time))[0]) == log[26:], "the gap is earlier than that"
     source.files.pop(names[0])
     assert "25 lines" in json.loads(lines_of(ChunkReader(source).entries())[0])["message"]
-    assert lines_of(newest(source, LogFilter(100))[0]) == lines_of(ChunkReader(source).entries())
+    assert lines_of(last_entries(source, LogFilter(100))[0]) == lines_of(ChunkReader(source).entries())
 
 
 def messages_of(entries: list[LogEntry] | Iterator[LogEntry]) -> list[str]:
@@ -218,14 +218,14 @@ def test_a_reader_from_the_middle_counts_lines_from_the_next_chunk_on() -> None:
 def test_the_size_of_what_was_cut(size: int, shown: str) -> None:
     source = ChunksInMemory([], [])
     source.files = {Chunk(INCARNATION, size, 9, 0).name: text(1, message="last") + b"\n"}
-    for entries in (ChunkReader(source).entries(), newest(source, LogFilter(5))[0]):
+    for entries in (ChunkReader(source).entries(), last_entries(source, LogFilter(5))[0]):
         assert messages_of(entries) == [f"… 9 lines, {shown} cut …", "last"]
 
 
 def test_a_chunk_s_empty_first_line_counts() -> None:
     source = ChunksInMemory([b"", b"one"], [2])
     source.files[Chunk(INCARNATION, 20, 7, 0).name] = text(1, message="last") + b"\n"
-    for entries in (list(ChunkReader(source).entries()), newest(source, LogFilter(9))[0]):
+    for entries in (list(ChunkReader(source).entries()), last_entries(source, LogFilter(9))[0]):
         assert lines_of(entries)[:2] == [b"", b"one"]
         assert messages_of(entries[2:]) == ["… 5 lines, 15 bytes cut …", "last"]
 
@@ -233,19 +233,21 @@ def test_a_chunk_s_empty_first_line_counts() -> None:
 def test_a_new_incarnation_is_no_gap() -> None:
     source = ChunksInMemory([b"one"], [1])
     source.files[Chunk(INCARNATION + 1, 0, 0, 0).name] = b"two\n"
-    assert lines_of(newest(source, LogFilter(9))[0]) == lines_of(ChunkReader(source).entries()) == [b"one", b"two"]
+    assert lines_of(last_entries(source, LogFilter(9))[0]) == lines_of(ChunkReader(source).entries()) == [b"one", b"two"]
 
 
 def test_an_empty_log() -> None:
     source = ChunksInMemory([], [])
-    assert newest(source, LogFilter(5)) == ([], BEGINNING) == ([], (0, 0))
-    assert first(source, LogFilter(since="2026")) == first(ChunksInMemory([b"x"], [1]), LogFilter()) == BEGINNING
+    assert last_entries(source, LogFilter(5)) == ([], BEGINNING) == ([], (0, 0))
+    assert (
+        first_position(source, LogFilter(since="2026")) == first_position(ChunksInMemory([b"x"], [1]), LogFilter()) == BEGINNING
+    )
     assert list(ChunkReader(source).entries()) == []
 
 
 def test_a_reader_at_the_end_considers_only_the_last_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     source = ChunksInMemory([text(n) for n in range(30)], [10] * 3)
-    reader = ChunkReader(source, newest(source, LogFilter(0))[1])
+    reader = ChunkReader(source, last_entries(source, LogFilter(0))[1])
     considered = list[int]()
     monkeypatch.setattr(chunks, "chunks_of", lambda sizes: considered.append(len(sizes)) or chunks_of(sizes))
     assert [list(reader.entries()) for _ in range(2)] == [[], []]
@@ -272,11 +274,11 @@ def test_lines_between_two_times(since: int, until: int, count: int | None) -> N
     log_filter = LogFilter(count, json.loads(text(since))["time"], json.loads(text(until))["time"])
     expected = log[since : until + 1]
     if count:
-        entries, behind = newest(source, log_filter)
+        entries, behind = last_entries(source, log_filter)
         assert lines_of(entries) == expected[-count:]
         assert behind == Position(INCARNATION, sum(len(line) + 1 for line in log)), "it is behind the whole log"
     else:
-        assert lines_of(ChunkReader(source, first(source, log_filter), log_filter).entries()) == expected
+        assert lines_of(ChunkReader(source, first_position(source, log_filter), log_filter).entries()) == expected
 
 
 @pytest.mark.parametrize("sizes", [[5, 5, 5, 5], [4, 3, 7, 6], [20], [6, 14]])
@@ -286,7 +288,7 @@ def test_lines_before_a_time_are_found_although_a_clock_was_set_back(sizes: list
     source, log_filter = ChunksInMemory(log, sizes), LogFilter(until=json.loads(text(until))["time"])
     expected = [line for line in log if log_filter.matches(line)]
     assert lines_of(ChunkReader(source, log_filter=log_filter).entries()) == expected
-    assert lines_of(newest(source, log_filter._replace(lines=99))[0]) == expected
+    assert lines_of(last_entries(source, log_filter._replace(lines=99))[0]) == expected
 
 
 def test_no_chunk_behind_the_last_time_is_read() -> None:
@@ -297,10 +299,10 @@ def test_no_chunk_behind_the_last_time_is_read() -> None:
 
 def test_only_the_end_of_a_long_log_is_read() -> None:
     source = ChunksInMemory([text(n % 60) for n in range(50_000)], [10_000] * 5)
-    assert len(newest(source, LogFilter(100))[0]) == 100
+    assert len(last_entries(source, LogFilter(100))[0]) == 100
     assert source.bytes_read <= 1 << 15
     source.bytes_read = 0
-    list(ChunkReader(source, first(source, LogFilter(since="2027")), LogFilter(since="2027")).entries())
+    list(ChunkReader(source, first_position(source, LogFilter(since="2027")), LogFilter(since="2027")).entries())
     assert source.bytes_read <= len(source.files[min(source.files)]) + 5 * 256
 
 
@@ -308,8 +310,8 @@ def test_severities_and_patterns() -> None:
     log = [text(n, severity, f"step {n} é") for n, severity in enumerate(chunks.SEVERITIES * 2)]
     source = ChunksInMemory(log, [4, 6])
     assert lines_of(ChunkReader(source, log_filter=LogFilter(severity="ERROR")).entries()) == [log[3], log[4], log[8], log[9]]
-    assert lines_of(newest(source, LogFilter(3, severity="ERROR"))[0]) == [log[4], log[8], log[9]]
-    assert lines_of(newest(source, LogFilter(9, pattern=r"step [27] é"))[0]) == [log[2], log[7]]
+    assert lines_of(last_entries(source, LogFilter(3, severity="ERROR"))[0]) == [log[4], log[8], log[9]]
+    assert lines_of(last_entries(source, LogFilter(9, pattern=r"step [27] é"))[0]) == [log[2], log[7]]
     assert LogFilter(severity="CRITICAL").matches(text(1, "ODD")), "an unknown severity is above all"
     assert LogFilter(severity="ERROR", pattern="no").matches(b"no line of a log")
     assert not LogFilter(pattern="no").matches(b"yes")

@@ -124,7 +124,7 @@ def test_a_host_queries_whether_it_is_preempted(install_web: InstallWeb, answer:
 
 def test_a_request_runs_on_a_thread_that_keeps_no_process_from_its_end() -> None:
     threads = SimpleQueue[threading.Thread]()
-    host_power.in_thread(lambda: threads.put(threading.current_thread()))
+    host_power.start_thread(lambda: threads.put(threading.current_thread()))
     thread = threads.get(timeout=limit())
     assert (thread.name, thread.daemon) == ("starter", True)
     assert thread is not threading.current_thread()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jobs.notification import shown
+from jobs.notification import redact_target
 from ops.commands import check_target
 
 
@@ -25,7 +25,7 @@ from ops.commands import check_target
 )
 def test_targets_and_their_form_without_secrets(target: str, expected: str) -> None:
     check_target(target)
-    assert shown(target) == expected
+    assert redact_target(target) == expected
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jobs import progress
-from jobs.progress import REPORT_KEY, JobProgress, ProgressFinder, TrainPoint, of_job, read_report
+from jobs.progress import REPORT_KEY, JobProgress, ProgressFinder, TrainPoint, merge_replicas, read_report
 from scaletier import loop
 from scaletier.sync_period import SyncPeriod
 
@@ -153,7 +153,7 @@ def test_an_invalid_report_is_dropped_and_logged_once(line: str, message: str) -
     finder = ProgressFinder()
     finder.add_line(report(step=7), 0.0, "t")
     warnings = [finder.add_line(line, seconds, "t") for seconds in (1.0, 2.0)]
-    assert warnings == [f"a progress report is invalid, and such are dropped: {error.value}", ""]
+    assert warnings == [f"invalid progress reports are ignored: {error.value}", ""]
     assert finder.progress == JobProgress(7, time="t")
 
 
@@ -205,11 +205,13 @@ def test_the_progress_of_a_job_is_its_chief_s_or_the_farthest() -> None:
         JobProgress(30, metrics={"a": 9.0, "b": 2.0}),
     )
     reports = {"master-0": chief, "worker-0": worker, "worker-1": other, "ps-0": None}
-    assert of_job(reports, "master-0", 100, True) == JobProgress(10, 100, 2.0, 45.0, metrics={"b": 2.0, "a": 1.0})
-    assert of_job(reports, "master-0", 100, False) == JobProgress(10, 100, 2.0, None, metrics={"b": 2.0, "a": 1.0})
-    assert of_job({**reports, "master-0": None}, "master-0", 5, True) == JobProgress(90, 5, metrics={"a": 9.0, "b": 2.0})
-    assert of_job({"master-0": JobProgress(5, 7, 1.0)}, "master-0", 100, True) == JobProgress(5, 7, 1.0, 2.0)
-    assert of_job({"master-0": None}, "master-0", 5, True) is None
+    assert merge_replicas(reports, "master-0", 100, True) == JobProgress(10, 100, 2.0, 45.0, metrics={"b": 2.0, "a": 1.0})
+    assert merge_replicas(reports, "master-0", 100, False) == JobProgress(10, 100, 2.0, None, metrics={"b": 2.0, "a": 1.0})
+    assert merge_replicas({**reports, "master-0": None}, "master-0", 5, True) == JobProgress(
+        90, 5, metrics={"a": 9.0, "b": 2.0}
+    )
+    assert merge_replicas({"master-0": JobProgress(5, 7, 1.0)}, "master-0", 100, True) == JobProgress(5, 7, 1.0, 2.0)
+    assert merge_replicas({"master-0": None}, "master-0", 5, True) is None
 
 
 @pytest.mark.parametrize(

@@ -371,7 +371,7 @@ def test_the_replicas_that_decide_and_those_that_stay_done() -> None:
     assert [plan.stays_done(name) for name in names] == [True, False, False, False, False]
     assert [everyone.stays_done(name) for name in names] == [True] * 5
     assert [replace(everyone, restartPolicy="all").stays_done(name) for name in names] == [False] * 5
-    assert (plan.whole, replace(plan, restartPolicy="all").whole) == (False, True)
+    assert (plan.restarts_all, replace(plan, restartPolicy="all").restarts_all) == (False, True)
 
 
 def test_a_program_is_a_module_or_a_command() -> None:

@@ -19,7 +19,7 @@ from launching import GOOD, HOME, NETWORK, SCRIPT, load_program, permissions
 from replicahosts import PATIENCE, until
 
 from hosts.agent import launcher_client
-from hosts.agent.launcher_client import Launched, Launcher
+from hosts.agent.launcher_client import LaunchedProgram, Launcher
 from hosts.agent.replica_rules import Exit
 from jobs import paths
 
@@ -352,7 +352,7 @@ def test_the_end_of_a_launched_program_wakes_the_agent_by_sigchld(
     agent_end, launcher_end = socket.socketpair()
     with launcher_end, Path(os.devnull).open() as output:
         launcher_end.sendall(b'{"pid": 7}\n')
-        launched = Launched(agent_end, {}, output.fileno())
+        launched = LaunchedProgram(agent_end, {}, output.fileno())
         assert (launched.pid, launched.ended(), signals) == (7, False, [])
         launcher_end.sendall(report)
         launcher_end.shutdown(socket.SHUT_WR)
@@ -366,7 +366,7 @@ def test_a_launched_program_is_signalled_over_its_connection() -> None:
     agent_end.settimeout(60.0)
     with launcher_end, Path(os.devnull).open() as output:
         launcher_end.sendall(b'{"pid": 7}\n')
-        launched = Launched(agent_end, {"cwd": "/"}, output.fileno(), "all")
+        launched = LaunchedProgram(agent_end, {"cwd": "/"}, output.fileno(), "all")
         assert agent_end.gettimeout() is None, "it may run for days"
         launched.stop(2.5)
         launched.signal(signal.SIGKILL)
@@ -383,7 +383,7 @@ def test_a_launched_program_is_signalled_over_its_connection() -> None:
     ("answer", "reason"),
     [
         (b'{"error": "no such folder"}\n', "^no such folder$"),
-        (b'{"pid"', "^the host's launcher ended without a word$"),
+        (b'{"pid"', "^the host's launcher ended without an answer$"),
         (None, "^the host's launcher did not answer in 60 s$"),
     ],
 )
@@ -395,14 +395,14 @@ def test_a_connection_is_closed_if_the_launcher_starts_nothing(answer: bytes | N
             launcher_end.sendall(answer)
             launcher_end.shutdown(socket.SHUT_WR)
         with pytest.raises(OSError, match=reason):
-            Launched(agent_end, {}, output.fileno())
+            LaunchedProgram(agent_end, {}, output.fileno())
     assert agent_end.fileno() < 0
 
 
 def test_a_waiting_connection_is_used_unless_it_has_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = [socket.socketpair() for _ in range(3)]
     connections = iter([ours for ours, _ in pairs])
-    monkeypatch.setattr(launcher_client, "_connected", lambda _: next(connections))
+    monkeypatch.setattr(launcher_client, "_connect", lambda _: next(connections))
     launcher = Launcher("/socket", "/bucket")
     for _ in range(2):
         launcher.warm()
