@@ -266,7 +266,7 @@ PARSERS: Mapping[str, Parser] = {
         ),
     ),
     "where an end is reported": Parser(
-        lambda data: (commands.check_target(_text(data)), notification.shown(_text(data))),
+        lambda data: (commands.check_target(_text(data)), notification.redact_target(_text(data))),
         (ValueError,),
         (b"https://example.com:8080/a?b=c", b"http://[::ffff:10.0.0.1]/", b"http://0x7f.1/", b"./done.sh --now 'a b'"),
     ),
