@@ -51,7 +51,7 @@ def test_no_tier_has_serving_hosts(inventory: Inventory, served: Inventory) -> N
     assert not any(Role.SERVING in preset(tier).roles for tier in ScaleTier if tier is not ScaleTier.CUSTOM)
     assert served.cluster() == inventory.cluster()
     assert {*get_args(OptionalRole), Role.MASTER} == {*JOB_ROLES}
-    assert planned.shape(served, 2.0) == planned.shape(inventory, 2.0)
+    assert planned.cluster_shape(served, 2.0) == planned.cluster_shape(inventory, 2.0)
 
 
 def test_serving_hosts_get_no_files_of_a_job(inventory: Inventory, served: Inventory) -> None:

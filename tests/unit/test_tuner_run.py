@@ -950,9 +950,9 @@ def test_the_screen_of_fab_parses_the_lines(world: TuningWorld, capsys: pytest.C
     x = world.trials()[2].hyperparameters["x"]
     assert rows[1].startswith("score ")
     assert rows[2] == f"best     0.75, trial 3: --x={x}"
-    assert screen.of("master-0") is None, "it has ended"
+    assert screen.trial_of("master-0") is None, "it has ended"
     screen.add_line("Trial 5 of 6: --x=1", "master-0", 11.0, 11.0)
-    assert screen.of("master-0") == 5
+    assert screen.trial_of("master-0") == 5
     less = TrialScreen({"goal": "MINIMIZE"})
     for line in output.out.splitlines():
         less.add_line(line, "master-0", 0.0, 0.0)
