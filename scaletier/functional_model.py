@@ -337,11 +337,11 @@ class FunctionalModel:
             "metrics": _metrics_of(job.metrics) or compiled.get("metrics"),
             "weighted_metrics": _metrics_of(job.weighted_metrics) or compiled.get("weighted_metrics"),
         }
-        compiles = compiled.get("jit_compile", "auto")
-        scales = job.optimizer is not None or not compiled
+        more = {name: compiled[name] for name in ("jit_compile", "run_eagerly", "steps_per_execution") if name in compiled}
+        more["auto_scale_loss"] = job.optimizer is not None or not compiled
         with _as_job_error(f"the model {self.model.name} cannot be compiled", (ValueError, TypeError)):
             # Not the class's own `compile`, which may take other arguments.
-            keras.Model.compile(self.model, optimizer, **self._compile_settings, jit_compile=compiles, auto_scale_loss=scales)
+            keras.Model.compile(self.model, optimizer, **self._compile_settings, **more)
 
     def _own_schedules(self, job: Job, compiled: Mapping[str, Any]) -> list[GlobalStepSchedule]:
         """Replace learning rates that depend on the step, or on the number of replicas, by `GlobalStepSchedule`."""
