@@ -26,6 +26,10 @@ import keras  # noqa: E402 - after TensorFlow, whose log messages are held back
 
 Values = Sequence[Any]
 _FLOAT = "float32"
+NOT_OWN = (
+    "the model is invalid with --strategy model-parallel: it changes a variable that is none of its own. Valid: random numbers "
+    "by a keras.random.SeedGenerator that is an attribute of the layer, and layers that are not stateful"
+)
 # Losses of Keras that compare targets and outputs elementwise.
 _BY_PLACE = [
     getattr(keras.losses, name)
@@ -234,7 +238,7 @@ class FunctionalModel:
         private.keep_weights_without_decay(optimizer, self.model.trainable_variables)
         self._writer: _VariableWriter | None = None
         self._optimizer = private.make_stateless(optimizer, place, self._update)
-        self._optimizer.build(self.model.trainable_variables)
+        self._optimizer.build(weights := self.model.trainable_variables)
         self._inner_optimizers = private.inner_optimizers(self._optimizer)
         self._schedules = self._own_schedules(job, compiled)
         # Values that exist already are kept as arrays: TensorFlow forgets them when this process joins a cluster.
@@ -244,7 +248,7 @@ class FunctionalModel:
         if job.optimizer is None and (trained := compiled.get("optimizer")) is not None and trained.built:
             self._continue_from(trained)
         scope, self.metric_names = self._check(batch_spec, "", True)
-        self._group(scope)
+        self._group(scope, weights)
         # For XLA each shape is another program, which takes it seconds to compile.
         self.compiles = bool(self.model.jit_compile) and all(map(_is_of_one_shape, tf.nest.flatten(tuple(batch_spec))))
         with _Scope(()) as before:
@@ -358,12 +362,13 @@ class FunctionalModel:
                 schedules.append(scheduled)
         return schedules
 
-    def _group(self, scope: _Scope) -> None:
-        """Divide the variables by what a step assigned in `scope`."""
-        trained, others = (
-            list({id(one): one for one in variables}.values())
-            for variables in (self.model.trainable_variables, self.model.non_trainable_variables)
-        )
+    def _group(self, scope: _Scope, trained: Sequence[Any]) -> None:
+        """Divide the variables by what a step or an evaluation assigned in `scope`.
+
+        Those of layers that only evaluations call are not trained, as in Keras.
+        """
+        by_id = {id(one): one for one in (*trained, *self.model.variables)}
+        others = list(by_id.values())[len(trained) :]
         ids = {id(one) for one in (*trained, *others, *self._metric_variables)}
         # Variables that a step uses and the model does not list: states of Keras's layers, the default random generator, and
         # weights of layers that are no attribute of the model.
@@ -420,7 +425,7 @@ class FunctionalModel:
             private.attach(variable, value)
         for variable, value in zip(self._metric_variables, self._initial_metrics, strict=True):
             private.attach(variable, tf.Variable(value))
-        optimizer.build(self.model.trainable_variables)
+        optimizer.build([spec.variable for spec in self.trained])
         for variable, value in zip(optimizer.variables, local[count:], strict=True):
             private.attach(variable, value)
 
@@ -430,10 +435,17 @@ class FunctionalModel:
         weight = next((one for one in weights if one is not None), None)
         return next((one for one in self.trained if one.variable is weight), None)
 
-    def predict(self, shared: Values, local: Values, inputs: Any) -> Any:
-        """Return the model's outputs for a batch of inputs. The optimizer's part of `local` may be left out."""
-        with self._enter(shared, local, self.initial_metrics()):  # which a layer may update
-            return self._call(inputs, False)
+    def predict(self, shared: Sequence[Any], local: Sequence[Any], inputs: Any) -> Any:
+        """Return the model's outputs for a batch of inputs, and keep what that changes in these tf.Variables, as Keras does.
+
+        The optimizer's part of `local` may be left out.
+        """
+        with self._enter(shared, local, self.initial_metrics()) as scope:  # a layer may update metrics
+            outputs = self._call(inputs, False)
+        for spec, variable in zip((*self.shared, *self.local), (*shared, *local), strict=False):
+            if id(spec.variable) in scope.assigned:
+                variable.assign(scope.get_current_value(spec.variable))
+        return outputs
 
     def initial_metrics(self) -> list[Any]:
         return [tf.constant(value) for value in self._initial_metrics]
@@ -642,6 +654,9 @@ class FunctionalModel:
                         self._compute_loss(batch, outputs, training)
                 with _as_job_error(f"the metrics do not fit: {shapes}"):
                     results = self._compute_metrics(batch, outputs)
+                if training and _training(model.call, training):  # what an evaluation or a prediction may change besides
+                    with contextlib.suppress(Exception):
+                        self._call(batch.inputs, False)
             if several := next((name for name, value in results.items() if value.shape.rank), None):
                 raise JobError(f"the metric {several} gives several numbers; valid is one, such as their mean")
             traced.extend((scope, [name for name in results if name != "loss"]))
@@ -718,10 +733,7 @@ def call_part(model: Any, trained: Values, others: Values, inputs: Any, training
     with _Scope(list(zip(variables, [*trained, *others], strict=True))) as scope:
         outputs, added = model(inputs, **_training(model.call, training)), list(model.losses)
     if not {id(variable) for variable in variables}.issuperset(scope.assigned):
-        raise JobError(
-            "the model is invalid with --strategy model-parallel: it changes a variable that is none of its own. Valid: random "
-            "numbers by a keras.random.SeedGenerator that is an attribute of the layer, and layers that are not stateful"
-        )
+        raise JobError(NOT_OWN)
     return outputs, [scope.get_current_value(variable) for variable in model.non_trainable_variables], added
 
 

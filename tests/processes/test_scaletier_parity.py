@@ -305,6 +305,31 @@ class Calls(Subclassed):
         return super().call(inputs) * self.calls / 20
 
 
+class CountsTests(Subclassed):
+    """Count the calls of evaluations, and compute with the count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = self.add_weight(shape=(), initializer="zeros", trainable=False, name="calls")
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        if not training:
+            self.calls.assign_add(1.0)
+        return super().call(inputs) * (self.calls + 1)
+
+
+class Judged(Subclassed):
+    """Has a part that is used in evaluations alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.judge = layers.Dense(1)
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        outputs = super().call(inputs)
+        return outputs if training else self.judge(outputs)
+
+
 class Untracked(Subclassed):
     """Uses a layer that is no attribute of the model."""
 
@@ -688,6 +713,8 @@ ROWS: dict[str, Row] = {
     "compute_loss that reads the optimizer's iterations": Row(Anneals),
     "metrics that call updates": Row(Measures, compile={"loss": "mse", "metrics": ["mae"]}, batch=7),
     "a weight that call assigns": Row(Calls),
+    "a weight that evaluations alone assign": Row(CountsTests),
+    "a part of evaluations alone": Row(Judged),
     "a layer not tracked by the model": Row(Untracked),
     "a tf.Variable that a step assigns": Row(
         Counts, refused="the model model is invalid: a step uses the tf.Variable calls:0,"
