@@ -209,6 +209,7 @@ class FunctionalModel:
         `seed` is for the initial values of a model that a function makes, `place` a context in which the optimizer updates a
         variable. Raises JobError if model, data, loss, metrics and optimizer do not go together.
         """
+        private.trace_functions_in_scopes()
         self.replicas, self._seed, batch_spec = replicas, seed, Batch.of(element)
         self._scope = keras.StatelessScope(initialize_variables=False)
         if job.model is None:
@@ -501,7 +502,8 @@ class FunctionalModel:
         # Current values: a layer may assign its own weights, for example to normalize them.
         trained = scope.values(self.trained)
         # Those of an Embedding are IndexedSlices, with an entry for each occurrence of a word in the batch, as in Keras.
-        gradients = [_sum(each) for each in tape.gradient(scaled, versions)]
+        with scope:  # tf.recompute_grad calls layers again
+            gradients = [_sum(each) for each in tape.gradient(scaled, versions)]
         if all(gradient is None for gradient in gradients):
             line = f"the loss of the model {self.model.name} does not depend on any of its weights: nothing would train"
             raise JobError(line)
@@ -634,10 +636,11 @@ class FunctionalModel:
 
     def _check(self, batch_spec: Batch, of: str, training: bool) -> tuple[_Scope, list[str]]:
         """Trace a step on the data `of` a name; return its scope and the names of the metrics."""
-        model, traced = self.model, list[Any]()
+        model, traced, wrong = self.model, list[Any](), f"the model {self.model.name} is invalid:"
         variables = list({id(one): one for one in model.variables}.values())
 
         def check(values: Any, batch: Batch) -> None:
+            here = tf.compat.v1.get_default_graph()
             with _Scope(list(zip(variables, values, strict=True))) as scope:
                 with _as_job_error(
                     f"the model {model.name} does not take inputs{of} of {_shapes(batch_spec.inputs)}{self._in_graph}"
@@ -654,9 +657,17 @@ class FunctionalModel:
                         self._compute_loss(batch, outputs, training)
                 with _as_job_error(f"the metrics do not fit: {shapes}"):
                     results = self._compute_metrics(batch, outputs)
+                hidden = [one.path for one in model.trainable_variables if training and id(one) in scope.hidden]
                 if training and _training(model.call, training):  # what an evaluation or a prediction may change besides
                     with contextlib.suppress(Exception):
                         self._call(batch.inputs, False)
+            if hidden:
+                line = f"{wrong} tf.custom_gradient, tf.recompute_grad or keras.remat gives no gradient to {', '.join(hidden)}."
+                raise JobError(f"{line} Valid: weights that are arguments of its function, or none within it")
+            after = [(one.path, scope.get_current_value(one)) for one in scope.assigned.values()]
+            if inner := [path for path, value in after if getattr(value, "graph", here) is not here]:
+                line = f"{wrong} it assigns {inner[0]} within a tf.function, a branch or a loop. Valid: no @tf.function,"
+                raise JobError(f"{line} as a step is a graph anyway, and assignments outside of branches and loops")
             if several := next((name for name, value in results.items() if value.shape.rank), None):
                 raise JobError(f"the metric {several} gives several numbers; valid is one, such as their mean")
             traced.extend((scope, [name for name in results if name != "loss"]))
@@ -667,8 +678,12 @@ class FunctionalModel:
             graph = tf.function(check, autograph=False).get_concrete_function(specs, batch_spec).graph
         known = {id(private.stored(one)) for one in (*traced[0].used.values(), *variables)}
         if unknown := [one.name for one in graph.variables if id(one) not in known]:
-            line = f"the model {model.name} is invalid: a step uses the tf.Variable {unknown[0]}, of which Keras does not know."
+            line = f"{wrong} a step uses the tf.Variable {unknown[0]}, of which Keras does not know."
             raise JobError(f"{line} Valid: self.add_weight(…, trainable=False)")
+        used = {id(one) for one in graph.variables}
+        if fixed := [one.path for one in model.trainable_variables if id(private.stored(one)) in used]:
+            line = f"{wrong} a graph that it has loaded, as in a TFSMLayer, uses the weight {fixed[0]}, which would not train."
+            raise JobError(f"{line} Valid: a layer with trainable=False")
         self._metric_variables = private.metric_variables(model)
         return traced[0], traced[1]
 
@@ -689,11 +704,11 @@ class FunctionalModel:
 
 
 class _Scope(keras.StatelessScope):  # type: ignore[misc]
-    """Record the variables that are assigned, and those that are used, in the scope, by their ids."""
+    """Record the variables that are assigned, those that are used, and those that gradients do not reach, by their ids."""
 
     def __init__(self, mapping: Sequence[tuple[Any, Any]]) -> None:
         super().__init__(mapping, collect_losses=True, initialize_variables=False)
-        self.assigned, self.used = dict[int, Any](), dict[int, Any]()
+        self.assigned, self.used, self.hidden = dict[int, Any](), dict[int, Any](), set[int]()
         self._versions, self._tape = dict[int, list[Any]](), None
 
     def add_update(self, update: tuple[Any, Any]) -> None:
@@ -721,6 +736,8 @@ class _Scope(keras.StatelessScope):  # type: ignore[misc]
 
     def get_current_value(self, variable: Any) -> Any:
         self.used[id(variable)] = variable
+        if variable.trainable and private.in_custom_gradient():
+            self.hidden.add(id(variable))
         return super().get_current_value(variable)
 
     def values(self, specs: Sequence[VariableSpec]) -> list[Any]:
