@@ -115,7 +115,7 @@ class Callbacks:
         for callback in called if step else ():
             if isinstance(callback, keras.callbacks.CSVLogger):
                 callback.append = True
-        rates = _rates_of(network.model.optimizer)
+        before = _trainable_of(network.model)
         train_data, _ = self._data
         _call_hook(train_data, "on_epoch_end")  # as `fit` of Keras does before the first epoch, and before each evaluation
         self._list.on_train_begin()
@@ -133,9 +133,7 @@ class Callbacks:
         self._begin_epoch(begin < flags.max_steps)
         if "metrics" in stored:
             self._restore_metrics(**stored["metrics"])
-        trained = {id(one) for one in network.model.trainable_variables}
-        same = trained == {id(spec.variable) for spec in network.trained} and _rates_of(network.model.optimizer) == rates
-        if not (step or same):  # what is set later has no effect in Keras either
+        if not step and _trainable_of(network.model) != before:  # what is set later has no effect in Keras either
             line = "a callback has changed what is trainable, or the learning rate's schedule, when training began. Valid:"
             raise JobError(f"{line} set them in the function that makes the model")
         return (at + 1) * steps_per_epoch
@@ -276,11 +274,12 @@ def _plain(value: Any) -> Any:
         return str(value)
 
 
-def _rates_of(optimizer: Any) -> list[int]:
-    """Return what identifies the learning rates of an optimizer and its inner ones."""
+def _trainable_of(model: Any) -> list[int]:
+    """Return what identifies the variables that a model trains, and the learning rates of its optimizer and inner ones."""
     from scaletier import private
 
-    return [id(private.rate_of(one)) for one in private.inner_optimizers(optimizer)]
+    rates = (private.rate_of(one) for one in private.inner_optimizers(model.optimizer))
+    return [id(one) for one in (*model.trainable_variables, *rates)]
 
 
 def _call_hook(data: Any, name: str) -> None:

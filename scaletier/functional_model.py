@@ -26,6 +26,10 @@ import keras  # noqa: E402 - after TensorFlow, whose log messages are held back
 
 Values = Sequence[Any]
 _FLOAT = "float32"
+NOT_OWN = (
+    "the model is invalid with --strategy model-parallel: it changes a variable that is none of its own. Valid: random numbers "
+    "by a keras.random.SeedGenerator that is an attribute of the layer, and layers that are not stateful"
+)
 # Losses of Keras that compare targets and outputs elementwise.
 _BY_PLACE = [
     getattr(keras.losses, name)
@@ -212,6 +216,7 @@ class FunctionalModel:
         `seed` is for the initial values of a model that a function makes, `place` a context in which the optimizer updates a
         variable. Raises JobError if model, data, loss, metrics and optimizer do not go together.
         """
+        private.trace_functions_in_scopes()
         self.replicas, self._seed, batch_spec = replicas, seed, Batch.of(element)
         self._scope = keras.StatelessScope(initialize_variables=False)
         if job.model is None:
@@ -241,7 +246,7 @@ class FunctionalModel:
         private.keep_weights_without_decay(optimizer, self.model.trainable_variables)
         self._writer: _VariableWriter | None = None
         self._optimizer = private.make_stateless(optimizer, place, self._update)
-        self._optimizer.build(self.model.trainable_variables)
+        self._optimizer.build(weights := self.model.trainable_variables)
         self._inner_optimizers = private.inner_optimizers(self._optimizer)
         self._schedules = self._own_schedules(job, compiled)
         # Values that exist already are kept as arrays: TensorFlow forgets them when this process joins a cluster.
@@ -252,7 +257,7 @@ class FunctionalModel:
             self._continue_from(trained)
         scope, self.metric_names = self._check(batch_spec, "", True)
         self.test_names = self.metric_names
-        self._group(scope)
+        self._group(scope, weights)
         # For XLA each shape is another program, which takes it seconds to compile.
         self.compiles = bool(self.model.jit_compile) and all(map(_is_of_one_shape, tf.nest.flatten(tuple(batch_spec))))
         if eval_element is not None:  # some layers compute differently in an evaluation
@@ -346,11 +351,11 @@ class FunctionalModel:
             "metrics": _metrics_of(job.metrics) or compiled.get("metrics"),
             "weighted_metrics": _metrics_of(job.weighted_metrics) or compiled.get("weighted_metrics"),
         }
-        compiles = compiled.get("jit_compile", "auto")
-        scales = not compiled or isinstance(compiled["optimizer"], keras.optimizers.LossScaleOptimizer)
+        more = {name: compiled[name] for name in ("jit_compile", "run_eagerly", "steps_per_execution") if name in compiled}
+        more["auto_scale_loss"] = not compiled or isinstance(compiled["optimizer"], keras.optimizers.LossScaleOptimizer)
         with _as_job_error(f"the model {self.model.name} cannot be compiled", (ValueError, TypeError)):
             # Not the class's own `compile`, which may take other arguments.
-            keras.Model.compile(self.model, optimizer, **self._compile_settings, jit_compile=compiles, auto_scale_loss=scales)
+            keras.Model.compile(self.model, optimizer, **self._compile_settings, **more)
 
     def _own_schedules(self, job: Job, compiled: Mapping[str, Any]) -> list[GlobalStepSchedule]:
         """Replace learning rates that depend on the step, or on the number of replicas, by `GlobalStepSchedule`."""
@@ -368,12 +373,13 @@ class FunctionalModel:
                 schedules.append(scheduled)
         return schedules
 
-    def _group(self, scope: _Scope) -> None:
-        """Divide the variables by what a step assigned in `scope`."""
-        trained, others = (
-            list({id(one): one for one in variables}.values())
-            for variables in (self.model.trainable_variables, self.model.non_trainable_variables)
-        )
+    def _group(self, scope: _Scope, trained: Sequence[Any]) -> None:
+        """Divide the variables by what a step or an evaluation assigned in `scope`.
+
+        Those of layers that only evaluations call are not trained, as in Keras.
+        """
+        by_id = {id(one): one for one in (*trained, *self.model.variables)}
+        others = list(by_id.values())[len(trained) :]
         ids = {id(one) for one in (*trained, *others, *self._metric_variables)}
         # Variables that a step uses and the model does not list: states of Keras's layers, the default random generator, and
         # weights of layers that are no attribute of the model.
@@ -432,7 +438,7 @@ class FunctionalModel:
             private.attach(variable, value)
         for variable, value in zip(self._metric_variables, self._initial_metrics, strict=True):
             private.attach(variable, tf.Variable(value))
-        optimizer.build(self.model.trainable_variables)
+        optimizer.build([spec.variable for spec in self.trained])
         for variable, value in zip(optimizer.variables, local[count:], strict=True):
             private.attach(variable, value)
 
@@ -442,10 +448,17 @@ class FunctionalModel:
         weight = next((one for one in weights if one is not None), None)
         return next((one for one in self.trained if one.variable is weight), None)
 
-    def predict(self, shared: Values, local: Values, inputs: Any) -> Any:
-        """Return the model's outputs for a batch of inputs. The optimizer's part of `local` may be left out."""
-        with self._enter(shared, local, self.initial_metrics()):  # which a layer may update
-            return self._call(inputs, False)
+    def predict(self, shared: Sequence[Any], local: Sequence[Any], inputs: Any) -> Any:
+        """Return the model's outputs for a batch of inputs, and keep what that changes in these tf.Variables, as Keras does.
+
+        The optimizer's part of `local` may be left out.
+        """
+        with self._enter(shared, local, self.initial_metrics()) as scope:  # a layer may update metrics
+            outputs = self._call(inputs, False)
+        for spec, variable in zip((*self.shared, *self.local), (*shared, *local), strict=False):
+            if id(spec.variable) in scope.assigned:
+                variable.assign(scope.get_current_value(spec.variable))
+        return outputs
 
     def initial_metrics(self) -> list[Any]:
         return [tf.constant(value) for value in self._initial_metrics]
@@ -507,7 +520,8 @@ class FunctionalModel:
         # Current values: a layer may assign its own weights, for example to normalize them.
         trained = scope.values(self.trained)
         # Those of an Embedding are IndexedSlices, with an entry for each occurrence of a word in the batch, as in Keras.
-        gradients = [_sum(each) for each in tape.gradient(scaled, versions)]
+        with scope:  # tf.recompute_grad calls layers again
+            gradients = [_sum(each) for each in tape.gradient(scaled, versions)]
         if all(gradient is None for gradient in gradients):
             line = f"the loss of the model {self.model.name} does not depend on any of its weights: nothing would train"
             raise JobError(line)
@@ -642,10 +656,11 @@ class FunctionalModel:
 
     def _check(self, batch_spec: Batch, of: str, training: bool) -> tuple[_Scope, list[str]]:
         """Trace a step on the data `of` a name; return its scope and the names of the metrics."""
-        model, traced = self.model, list[Any]()
+        model, traced, wrong = self.model, list[Any](), f"the model {self.model.name} is invalid:"
         variables = list({id(one): one for one in model.variables}.values())
 
         def check(values: Any, batch: Batch) -> None:
+            here = tf.compat.v1.get_default_graph()
             with _Scope(list(zip(variables, values, strict=True))) as scope:
                 with _as_job_error(
                     f"the model {model.name} does not take inputs{of} of {_shapes(batch_spec.inputs)}{self._in_graph}"
@@ -662,6 +677,17 @@ class FunctionalModel:
                         self._compute_loss(batch, outputs, training)
                 with _as_job_error(f"the metrics do not fit: {shapes}"):
                     results = self._compute_metrics(batch, outputs)
+                hidden = [one.path for one in model.trainable_variables if training and id(one) in scope.hidden]
+                if training and _training(model.call, training):  # what an evaluation or a prediction may change besides
+                    with contextlib.suppress(Exception):
+                        self._call(batch.inputs, False)
+            if hidden:
+                line = f"{wrong} tf.custom_gradient, tf.recompute_grad or keras.remat gives no gradient to {', '.join(hidden)}."
+                raise JobError(f"{line} Valid: weights that are arguments of its function, or none within it")
+            after = [(one.path, scope.get_current_value(one)) for one in scope.assigned.values()]
+            if inner := [path for path, value in after if getattr(value, "graph", here) is not here]:
+                line = f"{wrong} it assigns {inner[0]} within a tf.function, a branch or a loop. Valid: no @tf.function,"
+                raise JobError(f"{line} as a step is a graph anyway, and assignments outside of branches and loops")
             if several := next((name for name, value in results.items() if value.shape.rank), None):
                 raise JobError(f"the metric {several} gives several numbers; valid is one, such as their mean")
             traced.extend((scope, [name for name in results if name != "loss"]))
@@ -672,8 +698,12 @@ class FunctionalModel:
             graph = tf.function(check, autograph=False).get_concrete_function(specs, batch_spec).graph
         known = {id(private.stored(one)) for one in (*traced[0].used.values(), *variables)}
         if unknown := [one.name for one in graph.variables if id(one) not in known]:
-            line = f"the model {model.name} is invalid: a step uses the tf.Variable {unknown[0]}, of which Keras does not know."
+            line = f"{wrong} a step uses the tf.Variable {unknown[0]}, of which Keras does not know."
             raise JobError(f"{line} Valid: self.add_weight(…, trainable=False)")
+        used = {id(one) for one in graph.variables}
+        if fixed := [one.path for one in model.trainable_variables if id(private.stored(one)) in used]:
+            line = f"{wrong} a graph that it has loaded, as in a TFSMLayer, uses the weight {fixed[0]}, which would not train."
+            raise JobError(f"{line} Valid: a layer with trainable=False")
         with _Scope(()) as reset:
             model.reset_metrics()
         # Those that this does not reset are like states of layers.
@@ -699,11 +729,11 @@ class FunctionalModel:
 
 
 class _Scope(keras.StatelessScope):  # type: ignore[misc]
-    """Record the variables that are assigned, and those that are used, in the scope, by their ids."""
+    """Record the variables that are assigned, those that are used, and those that gradients do not reach, by their ids."""
 
     def __init__(self, mapping: Sequence[tuple[Any, Any]]) -> None:
         super().__init__(mapping, collect_losses=True, initialize_variables=False)
-        self.assigned, self.used = dict[int, Any](), dict[int, Any]()
+        self.assigned, self.used, self.hidden = dict[int, Any](), dict[int, Any](), set[int]()
         self._versions, self._tape = dict[int, list[Any]](), None
 
     def add_update(self, update: tuple[Any, Any]) -> None:
@@ -731,6 +761,8 @@ class _Scope(keras.StatelessScope):  # type: ignore[misc]
 
     def get_current_value(self, variable: Any) -> Any:
         self.used[id(variable)] = variable
+        if variable.trainable and private.in_custom_gradient():
+            self.hidden.add(id(variable))
         return super().get_current_value(variable)
 
     def values(self, specs: Sequence[VariableSpec]) -> list[Any]:
@@ -743,10 +775,7 @@ def call_part(model: Any, trained: Values, others: Values, inputs: Any, training
     with _Scope(list(zip(variables, [*trained, *others], strict=True))) as scope:
         outputs, added = model(inputs, **_training(model.call, training)), list(model.losses)
     if not {id(variable) for variable in variables}.issuperset(scope.assigned):
-        raise JobError(
-            "the model is invalid with --strategy model-parallel: it changes a variable that is none of its own. Valid: random "
-            "numbers by a keras.random.SeedGenerator that is an attribute of the layer, and layers that are not stateful"
-        )
+        raise JobError(NOT_OWN)
     return outputs, [scope.get_current_value(variable) for variable in model.non_trainable_variables], added
 
 

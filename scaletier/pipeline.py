@@ -58,23 +58,19 @@ class DistributedCopy(LocalCopy):
         with tf.device(device):  # zeros are made where they are to be
             return tf.Variable(value if value.any() else tf.zeros(spec.shape, spec.dtype), name=spec.name)
 
-    def initial_test(self) -> list[Any]:
-        return self.network.initial_metrics()
-
-    def end_test(self, state: Sequence[Any]) -> None:
-        """Keep nothing: the state has only the metrics."""
-
     def test(self, state: Sequence[Any], batch: Batch) -> tuple[Any, Any, list[Any], Any]:
-        outputs, terms = batch.inputs, list[Any]()
-        averages = self.averages if self.tests_averages else ()
-        weights = {spec.name: value for spec, value in zip(self.network.shared, averages, strict=False)}
+        network, outputs, terms = self.network, batch.inputs, list[Any]()
+        changing, averages = network.changing(network.shared, network.local), self.averages if self.tests_averages else ()
+        values = {spec.name: value for spec, value in zip(network.shared, averages, strict=False)}
+        values |= {spec.name: value for spec, value in zip(changing, state, strict=False)}
         for stage in self.stages:
             with tf.device(stage.device):
                 outputs_here = tf.nest.map_structure(copy_to_device, outputs)
-                outputs, _, added = stage.forward({**stage.variables, **weights}, outputs_here, False)
+                outputs, after, added = stage.forward({**stage.variables, **values}, outputs_here, False)
                 terms += [tf.reduce_sum(tf.cast(term, tf.float32)) for term in added]
-        _, mean_loss, state, results = self.network.measure(state, batch, outputs, terms)
-        return mean_loss, outputs, state, results
+            values |= after
+        _, mean_loss, measured, results = network.measure(state[len(changing) :], batch, outputs, terms)
+        return mean_loss, outputs, [*(values[spec.name] for spec in changing), *measured], results
 
 
 class ModelParallel(Training):

@@ -16,6 +16,7 @@ import re
 import sys
 import threading
 import time
+import traceback
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -333,6 +334,27 @@ def optimizers_in_stateless_scope() -> Iterator[None]:
         yield
     finally:
         base.__init__ = create
+
+
+@functools.cache
+def trace_functions_in_scopes() -> None:
+    """Trace each tf.function that is called in a StatelessScope there: an earlier trace has earlier values of variables."""
+    state = importlib.import_module("keras.src.backend.common.global_state")
+    kind: Any = type(import_tensorflow().function(lambda: None))  # not that of a loaded SavedModel, whose function is a graph
+    call = kind.__call__
+
+    def call_here(self: Any, *args: Any, **named: Any) -> Any:
+        again = type(self) is kind and state.get_global_attribute("stateless_scope") is not None
+        return call(self._clone(None) if again else self, *args, **named)
+
+    kind.__call__ = call_here
+
+
+def in_custom_gradient() -> bool:
+    """Return True within a function of tf.custom_gradient, such as tf.recompute_grad, but not as its arguments are read."""
+    code = importlib.import_module("tensorflow.python.ops.custom_gradient")._graph_mode_decorator.__code__
+    frames = (frame for frame, _ in traceback.walk_stack(None))
+    return any(frame.f_code is code and "variable_watcher" in frame.f_locals for frame in frames)
 
 
 def forget_uninitialized() -> None:

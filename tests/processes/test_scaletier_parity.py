@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scaletier import private
 from scaletier.checkpoint import LocalCopy
 from scaletier.data import add_class_weights
 from scaletier.evaluation import make_evaluate
@@ -303,6 +304,71 @@ class Calls(Subclassed):
     def call(self, inputs: Any) -> Any:
         self.calls.assign_add(1.0)
         return super().call(inputs) * self.calls / 20
+
+
+class CountsTests(Subclassed):
+    """Count the calls of evaluations, and compute with the count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = self.add_weight(shape=(), initializer="zeros", trainable=False, name="calls")
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        if not training:
+            self.calls.assign_add(1.0)
+        return super().call(inputs) * (self.calls + 1)
+
+
+class Judged(Subclassed):
+    """Has a part that is used in evaluations alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.judge = layers.Dense(1)
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        outputs = super().call(inputs)
+        return outputs if training else self.judge(outputs)
+
+
+class Traced(layers.Layer):  # type: ignore[misc]
+    """Calls another layer in a tf.function."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def build(self, shape: Any) -> None:
+        self.inner.build(shape)
+
+    @tf.function  # type: ignore[misc]
+    def compute(self, inputs: Any, training: bool) -> Any:
+        if tf.reduce_mean(inputs) > 0.1:
+            inputs = inputs * 2.0
+        return self.inner(inputs, training=training)
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        return self.compute(inputs, training)
+
+
+class Recomputed(Traced):
+    """Computes another layer again for its gradient."""
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        return tf.recompute_grad(lambda one: self.inner(one, training=training))(inputs)
+
+
+class Bound(Subclassed):
+    """Uses the variable of a weight that it had when it was made, as a loaded graph does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = self.add_weight(shape=(), initializer="ones", name="scale")
+        self.variable = tf.Variable(2.0)
+        private.attach(self.scale, self.variable)
+
+    def call(self, inputs: Any) -> Any:
+        return super().call(inputs) * self.variable
 
 
 class Untracked(Subclassed):
@@ -666,6 +732,23 @@ ROWS: dict[str, Row] = {
     "TextVectorization": Row(vectorized, (np.array([["a"], ["b a"], ["c"], ["a"]] * STEPS), Y)),
     "Discretization": Row(stack(lambda: layers.Discretization([-1.0, 0.0, 1.0], output_mode="one_hot"), layers.Flatten)),
     "a variational autoencoder": Row(Encoder, (X, X)),
+    "a tf.function": Row(stack(lambda: Traced(layers.Dense(WIDTH, "tanh", name="inner")))),
+    "a tf.function that assigns": Row(
+        stack(lambda: Traced(layers.BatchNormalization(name="norm"))),
+        refused="the model model is invalid: it assigns model/traced/norm/moving_mean within a tf.function, a",
+    ),
+    "recompute_grad": Row(
+        stack(
+            lambda: layers.Dense(4, "tanh"),
+            lambda: Recomputed(layers.Dropout(0.5, seed=3)),
+            lambda: Recomputed(layers.Dense(3, "tanh", trainable=False)),
+        )
+    ),
+    "recompute_grad of weights": Row(
+        stack(lambda: Recomputed(layers.Dense(4, name="inner"))),
+        refused="the model model is invalid: tf.custom_gradient, tf.recompute_grad or keras.remat gives no gradient to "
+        "model/recomputed/inner/kernel, model/recomputed/inner/bias. Valid: weights that are arguments of its function, or",
+    ),
     "Embedding, Adam": embedding(lambda: keras.optimizers.Adam(0.1, weight_decay=0.1, clipnorm=0.5)),
     "Embedding, global_clipnorm": embedding(lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.1)),
     "run_eagerly, as far as a graph can be made": Row(stack(lambda: Noise(True)), compile={"loss": "mse", "run_eagerly": True}),
@@ -688,11 +771,17 @@ ROWS: dict[str, Row] = {
     "compute_loss that reads the optimizer's iterations": Row(Anneals),
     "metrics that call updates": Row(Measures, compile={"loss": "mse", "metrics": ["mae"]}, batch=7),
     "a weight that call assigns": Row(Calls),
+    "a weight that evaluations alone assign": Row(CountsTests),
+    "a part of evaluations alone": Row(Judged),
     "a layer not tracked by the model": Row(Untracked),
     "a tf.Variable that a step assigns": Row(
         Counts, refused="the model model is invalid: a step uses the tf.Variable calls:0,"
     ),
     "a tf.Variable that a step reads": Row(Reads, refused="the model model is invalid: a step uses the tf.Variable scale:0,"),
+    "a weight that a loaded graph reads": Row(
+        Bound,
+        refused="the model model is invalid: a graph that it has loaded, as in a TFSMLayer, uses the weight model/scale, which",
+    ),
     "train_step": Row(OwnStep, refused="the model model is invalid: its class OwnStep overrides train_step"),
     "test_step": Row(OwnTest, refused="the model model is invalid: its class OwnTest overrides test_step"),
     # optimizers

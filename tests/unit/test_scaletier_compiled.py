@@ -196,6 +196,14 @@ def test_a_mixed_float16_model_gets_an_optimizer_that_scales_the_loss(
         keras.config.set_dtype_policy("float32")
 
 
+def test_a_trained_model_runs_as_it_was_compiled() -> None:
+    model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
+    model.compile("adam", "mse", run_eagerly=True, steps_per_execution=4)
+    data = tf.data.Dataset.from_tensors((INPUTS, NUMBERS[:, None]))
+    config = FunctionalModel(Job(model, data), data.element_spec, 0).model.get_compile_config()
+    assert (config["run_eagerly"], config["steps_per_execution"]) == (True, 4)
+
+
 def test_a_model_parallel_model_may_not_override_loss_or_metrics() -> None:
     class Own(keras.Sequential):  # type: ignore[misc]
         def compute_metrics(self, *parts: Any, **named: Any) -> Any:

@@ -397,6 +397,32 @@ def test_averages_are_swapped_in_one_process_only() -> None:
         callbacks.begin(several, [], flags_of([]), None)
 
 
+def test_a_part_of_evaluations_alone_is_no_change_of_what_is_trained() -> None:
+    class Judged(keras.Model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.out, self.judge = keras.layers.Dense(1, name="out"), keras.layers.Dense(1)
+
+        def call(self, inputs: Any, training: bool = False) -> Any:
+            return self.out(inputs) if training else self.judge(self.out(inputs))
+
+    def judged() -> Any:
+        made = Judged()
+        made.compile("adam", "mse")
+        return made
+
+    data = tf.data.Dataset.from_tensors((X, Y))
+    network = FunctionalModel(Job(judged, data), data.element_spec, 0)
+    copy = LocalCopy(network)
+    network.attach(copy.shared, copy.local)
+    callbacks = Callbacks()
+    callbacks.check()
+    callbacks.begin(network, copy.local, replace(flags_of([]), max_steps=1, eval_steps=1), None)
+    assert [spec.name for spec in network.trained] == ["out/kernel", "out/bias"]
+    assert len(network.model.trainable_variables) == 4
+    assert len(network.model.optimizer.variables) == len(network.slots)
+
+
 @pytest.mark.parametrize("replicas", [1, 3])
 def test_the_model_has_the_trained_optimizer_also_with_a_rate_by_replicas(replicas: int) -> None:
     def optimizer(replicas: int) -> Any:

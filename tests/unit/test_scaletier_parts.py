@@ -73,6 +73,7 @@ def test_the_parts_in_sequence_equal_the_model(make: Callable[[], Any], inputs: 
     np.testing.assert_allclose(outputs, network.predict(state.shared, state.local, batch.inputs), rtol=1e-6)
     laid = DistributedCopy.__new__(DistributedCopy)
     laid.network, laid.stages = network, [Stage("master/0", "/device:CPU:0", [part], values) for part in parts]
+    laid.shared, laid.local = state.shared, state.local
     loss, outputs, _, results = laid.test(laid.initial_test(), batch)
     expected = network.test(state.shared, state.local, state.initial_test(), batch)
     np.testing.assert_allclose(outputs, expected[1], rtol=1e-6)

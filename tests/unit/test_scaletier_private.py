@@ -272,6 +272,49 @@ def test_an_optimizer_in_a_stateless_scope_has_its_numbers_and_the_scope_goes_on
         keras.optimizers.Adam()
 
 
+def test_a_function_in_a_stateless_scope_has_the_values_of_that_scope() -> None:
+    weight, results = keras.Variable([1.0]), []
+    double = tf.function(lambda: weight * 2.0)
+    compiled = tf.function(lambda: weight * 3.0, jit_compile=True)
+    private.trace_functions_in_scopes()
+    private.trace_functions_in_scopes()
+    for value in (5.0, 7.0):
+        with keras.StatelessScope([(weight, tf.constant([value]))]):
+            results.append((float(double()[0]), float(compiled()[0])))
+    assert results == [(10.0, 15.0), (14.0, 21.0)]
+    assert float(double()[0]) == 2.0
+    weight.assign([4.0])
+    assert (float(double()[0]), double.experimental_get_tracing_count()) == (8.0, 1)
+
+
+def test_a_function_with_its_own_gradient_is_recognized_but_not_its_arguments() -> None:
+    seen = list[tuple[str, bool]]()
+
+    class Argument:
+        def __tf_tensor__(self, dtype: Any = None, name: Any = None) -> Any:
+            seen.append(("argument", private.in_custom_gradient()))
+            return tf.constant(1.0)
+
+    tf.register_tensor_conversion_function(Argument, lambda value, dtype=None, name=None, as_ref=False: value.__tf_tensor__())
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def own(value: Any) -> Any:
+        seen.append(("own", private.in_custom_gradient()))
+        return value, lambda gradient: gradient
+
+    def again(value: Any) -> Any:
+        seen.append(("again", private.in_custom_gradient()))
+        return value
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def graph() -> Any:
+        seen.append(("graph", private.in_custom_gradient()))
+        return own(Argument()) + tf.recompute_grad(again)(tf.constant(1.0))
+
+    graph()
+    assert dict(seen) == {"graph": False, "argument": False, "own": True, "again": True}
+
+
 def test_the_seed_of_an_initializer_is_found() -> None:
     with keras.StatelessScope(initialize_variables=False):
         weight = keras.Variable(keras.initializers.RandomNormal(seed=3), (2,))

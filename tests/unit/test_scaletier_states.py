@@ -1,0 +1,110 @@
+"""States of layers and of random generators change in evaluations and in an exported model as in Keras."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scaletier import pipeline
+from scaletier.checkpoint import LocalCopy
+from scaletier.evaluation import make_evaluate
+from scaletier.functional_model import FunctionalModel
+from scaletier.job import Job, JobError
+from scaletier.savedmodel import export, make_serving_module
+from scaletier.stages import Stage, make_units
+from scaletier.tensorflow_setup import import_tensorflow
+
+tf = import_tensorflow()
+import keras  # noqa: E402 - TensorFlow imports it, without its log messages
+
+X = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+Y = X[:, :1]
+
+
+class Changes(keras.layers.Layer):  # type: ignore[misc]
+    """Add a random number and a count to the inputs, except in training."""
+
+    def __init__(self, own: bool) -> None:
+        super().__init__()
+        self.generator = keras.random.SeedGenerator(4) if own else None
+        self.count = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False)
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        if training:
+            return inputs
+        self.count.assign_add(1)
+        noise = keras.random.normal(keras.ops.shape(inputs), seed=self.generator)
+        return inputs + noise + keras.ops.cast(self.count, "float32")
+
+
+def compiled(inputs: Any, layer: Any) -> Any:
+    model = keras.Sequential([inputs, layer, keras.layers.Flatten(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+
+def own() -> Any:
+    return compiled(keras.Input((3,)), Changes(True))
+
+
+def default() -> Any:
+    return compiled(keras.Input((3,)), Changes(False))
+
+
+def recurrent() -> Any:
+    return compiled(keras.Input(batch_shape=(4, 3, 1)), keras.layers.LSTM(2, stateful=True))
+
+
+def dataset(inputs: Any) -> Any:
+    return tf.data.Dataset.from_tensor_slices((inputs, Y)).batch(4, drop_remainder=True)
+
+
+def evaluate_twice(network: FunctionalModel, copy: LocalCopy, data: Any) -> list[float]:
+    """Return the losses of two evaluations, the second from the states after the first."""
+    evaluate, losses = make_evaluate(network, copy, data, None), []
+    for _ in range(2):
+        result = evaluate(lambda: False)
+        assert result
+        copy.end_test(result.state)
+        losses.append(result.loss)
+    return losses
+
+
+@pytest.mark.parametrize(("make", "inputs"), [(own, X), (default, X), (recurrent, X[:, :, None])])
+def test_evaluations_and_calls_of_the_exported_model_change_states(
+    make: Callable[[], Any], inputs: Any, tmp_path: Path
+) -> None:
+    data, first = dataset(inputs), inputs[:4]
+    job = Job(make, data)
+    network = FunctionalModel(job, data.element_spec, 0)
+    copy = LocalCopy(network)
+    losses = evaluate_twice(network, copy, data)
+    path = export(make_serving_module(job, network, copy.shared, copy.local, data.element_spec[0]), str(tmp_path))
+    served: Any = tf.saved_model.load(path)
+    outputs = [served.signatures["serving_default"](inputs=tf.constant(first))["outputs"] for _ in range(2)]
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(0)
+    reference = make()
+    assert losses == pytest.approx([reference.evaluate(data, verbose=0) for _ in range(2)], rel=1e-5)
+    expected = [reference.predict(first, verbose=0) for _ in range(2)]
+    assert not np.allclose(*expected)
+    np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_stages_on_several_hosts_change_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, data = "/device:CPU:0", dataset(X)
+    network = FunctionalModel(Job(own, data), data.element_spec, 0)
+    monkeypatch.setattr(pipeline, "_CHIEF", device)
+    stages = [Stage("master/0", device, [unit]) for unit in make_units(network)]
+    losses = evaluate_twice(network, pipeline.DistributedCopy(network, stages, None), data)
+    assert losses == pytest.approx(evaluate_twice(network, LocalCopy(network), data), rel=1e-5)
+
+
+def test_random_numbers_of_no_layer_are_refused_on_several_hosts() -> None:
+    data = dataset(X)
+    with pytest.raises(JobError, match=r"it changes a variable that is none of its own\. Valid: random numbers by a keras"):
+        make_units(FunctionalModel(Job(default, data), data.element_spec, 0))
