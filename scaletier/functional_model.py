@@ -26,10 +26,6 @@ import keras  # noqa: E402 - after TensorFlow, whose log messages are held back
 
 Values = Sequence[Any]
 _FLOAT = "float32"
-NOT_OWN = (
-    "the model is invalid with --strategy model-parallel: it changes a variable that is none of its own. Valid: random numbers "
-    "by a keras.random.SeedGenerator that is an attribute of the layer, and layers that are not stateful"
-)
 # Losses of Keras that compare targets and outputs elementwise.
 _BY_PLACE = [
     getattr(keras.losses, name)
@@ -775,7 +771,10 @@ def call_part(model: Any, trained: Values, others: Values, inputs: Any, training
     with _Scope(list(zip(variables, [*trained, *others], strict=True))) as scope:
         outputs, added = model(inputs, **_training(model.call, training)), list(model.losses)
     if not {id(variable) for variable in variables}.issuperset(scope.assigned):
-        raise JobError(NOT_OWN)
+        raise JobError(
+            "the model is invalid with --strategy model-parallel: it changes a variable that is none of its own. Valid: random numbers "
+            "by a keras.random.SeedGenerator that is an attribute of the layer, and layers that are not stateful"
+        )
     return outputs, [scope.get_current_value(variable) for variable in model.non_trainable_variables], added
 
 

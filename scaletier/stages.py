@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from scaletier.functional_model import NOT_OWN, Batch, FunctionalModel, VariableSpec, call_part
+from scaletier.functional_model import Batch, FunctionalModel, VariableSpec, call_part
 from scaletier.job import JobError
 from scaletier.private import copy_to_device
 from scaletier.tensorflow_setup import import_tensorflow
@@ -77,8 +77,6 @@ def make_units(network: FunctionalModel) -> list[Unit]:
     names = [spec.name for unit in units for spec in unit.specs]
     if len(names) > len(set(names)):
         raise JobError(_REUSED_LAYER.format(network.model.name))
-    if {spec.name for spec in specs.values()}.difference(names, (spec.name for spec in network.slots)):
-        raise JobError(NOT_OWN)
     return units
 
 

@@ -106,5 +106,5 @@ def test_stages_on_several_hosts_change_states(monkeypatch: pytest.MonkeyPatch) 
 
 def test_random_numbers_of_no_layer_are_refused_on_several_hosts() -> None:
     data = dataset(X)
-    with pytest.raises(JobError, match=r"it changes a variable that is none of its own\. Valid: random numbers by a keras"):
-        make_units(FunctionalModel(Job(default, data), data.element_spec, 0))
+    with pytest.raises(JobError, match=r"uses the variable .* which belongs to no layer\. Valid: .* as a SeedGenerator"):
+        FunctionalModel(Job(default, data), data.element_spec, 0).require_splittable()
