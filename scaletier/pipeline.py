@@ -80,7 +80,7 @@ class DistributedCopy(LocalCopy):
 class ModelParallel(Training):
     """The chief's part of a job: it holds the first stage, and runs the graph that spans all stages."""
 
-    portable, replicas = True, 1
+    portable, replicas, uses_xla = True, 1, False
     copy: DistributedCopy
 
     def place(self, variable: Any) -> Any:

@@ -69,6 +69,8 @@ class Training(abc.ABC):
         spec = self.evaluated.element_spec if self.evaluated else None
         self.network = FunctionalModel(job, self.source.element_spec, flags.seed, self.replicas, self.place, spec)
         self.require_memory()
+        if self.is_chief and self.network.model.jit_compile and not self.uses_xla:
+            say("XLA compiles no step: that takes one process or --strategy sync, one device a host, and batches of one shape")
         self.reader = checkpoint.find(flags.job_dir, self.network) if self.is_chief else None
         self.copy = self.make_copy(self.reader)
         self.data_position = checkpoint.DataPosition(self.source, self.reader)

@@ -854,6 +854,20 @@ def test_a_subclassed_model_without_build_trains(main: Main, capfd: pytest.Captu
     assert re.search(rf"^Final metrics after 60 steps, loss: {METRIC}, mae: {METRIC}$", capfd.readouterr().out, re.MULTILINE)
 
 
+@pytest.mark.parametrize(("asked", "length", "said"), [(True, None, True), (True, 1, False), (False, None, False)])
+def test_a_line_says_that_xla_compiles_no_step(
+    asked: bool, length: int | None, said: bool, main: Main, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def compiled() -> Any:
+        model = keras.Sequential([keras.Input([length, 3]), layers.GlobalAveragePooling1D(), layers.Dense(1)])
+        model.compile("sgd", "mse", jit_compile=asked)
+        return model
+
+    data = tf.data.Dataset.from_tensor_slices((INPUTS[:, None], TARGETS)).padded_batch(4, ([length, 3], [1]))
+    assert main(scaletier.Job(compiled, data)) == 0
+    assert ("XLA compiles no step: that takes one process or --strategy sync, one " in capfd.readouterr().out) is said
+
+
 def test_a_compiled_model_fills_missing_job_settings(main: Main, capfd: pytest.CaptureFixture[str]) -> None:
     def compiled() -> Any:
         model = make_model()
