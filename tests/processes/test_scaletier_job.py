@@ -583,6 +583,20 @@ def test_only_batches_of_one_size_are_skipped() -> None:
     assert read_batches(source.training_on_device(0, 1, 3), 2) == [[2, 3], [0, 1]]
 
 
+def test_batches_of_one_size_are_of_dense_or_ragged_tensors() -> None:
+    def batches(change: Callable[[Any], Any]) -> BatchSource:
+        return BatchSource(dataset(batch=7).map(lambda inputs, targets: (change(inputs), targets, None)))
+
+    for change in (tf.identity, tf.RaggedTensor.from_tensor):
+        source = batches(change)
+        assert source.fix_batch_size() == 7
+        assert [part if part is None else part.shape[0] for part in next(iter(source.training()))] == [7, 7, None]
+    for change, kind in ((tf.sparse.from_dense, "SparseTensor"), (lambda inputs: {"a": inputs, "b": None}, "NoneType")):
+        line = rf"^the job's data is invalid with --strategy model-parallel: a batch has a part of type {kind}\. Valid: dense "
+        with pytest.raises(JobError, match=line):
+            batches(change).fix_batch_size()
+
+
 def test_other_data_starts_from_the_beginning_and_is_reported(
     main: Main, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
