@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,9 @@ import pytest
 from loopback import METRIC
 
 import scaletier
+from scaletier.checkpoint import LocalCopy
 from scaletier.data import BatchSource
+from scaletier.evaluation import make_evaluate
 from scaletier.functional_model import FunctionalModel
 from scaletier.job import JobError
 from scaletier.tensorflow_setup import import_tensorflow
@@ -866,6 +869,30 @@ def test_averages_begin_with_the_weights_of_a_checkpoint_without_them(
 def test_a_subclassed_model_without_build_trains(main: Main, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(job(model=Subclassed, eval_data=dataset(), metrics=["mae"]), "--max-steps=60") == 0
     assert re.search(rf"^Final metrics after 60 steps, loss: {METRIC}, mae: {METRIC}$", capfd.readouterr().out, re.MULTILINE)
+
+
+def test_an_inspector_gets_arrays_of_any_inputs() -> None:
+    """Sparse inputs, an optional one that is None, and no targets."""
+
+    class Both(layers.Layer):  # type: ignore[misc]
+        def call(self, values: Any, more: Any = None) -> Any:
+            self.add_loss(tf.reduce_sum(tf.sparse.to_dense(values)))
+            return tf.sparse.to_dense(values)
+
+        def compute_output_spec(self, values: Any, more: Any = None) -> Any:
+            return keras.KerasTensor(values.shape, values.dtype)
+
+    def model() -> Any:
+        inputs = {"a": keras.Input([3], sparse=True, name="a"), "b": keras.Input([3], optional=True, name="b")}
+        return keras.Model(inputs, layers.Dense(1)(Both()(inputs["a"], inputs["b"])))
+
+    data, given = dataset().map(lambda inputs, _: {"a": tf.sparse.from_dense(inputs), "b": None}), list[Any]()
+    network = FunctionalModel(scaletier.Job(model, data), data.element_spec, 0)
+    inspector = SimpleNamespace(batch=lambda *parts: given.append(parts))
+    assert make_evaluate(network, LocalCopy(network), data.take(1), lambda: inspector)(lambda: False)
+    ((inputs, targets, outputs),) = given
+    np.testing.assert_array_equal(inputs["a"], INPUTS[:4])
+    assert (inputs["b"], targets, outputs.shape) == (None, None, (4, 1))
 
 
 @pytest.mark.parametrize(("asked", "length", "said"), [(True, None, True), (True, 1, False), (False, None, False)])
