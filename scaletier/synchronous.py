@@ -157,8 +157,11 @@ class Synchronous(Training):
         for variable in variables:
             if variable.dtype != tf.float32:
                 value = variable.read_value()
-                value = value if value.dtype.is_floating else tf.cast(value, tf.int64)
-                variable.assign(tf.cast(self._from_chief(value), variable.dtype))
+                if value.dtype.is_complex:  # which no all-reduce takes
+                    variable.assign(tf.complex(*map(self._from_chief, (tf.math.real(value), tf.math.imag(value)))))
+                else:
+                    value = value if value.dtype.is_floating else tf.cast(value, tf.int64)
+                    variable.assign(tf.cast(self._from_chief(value), variable.dtype))
 
     def _broadcast_rates(self, stopped: Any) -> Any:
         """Give every replica the chief's learning rates, which callbacks may have set; return the chief's number `stopped`."""

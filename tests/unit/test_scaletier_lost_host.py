@@ -254,6 +254,9 @@ def test_only_the_chief_contributes_values(chief: bool) -> None:
     synchronous._broadcast(variables)
     assert summed == [([1.0, 2.0] if chief else [0.0, 0.0], tf.float32), (7 if chief else 0, tf.int64)]
     assert [value.numpy().tolist() for value in variables] == ([[2.0, 3.0], 8] if chief else [[1.0, 1.0], 1])
+    synchronous.add = lambda value: tf.debugging.assert_type(value, tf.float64) or value
+    synchronous._broadcast([number := tf.Variable(0.5 + 0.25j)])
+    assert number.numpy() == (0.5 + 0.25j if chief else 0)
 
 
 def test_a_lost_host_is_no_full_disk(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
