@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -224,18 +224,26 @@ class LocalCopy:
 
     tests_averages = False
 
-    def __init__(self, network: FunctionalModel, reader: CheckpointReader | None = None, device: str = "/device:CPU:0") -> None:
-        """Create the variables as a job begins, or as in a checkpoint."""
+    def __init__(
+        self,
+        network: FunctionalModel,
+        reader: CheckpointReader | None = None,
+        device_of: Callable[[VariableSpec], str] = lambda _: "/device:CPU:0",
+    ) -> None:
+        """Create the variables as a job begins, or as in a checkpoint, each on its device; memory here has one at a time."""
+
+        def make(spec: VariableSpec) -> Any:
+            source = reader.source(spec, network) if reader else None
+            value = reader.value(source) if reader and source else network.initial(spec)
+            with tf.device(device_of(spec)):  # zeros are made where they are to be
+                return tf.Variable(value if value.any() else tf.zeros(spec.shape, spec.dtype), name=spec.name)
+
         self.network = network
-        with tf.device(device):
-            self.shared, self.local = (
-                [tf.Variable(network.initial(spec), name=spec.name) for spec in specs]
-                for specs in (network.shared, network.local)
-            )
+        self.shared, self.local = ([make(spec) for spec in specs] for specs in (network.shared, network.local))
         with tf.device("/device:CPU:0"):
-            self.step = tf.Variable(np.int64(0), name=_STEP)
+            self.step = tf.Variable(np.int64(reader.step if reader else 0), name=_STEP)
         if reader:
-            self.restore(reader)
+            self.set_fixed()
 
     @property
     def variables(self) -> dict[str, Any]:

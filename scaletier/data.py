@@ -121,7 +121,9 @@ class BatchSource:
         JobError if a batch has a part that cannot be divided into microbatches.
         """
         specs = tf.nest.flatten([part for part in Batch.of(self.element_spec) if part is not None])
-        if other := [type(one).__name__.removesuffix("Spec") for one in specs if not isinstance(one, tf.TensorSpec | tf.RaggedTensorSpec)]:
+        if other := [
+            type(one).__name__.removesuffix("Spec") for one in specs if not isinstance(one, tf.TensorSpec | tf.RaggedTensorSpec)
+        ]:
             line = f"the job's {self.name} is invalid with --strategy model-parallel: a batch has a part of type {other[0]}."
             raise JobError(f"{line} Valid: dense or ragged tensors, or --strategy async or sync")
         if (size := specs[0].shape[0]) is None:

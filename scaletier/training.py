@@ -100,7 +100,7 @@ class Training(abc.ABC):
 
     def make_copy(self, reader: checkpoint.CheckpointReader | None) -> checkpoint.LocalCopy:
         """Create the variables with their initial values, or those of a checkpoint."""
-        return checkpoint.LocalCopy(self.network, reader, self.devices[0])
+        return checkpoint.LocalCopy(self.network, reader, lambda _: self.devices[0])
 
     @abc.abstractmethod
     def begin(self, step: int) -> StepBudget:
