@@ -22,11 +22,10 @@ from scaletier.loop import ReplicaLoop, Round, StepBudget, train
 from scaletier.private import CoordinatorWorkers, is_lost_host
 from scaletier.round_graph import (
     handle_specs,
-    initial_local,
     list_handles,
     make_round,
-    make_variables,
     named_handles,
+    replica_variables,
     run_round,
     set_rates,
 )
@@ -36,7 +35,6 @@ from scaletier.tensorflow_setup import (
     devices_of,
     give_memory_back,
     import_tensorflow,
-    on_this_process,
     one_line,
     quiet_stderr,
     say,
@@ -95,8 +93,6 @@ class Asynchronous(Training):
                 devices: make_round(self.network, self.servers, self.iterator, devices, metrics, self.uses_xla)
                 for devices in kinds
             }
-        zeros = tf.function(lambda: [tf.zeros(one.shape, one.dtype) for one in self.network.local], autograph=False)
-        self._zeros = zeros.get_concrete_function() if self.workers else zeros  # traced here, and not in a worker's thread
         self._shown = time.monotonic(), 0
         eval_steps = self.flags.eval_steps if self.evaluated or self.job.callbacks else None
         budget = StepBudget(step, self.flags.max_steps, self.count, eval_steps)
@@ -198,29 +194,13 @@ class Asynchronous(Training):
     def _train(self, name: str, index: int, iterator: Any, devices: tuple[str, ...], emit: Any) -> Iterator[Round]:
         start, is_chief = time.monotonic(), name == self.name
         with quiet_stderr() if is_chief else contextlib.nullcontext():  # TensorFlow's remark about the CPU
-            replica = self._replica(name, iterator, devices, emit, self._variables(index, devices))
+            step = self.budget.step
+            variables = replica_variables(self.network, self.copy, index, self.count, devices, step, is_chief)
+            replica = self._replica(name, iterator, devices, emit, variables)
             if self.workers:
                 replica.run_round(0, 1)  # it sends the graph to its host in advance
         self.budget.begin(is_chief, time.monotonic() - start)
         return train(replica, self.budget)
-
-    def _variables(self, index: int, devices: tuple[str, ...]) -> list[Any]:
-        """Return a replica's variables on each of its devices; those of the chief's first device are the copy's."""
-        with on_this_process():
-            values = [variable.numpy() for variable in self.copy.local]
-        step = self.budget.step
-        initial_values = initial_local(self.network, values, index, self.count, len(devices), step)
-        if not index:
-            for variable, value in zip(self.copy.local, initial_values[0], strict=True):
-                variable.assign(value)
-        device_variables: list[Any] = [] if index else [self.copy]
-        for device, given in list(zip(devices, initial_values, strict=True))[len(device_variables) :]:
-            with tf.device(device):
-                zeros = self._zeros()
-            with on_this_process():
-                local = [tf.constant(one) if one.any() else zero for one, zero in zip(given, zeros, strict=True)]
-            device_variables.append(make_variables(self.network, local, device))
-        return device_variables
 
     def _train_worker(self) -> None:
         """Train on a worker until the job's last step; called in the worker's thread."""

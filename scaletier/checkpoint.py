@@ -11,7 +11,7 @@ import numpy.typing as npt
 from scaletier.data import BatchSource, DataError
 from scaletier.functional_model import Batch, FunctionalModel, VariableSpec
 from scaletier.private import is_lost_host
-from scaletier.tensorflow_setup import import_tensorflow, one_line, say
+from scaletier.tensorflow_setup import import_tensorflow, one_line, say, send
 
 tf = import_tensorflow()
 
@@ -235,8 +235,9 @@ class LocalCopy:
         def make(spec: VariableSpec) -> Any:
             source = reader.source(spec, network) if reader else None
             value = reader.value(source) if reader and source else network.initial(spec)
-            with tf.device(device_of(spec)):  # zeros are made where they are to be
-                return tf.Variable(value if value.any() else tf.zeros(spec.shape, spec.dtype), name=spec.name)
+            device = device_of(spec)
+            with tf.device(device):
+                return tf.Variable(send(value, device), name=spec.name)
 
         self.network = network
         self.shared, self.local = ([make(spec) for spec in specs] for specs in (network.shared, network.local))

@@ -12,8 +12,6 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-
 from scaletier.checkpoint import CheckpointReader, LocalCopy
 from scaletier.functional_model import Batch, FunctionalModel, VariableSpec
 from scaletier.job import JobError
@@ -22,15 +20,13 @@ from scaletier.private import copy_to_device
 from scaletier.round_graph import list_handles, named_handles, pack_round, unpack_round
 from scaletier.stages import Stage, forward_backward, make_units, partition
 from scaletier.sync_period import SyncPeriod
-from scaletier.tensorflow_setup import devices_of, import_tensorflow, say, say_there
+from scaletier.tensorflow_setup import MOST_MESSAGE_BYTES, devices_of, import_tensorflow, say, say_there
 from scaletier.tf_config import Cluster, await_peers
 from scaletier.training import Training
 
 tf = import_tensorflow()
 
 _CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
-# A message of TensorFlow is smaller.
-_MOST_BYTES = 2**31 - 2**20
 
 
 class DistributedCopy(LocalCopy):
@@ -43,7 +39,7 @@ class DistributedCopy(LocalCopy):
 
         def device_of(spec: VariableSpec) -> str:
             device = self.devices.get(id((network.weight_of(spec) or spec).variable), _CHIEF)
-            if spec.bytes >= _MOST_BYTES and not device.startswith("/job:chief/"):
+            if spec.bytes >= MOST_MESSAGE_BYTES and not device.startswith("/job:chief/"):
                 line = (
                     f"the variable {spec.name} is invalid on {device}: it has {spec.bytes / 1e9:.1f} GB, and TensorFlow sends"
                 )

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from scaletier.functional_model import Batch, FunctionalModel, Handle, Variables, VariableSpec
 from scaletier.loop import Round
 from scaletier.private import is_seed
-from scaletier.tensorflow_setup import import_tensorflow, on_this_process
+from scaletier.tensorflow_setup import import_tensorflow, on_this_process, send
 
 tf = import_tensorflow()
 
@@ -109,13 +109,27 @@ def initial_local(
     return results
 
 
-def make_variables(network: FunctionalModel, local: Sequence[Any], device: str) -> Variables:
-    """Create a replica's variables on a device: local ones with these tensors as values, the others empty until a round."""
+def replica_variables(
+    network: FunctionalModel, copy: Any, replica: int, replicas: int, devices: Sequence[str], step: int, is_here: bool = True
+) -> list[Any]:
+    """Return a replica's variables on each of its devices.
+
+    Optimizers continue from the copy's, which has those of the first device if that `is_here`. On the other devices `shared`
+    ones are empty until a round.
+    """
     with on_this_process():
-        empty, zero = tf.zeros([0]), tf.constant(0, tf.int64)
-    with tf.device(device):
-        shared = [tf.Variable(empty, shape=tf.TensorShape(None)) for _ in network.shared]
-        return Variables(shared, [tf.Variable(one) for one in local], tf.Variable(zero))
+        values, empty, zero = [one.numpy() for one in copy.local], tf.zeros([0]), tf.constant(0, tf.int64)
+    results = list[Any]()
+    for device, local in zip(devices, initial_local(network, values, replica, replicas, len(devices), step), strict=True):
+        if is_here and not results:
+            for variable, value in zip(copy.local, local, strict=True):
+                variable.assign(value)
+            results.append(copy)
+            continue
+        with tf.device(device):
+            shared = [tf.Variable(empty, shape=tf.TensorShape(None)) for _ in network.shared]
+            results.append(Variables(shared, [tf.Variable(send(value, device)) for value in local], tf.Variable(zero)))
+    return results
 
 
 def set_rates(device_variables: Sequence[Any], rates: Mapping[int, Any]) -> None:
