@@ -273,36 +273,27 @@ class LocalCopy:
     @property
     def averages(self) -> list[Any]:
         """The variables of `shared`; those of averages in place of the weights' if the optimizer has any."""
-        by_place = dict(enumerate(self.shared))
-        for spec, variable in self.pairs():
-            if spec.name in self.network.averages:
-                by_place[self.network.averages[spec.name]] = variable
-        return list(by_place.values())
+        averages = {id(weight): average for average, weight in self.network.averaged(self.shared, self.local)}
+        return [averages.get(id(variable), variable) for variable in self.shared]
 
     def average(self) -> None:
         """Give the weights their averages, as `fit` of Keras does at its end; a checkpoint has both."""
-        for variable, average in zip(self.shared, self.averages, strict=True):
-            if average is not variable:
-                with tf.device(variable.device):
-                    variable.assign(average, read_value=False)
+        for average, weight in self.network.averaged(self.shared, self.local):
+            with tf.device(weight.device):
+                weight.assign(average, read_value=False)
 
     def end_test(self, state: Sequence[Any]) -> None:
         """Keep what an evaluation changed, as Keras does: states of layers and of random generators."""
         for variable, value in zip(self.network.changing(self.shared, self.local), state, strict=False):
             variable.assign(value)
 
-    def restore(self, reader: CheckpointReader, finished: bool = False) -> int:
-        """Load a checkpoint, one variable at a time; return its global step.
-
-        With `finished` weights are as at the end of training: their averages, if the optimizer makes them.
-        """
+    def restore(self, reader: CheckpointReader) -> int:
+        """Load a checkpoint, one variable at a time, with weights as at the end of training; return its global step."""
         for spec, variable in self.pairs():
             if (source := reader.source(spec, self.network)) is not None:
                 variable.assign(reader.value(source))
         self.set_fixed()
-        self.step.assign(reader.step)
-        if finished:
-            self.average()
+        self.average()
         return reader.step
 
     def set_fixed(self) -> None:

@@ -111,7 +111,7 @@ def run_evaluator(job: Job, flags: Flags, index: int) -> None:
             continue
         start = time.monotonic()
         try:
-            step = copy.restore(checkpoint.CheckpointReader(path, network), finished=True)
+            step = copy.restore(checkpoint.CheckpointReader(path, network))
         except checkpoint.CheckpointReadError as error:
             if checkpoint.latest(flags.job_dir) == path:  # else it was deleted for a newer one while it was read
                 say(f"{error}; waits for the next one")
