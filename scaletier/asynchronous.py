@@ -114,10 +114,16 @@ class Asynchronous(Training):
             self.others = CoordinatorWorkers(self.coordinator)
             for _ in range(self.workers):
                 self.others.schedule(self._train_worker)
-        with tf.device(self.devices[0]), self._ends_if_stuck():
-            assert self.chief
-            self.chief.summaries.graph(self.graphs[self.devices])
-            super().run()
+        ended = threading.Event()
+        if self.servers:
+            threading.Thread(target=self._end_if_stuck, args=(self.servers, ended), daemon=True).start()
+        try:
+            with tf.device(self.devices[0]):
+                assert self.chief
+                self.chief.summaries.graph(self.graphs[self.devices])
+                super().run()
+        finally:
+            ended.set()
         if self.others and self.job.callbacks:  # the program continues
             self.others.stop()
 
@@ -126,18 +132,8 @@ class Asynchronous(Training):
         if self.others and self.others.failure:
             raise self.others.failure
 
-    @contextlib.contextmanager
-    def _ends_if_stuck(self) -> Iterator[None]:
-        """End the process while training runs, as after a lost host, if a call of a lost parameter server does not return."""
-        ended = threading.Event()
-        if self.servers:
-            threading.Thread(target=self._end_if_stuck, args=(self.servers, ended), daemon=True).start()
-        try:
-            yield
-        finally:
-            ended.set()
-
     def _end_if_stuck(self, servers: SharedParameters, ended: threading.Event) -> None:
+        """End the process while training runs, as after a lost host, if a call of a lost parameter server does not return."""
         lost_at: float | None = None
         while not ended.wait(_POLL_SECONDS):
             start, now = self._call_start, time.monotonic()
@@ -165,11 +161,6 @@ class Asynchronous(Training):
                 self.pull(list_handles(self.copy))
         return super().refresh()
 
-    def rescue(self) -> None:
-        """Save the parameters that the master pulled last, with its own steps, once a parameter server is lost."""
-        if self.copy.whole and bool(self.finite()):
-            super().rescue()
-
     def rounds(self) -> Iterator[Round]:
         return self._train(self.name, 0, self.iterator, self.devices, say)
 
@@ -187,8 +178,6 @@ class Asynchronous(Training):
                 return run_round(self.network, self.graphs[devices], iterator, device_variables, steps, live_hosts)
 
         period = SyncPeriod.of(self.flags.sync_period, self.count, self.flags.max_steps)
-        if period.alone and self.flags.eval_steps:  # evaluations come between two rounds
-            period.most = min(period.most, self.flags.eval_steps)
         return ReplicaLoop(name, run_with_rates, period, self.flags.log_interval, {name: emit}, name == self.name, len(devices))
 
     def _train(self, name: str, index: int, iterator: Any, devices: tuple[str, ...], emit: Any) -> Iterator[Round]:

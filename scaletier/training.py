@@ -146,8 +146,8 @@ class Training(abc.ABC):
         return bool(self.chief and self.chief.stopped)
 
     def rescue(self) -> None:
-        """Save the values of this host after another host is lost, if all are there."""
-        if self.chief and self.copy.whole:
+        """Save the values of this host after another host is lost, if all are there: with `async` those that it pulled last."""
+        if self.chief and self.copy.whole and bool(self.finite()):
             self.chief.rescue()
 
     def scalars(self) -> dict[str, float]:

@@ -117,7 +117,7 @@ def test_the_messages_of_a_restarted_peer_exist_in_tensorflow() -> None:
 def test_the_chief_saves_its_state_without_the_lost_host(error: Exception) -> None:
     """`keep` reads parameters from other hosts; the strategies must not do that here."""
     fails = MagicMock(side_effect=error)
-    sync = run_strategy(Synchronous, rounds=fails)
+    sync = run_strategy(Synchronous, rounds=fails, finite=lambda: True)
     sync.rescue.assert_called_once()
     rescue = MagicMock()
     attributes = {"workers": 0, "servers": None, "devices": ("/device:CPU:0",), "graphs": MagicMock()}
