@@ -22,11 +22,10 @@ from scaletier.loop import ReplicaLoop, Round, StepBudget, train
 from scaletier.private import CoordinatorWorkers, is_lost_host
 from scaletier.round_graph import (
     handle_specs,
-    initial_local,
     list_handles,
     make_round,
-    make_variables,
     named_handles,
+    replica_variables,
     run_round,
     set_rates,
 )
@@ -36,7 +35,6 @@ from scaletier.tensorflow_setup import (
     devices_of,
     give_memory_back,
     import_tensorflow,
-    on_this_process,
     one_line,
     quiet_stderr,
     say,
@@ -95,8 +93,6 @@ class Asynchronous(Training):
                 devices: make_round(self.network, self.servers, self.iterator, devices, metrics, self.uses_xla)
                 for devices in kinds
             }
-        zeros = tf.function(lambda: [tf.zeros(one.shape, one.dtype) for one in self.network.local], autograph=False)
-        self._zeros = zeros.get_concrete_function() if self.workers else zeros  # traced here, and not in a worker's thread
         self._shown = time.monotonic(), 0
         eval_steps = self.flags.eval_steps if self.evaluated or self.job.callbacks else None
         budget = StepBudget(step, self.flags.max_steps, self.count, eval_steps)
@@ -118,10 +114,16 @@ class Asynchronous(Training):
             self.others = CoordinatorWorkers(self.coordinator)
             for _ in range(self.workers):
                 self.others.schedule(self._train_worker)
-        with tf.device(self.devices[0]), self._ends_if_stuck():
-            assert self.chief
-            self.chief.summaries.graph(self.graphs[self.devices])
-            super().run()
+        ended = threading.Event()
+        if self.servers:
+            threading.Thread(target=self._end_if_stuck, args=(self.servers, ended), daemon=True).start()
+        try:
+            with tf.device(self.devices[0]):
+                assert self.chief
+                self.chief.summaries.graph(self.graphs[self.devices])
+                super().run()
+        finally:
+            ended.set()
         if self.others and self.job.callbacks:  # the program continues
             self.others.stop()
 
@@ -130,18 +132,8 @@ class Asynchronous(Training):
         if self.others and self.others.failure:
             raise self.others.failure
 
-    @contextlib.contextmanager
-    def _ends_if_stuck(self) -> Iterator[None]:
-        """End the process while training runs, as after a lost host, if a call of a lost parameter server does not return."""
-        ended = threading.Event()
-        if self.servers:
-            threading.Thread(target=self._end_if_stuck, args=(self.servers, ended), daemon=True).start()
-        try:
-            yield
-        finally:
-            ended.set()
-
     def _end_if_stuck(self, servers: SharedParameters, ended: threading.Event) -> None:
+        """End the process while training runs, as after a lost host, if a call of a lost parameter server does not return."""
         lost_at: float | None = None
         while not ended.wait(_POLL_SECONDS):
             start, now = self._call_start, time.monotonic()
@@ -169,11 +161,6 @@ class Asynchronous(Training):
                 self.pull(list_handles(self.copy))
         return super().refresh()
 
-    def rescue(self) -> None:
-        """Save the parameters that the master pulled last, with its own steps, once a parameter server is lost."""
-        if self.copy.whole and bool(self.finite()):
-            super().rescue()
-
     def rounds(self) -> Iterator[Round]:
         return self._train(self.name, 0, self.iterator, self.devices, say)
 
@@ -191,36 +178,18 @@ class Asynchronous(Training):
                 return run_round(self.network, self.graphs[devices], iterator, device_variables, steps, live_hosts)
 
         period = SyncPeriod.of(self.flags.sync_period, self.count, self.flags.max_steps)
-        if period.alone and self.flags.eval_steps:  # evaluations come between two rounds
-            period.most = min(period.most, self.flags.eval_steps)
         return ReplicaLoop(name, run_with_rates, period, self.flags.log_interval, {name: emit}, name == self.name, len(devices))
 
     def _train(self, name: str, index: int, iterator: Any, devices: tuple[str, ...], emit: Any) -> Iterator[Round]:
         start, is_chief = time.monotonic(), name == self.name
         with quiet_stderr() if is_chief else contextlib.nullcontext():  # TensorFlow's remark about the CPU
-            replica = self._replica(name, iterator, devices, emit, self._variables(index, devices))
+            step = self.budget.step
+            variables = replica_variables(self.network, self.copy, index, self.count, devices, step, is_chief)
+            replica = self._replica(name, iterator, devices, emit, variables)
             if self.workers:
                 replica.run_round(0, 1)  # it sends the graph to its host in advance
         self.budget.begin(is_chief, time.monotonic() - start)
         return train(replica, self.budget)
-
-    def _variables(self, index: int, devices: tuple[str, ...]) -> list[Any]:
-        """Return a replica's variables on each of its devices; those of the chief's first device are the copy's."""
-        with on_this_process():
-            values = [variable.numpy() for variable in self.copy.local]
-        step = self.budget.step
-        initial_values = initial_local(self.network, values, index, self.count, len(devices), step)
-        if not index:
-            for variable, value in zip(self.copy.local, initial_values[0], strict=True):
-                variable.assign(value)
-        device_variables: list[Any] = [] if index else [self.copy]
-        for device, given in list(zip(devices, initial_values, strict=True))[len(device_variables) :]:
-            with tf.device(device):
-                zeros = self._zeros()
-            with on_this_process():
-                local = [tf.constant(one) if one.any() else zero for one, zero in zip(given, zeros, strict=True)]
-            device_variables.append(make_variables(self.network, local, device))
-        return device_variables
 
     def _train_worker(self) -> None:
         """Train on a worker until the job's last step; called in the worker's thread."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from scaletier.data import BatchSource, DataError
 from scaletier.functional_model import Batch, FunctionalModel, VariableSpec
 from scaletier.private import is_lost_host
-from scaletier.tensorflow_setup import import_tensorflow, one_line, say
+from scaletier.tensorflow_setup import import_tensorflow, one_line, say, send
 
 tf = import_tensorflow()
 
@@ -229,18 +229,27 @@ class LocalCopy:
 
     tests_averages = False
 
-    def __init__(self, network: FunctionalModel, reader: CheckpointReader | None = None, device: str = "/device:CPU:0") -> None:
-        """Create the variables as a job begins, or as in a checkpoint."""
+    def __init__(
+        self,
+        network: FunctionalModel,
+        reader: CheckpointReader | None = None,
+        device_of: Callable[[VariableSpec], str] = lambda _: "/device:CPU:0",
+    ) -> None:
+        """Create the variables as a job begins, or as in a checkpoint, each on its device; memory here has one at a time."""
+
+        def make(spec: VariableSpec) -> Any:
+            source = reader.source(spec, network) if reader else None
+            value = reader.value(source) if reader and source else network.initial(spec)
+            device = device_of(spec)
+            with tf.device(device):
+                return tf.Variable(send(value, device), name=spec.name)
+
         self.network = network
-        with tf.device(device):
-            self.shared, self.local = (
-                [tf.Variable(network.initial(spec), name=spec.name) for spec in specs]
-                for specs in (network.shared, network.local)
-            )
+        self.shared, self.local = ([make(spec) for spec in specs] for specs in (network.shared, network.local))
         with tf.device("/device:CPU:0"):
-            self.step = tf.Variable(np.int64(0), name=_STEP)
+            self.step = tf.Variable(np.int64(reader.step if reader else 0), name=_STEP)
         if reader:
-            self.restore(reader)
+            self.set_fixed()
 
     @property
     def variables(self) -> dict[str, Any]:
@@ -269,18 +278,14 @@ class LocalCopy:
     @property
     def averages(self) -> list[Any]:
         """The variables of `shared`; those of averages in place of the weights' if the optimizer has any."""
-        by_place = dict(enumerate(self.shared))
-        for spec, variable in self.pairs():
-            if spec.name in self.network.averages:
-                by_place[self.network.averages[spec.name]] = variable
-        return list(by_place.values())
+        averages = {id(weight): average for average, weight in self.network.averaged(self.shared, self.local)}
+        return [averages.get(id(variable), variable) for variable in self.shared]
 
     def average(self) -> None:
         """Give the weights their averages, as `fit` of Keras does at its end; a checkpoint has both."""
-        for variable, average in zip(self.shared, self.averages, strict=True):
-            if average is not variable:
-                with tf.device(variable.device):
-                    variable.assign(average, read_value=False)
+        for average, weight in self.network.averaged(self.shared, self.local):
+            with tf.device(weight.device):
+                weight.assign(average, read_value=False)
 
     def end_test(self, state: Sequence[Any]) -> None:
         """Keep what an evaluation changed, as Keras does: states of layers and of random generators, and metrics."""
@@ -288,18 +293,13 @@ class LocalCopy:
         for variable, value in zip(changed, state, strict=True):
             variable.assign(value)
 
-    def restore(self, reader: CheckpointReader, finished: bool = False) -> int:
-        """Load a checkpoint, one variable at a time; return its global step.
-
-        With `finished` weights are as at the end of training: their averages, if the optimizer makes them.
-        """
+    def restore(self, reader: CheckpointReader) -> int:
+        """Load a checkpoint, one variable at a time, with weights as at the end of training; return its global step."""
         for spec, variable in self.pairs():
             if (source := reader.source(spec, self.network)) is not None:
                 variable.assign(reader.value(source))
         self.set_fixed()
-        self.step.assign(reader.step)
-        if finished:
-            self.average()
+        self.average()
         return reader.step
 
     def set_fixed(self) -> None:

@@ -100,7 +100,10 @@ class BatchSource:
         dataset, batches = self._make(ReplicaContext(replicas, replica, replicas)), step // replicas
         if size := self._batch_size:  # a graph that spans hosts needs static shapes
             dataset = dataset.filter(lambda *parts: tf.equal(tf.shape(tf.nest.flatten(parts)[0])[0], size))
-            shaped = functools.partial(tf.nest.map_structure, lambda one: tf.ensure_shape(one, [size, *one.shape[1:]]))
+            shaped = functools.partial(
+                tf.nest.map_structure,
+                lambda one: tf.ensure_shape(one, [size, *one.shape[1:]]) if isinstance(one, tf.Tensor) else one,
+            )
             several = isinstance(dataset.element_spec, tuple)
             dataset = dataset.map(lambda *parts: shaped(parts if several else parts[0]))
         if self._by_replica:
@@ -113,8 +116,17 @@ class BatchSource:
         return self._make(ReplicaContext())
 
     def fix_batch_size(self) -> int:
-        """Train on batches of one size from now on, the largest of the first ones; return their number of samples."""
-        if (size := tf.nest.flatten(self.element_spec)[0].shape[0]) is None:
+        """Train on batches of one size from now on, the largest of the first ones; return their number of samples.
+
+        JobError if a batch has a part that cannot be divided into microbatches.
+        """
+        specs = tf.nest.flatten([part for part in Batch.of(self.element_spec) if part is not None])
+        if other := [
+            type(one).__name__.removesuffix("Spec") for one in specs if not isinstance(one, tf.TensorSpec | tf.RaggedTensorSpec)
+        ]:
+            line = f"the job's {self.name} is invalid with --strategy model-parallel: a batch has a part of type {other[0]}."
+            raise JobError(f"{line} Valid: dense or ragged tensors, or --strategy async or sync")
+        if (size := specs[0].shape[0]) is None:
             sizes = self.once().take(_FIRST_BATCHES).map(lambda *parts: tf.shape(tf.nest.flatten(parts)[0])[0])
             self._batch_size = size = max(int(size) for size in sizes)
             say(f"Trains on batches of {size}; others are left out")

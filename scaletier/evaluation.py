@@ -76,13 +76,16 @@ def make_evaluate(
             loss, predictions, state, results = graph(state, batch)
             samples += int(next(one for one in tf.nest.flatten(batch.inputs) if one is not None).shape[0])
             if inspector:
-                inspector.batch(
-                    *(tf.nest.map_structure(lambda part: part.numpy(), part) for part in (batch[0], batch[1], predictions))
-                )
+                inspector.batch(*(tf.nest.map_structure(_array, part) for part in (batch.inputs, batch.targets, predictions)))
         by_name = dict(zip(network.test_names, map(float, results), strict=True))
         return EvaluationResult(float(loss), by_name, inspector, state)
 
     return evaluate
+
+
+def _array(part: Any) -> Any:
+    """Return a tensor as NumPy's array, a sparse one too; None for an optional input, or if there are no targets."""
+    return None if part is None else (tf.sparse.to_dense(part) if isinstance(part, tf.SparseTensor) else part).numpy()
 
 
 def run_evaluator(job: Job, flags: Flags, index: int) -> None:
@@ -108,7 +111,7 @@ def run_evaluator(job: Job, flags: Flags, index: int) -> None:
             continue
         start = time.monotonic()
         try:
-            step = copy.restore(checkpoint.CheckpointReader(path, network), finished=True)
+            step = copy.restore(checkpoint.CheckpointReader(path, network))
         except checkpoint.CheckpointReadError as error:
             if checkpoint.latest(flags.job_dir) == path:  # else it was deleted for a newer one while it was read
                 say(f"{error}; waits for the next one")

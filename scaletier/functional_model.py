@@ -141,12 +141,11 @@ class Batch(NamedTuple):
 
     @classmethod
     def of(cls, element: Any) -> Batch:
-        if not isinstance(element, tuple):
-            return cls(element)
-        if 1 <= len(element) <= 3:  # the spec of an input that is None is no spec of a tensor
-            return cls(*element).map(lambda one: one if hasattr(one, "shape") else None)
+        parts = element if isinstance(element, tuple) else (element,)
+        if 1 <= len(parts) <= 3:  # the spec of an input that is None is no spec of a tensor
+            return cls(*parts).map(lambda one: one if hasattr(one, "shape") else None)
         valid = "inputs, (inputs, targets) and (inputs, targets, sample_weight)"
-        raise JobError(f"the data's elements are a tuple of {len(element)}; valid are {valid}")
+        raise JobError(f"the data's elements are a tuple of {len(parts)}; valid are {valid}")
 
     def map(self, function: Callable[[Any], Any]) -> Batch:
         return Batch(*(None if part is None else tf.nest.map_structure(function, part) for part in self))
@@ -772,8 +771,8 @@ def call_part(model: Any, trained: Values, others: Values, inputs: Any, training
         outputs, added = model(inputs, **_training(model.call, training)), list(model.losses)
     if not {id(variable) for variable in variables}.issuperset(scope.assigned):
         raise JobError(
-            "the model is invalid with --strategy model-parallel: it changes a variable that is none of its own. Valid: random numbers "
-            "by a keras.random.SeedGenerator that is an attribute of the layer, and layers that are not stateful"
+            "the model is invalid with --strategy model-parallel: it changes a variable that is none of its own. Valid: random "
+            "numbers by a keras.random.SeedGenerator that is an attribute of the layer, and layers that are not stateful"
         )
     return outputs, [scope.get_current_value(variable) for variable in model.non_trainable_variables], added
 

@@ -42,8 +42,8 @@ class Inspector(Protocol):
         """Inspect a batch of the evaluation.
 
         Args:
-            inputs: the batch's inputs, NumPy arrays [N, …] in the structure of the data.
-            targets: its targets, in the same form.
+            inputs: the batch's inputs, NumPy arrays [N, …] in the structure of the data; None for an optional one that is.
+            targets: its targets, in the same form; None if there are none.
             outputs: the model's outputs for the inputs, in the same form.
         """
 

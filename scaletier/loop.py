@@ -132,6 +132,7 @@ class StepBudget:
         have reserved all of them, this waits, as one of them may fail. The chief then takes single steps up to an evaluation.
         """
         with self._changed:
+            self._reserved.pop(name, None)
             while self.step < self._max_steps and not self.stopped:
                 late = self.overdue()
                 free = self._until - self.step - sum(one for other, (one, _) in self._reserved.items() if other not in late)
@@ -150,15 +151,16 @@ class StepBudget:
     def commit(self, name: str, step: int | None) -> None:
         """End a replica's round, with the global step after it; None if the round failed."""
         with self._changed:
-            steps, since = self._reserved.pop(name)
+            (steps, since), now = self._reserved[name], self._clock()
+            self._reserved[name] = 0, now  # until its next round
             if step is not None:
-                self._step_seconds[name] = (self._clock() - since) / steps
+                self._step_seconds[name] = (now - since) / steps
                 # Not a sum of reservations: a round may fail after the servers have counted its steps.
                 self.step = max(self.step, step)
             self._changed.notify_all()
 
     def overdue(self) -> set[str]:
-        """Return the replicas whose round is overdue: it may never end."""
+        """Return the replicas whose round is overdue, as it may never end, or that do other work: a chief that evaluates."""
         with self._changed:
             now, seconds = self._clock(), self._step_seconds
             usual = {name: _PATIENCE_TIMES * steps * seconds.get(name, 0.0) for name, (steps, _) in self._reserved.items()}
@@ -166,7 +168,7 @@ class StepBudget:
 
     @property
     def live_hosts(self) -> int:
-        """The number of hosts that train now, a replica each, without those whose round is overdue.
+        """The number of hosts that train now, a replica each, without those that are `overdue`.
 
         With `async` each replica divides its parameter delta by this number: the servers add a mean over these hosts.
         """

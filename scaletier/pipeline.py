@@ -12,8 +12,6 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-
 from scaletier.checkpoint import CheckpointReader, LocalCopy
 from scaletier.functional_model import Batch, FunctionalModel, VariableSpec
 from scaletier.job import JobError
@@ -22,7 +20,7 @@ from scaletier.private import copy_to_device
 from scaletier.round_graph import list_handles, named_handles, pack_round, unpack_round
 from scaletier.stages import Stage, forward_backward, make_units, partition
 from scaletier.sync_period import SyncPeriod
-from scaletier.tensorflow_setup import devices_of, import_tensorflow, say, say_there
+from scaletier.tensorflow_setup import MOST_MESSAGE_BYTES, devices_of, import_tensorflow, say, say_there
 from scaletier.tf_config import Cluster, await_peers
 from scaletier.training import Training
 
@@ -35,28 +33,23 @@ class DistributedCopy(LocalCopy):
     """The variables of all stages, each on its stage's host; those that belong to no weight are on the master."""
 
     def __init__(self, network: FunctionalModel, stages: Sequence[Stage], reader: CheckpointReader | None) -> None:
-        self.network, self.stages, self._reader = network, stages, reader
-        self.devices = dict[int, str]()
-        for stage in stages:
-            for spec in (spec for unit in stage.units for spec in unit.specs):
-                self.devices[id(spec.variable)] = stage.device
-                stage.variables[spec.name] = self._variable(spec, stage.device)
-        by_name = {name: value for stage in stages for name, value in stage.variables.items()}
-        for spec in network.slots:
-            weight = network.weight_of(spec)
-            by_name[spec.name] = self._variable(spec, self.devices[id(weight.variable)] if weight else _CHIEF)
-        self.shared, self.local = ([by_name[spec.name] for spec in part] for part in (network.shared, network.local))
-        self.step = tf.Variable(np.int64(reader.step if reader else 0))
-        if reader:
-            self.set_fixed()
+        self.stages = stages
+        specs = [(stage, spec) for stage in stages for unit in stage.units for spec in unit.specs]
+        self.devices = {id(spec.variable): stage.device for stage, spec in specs}
 
-    def _variable(self, spec: VariableSpec, device: str) -> Any:
-        """Create a variable on its host; the master's memory has one at a time."""
-        reader = self._reader
-        source = reader.source(spec, self.network) if reader else None
-        value = reader.value(source) if reader and source else self.network.initial(spec)
-        with tf.device(device):  # zeros are made where they are to be
-            return tf.Variable(value if value.any() else tf.zeros(spec.shape, spec.dtype), name=spec.name)
+        def device_of(spec: VariableSpec) -> str:
+            device = self.devices.get(id((network.weight_of(spec) or spec).variable), _CHIEF)
+            if spec.bytes >= MOST_MESSAGE_BYTES and not device.startswith("/job:chief/"):
+                line = (
+                    f"the variable {spec.name} is invalid on {device}: it has {spec.bytes / 1e9:.1f} GB, and TensorFlow sends"
+                )
+                raise JobError(f"{line} less than 2.1 at a time. Valid: smaller ones, or --strategy async or sync")
+            return device
+
+        super().__init__(network, reader, device_of)
+        variables = {spec.name: variable for spec, variable in self.pairs()}
+        for stage, spec in specs:
+            stage.variables[spec.name] = variables[spec.name]
 
     def test(self, state: Sequence[Any], batch: Batch) -> tuple[Any, Any, list[Any], Any]:
         network, outputs, terms = self.network, batch.inputs, list[Any]()
@@ -76,7 +69,7 @@ class DistributedCopy(LocalCopy):
 class ModelParallel(Training):
     """The chief's part of a job: it holds the first stage, and runs the graph that spans all stages."""
 
-    portable, replicas = True, 1
+    portable, replicas, uses_xla = True, 1, False
     copy: DistributedCopy
 
     def place(self, variable: Any) -> Any:

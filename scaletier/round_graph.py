@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from scaletier.functional_model import Batch, FunctionalModel, Handle, Variables, VariableSpec
 from scaletier.loop import Round
 from scaletier.private import is_seed
-from scaletier.tensorflow_setup import import_tensorflow, on_this_process
+from scaletier.tensorflow_setup import import_tensorflow, on_this_process, send
 
 tf = import_tensorflow()
 
@@ -109,13 +109,27 @@ def initial_local(
     return results
 
 
-def make_variables(network: FunctionalModel, local: Sequence[Any], device: str) -> Variables:
-    """Create a replica's variables on a device: local ones with these tensors as values, the others empty until a round."""
+def replica_variables(
+    network: FunctionalModel, copy: Any, replica: int, replicas: int, devices: Sequence[str], step: int, is_here: bool = True
+) -> list[Any]:
+    """Return a replica's variables on each of its devices.
+
+    Optimizers continue from the copy's, which has those of the first device if that `is_here`. On the other devices `shared`
+    ones are empty until a round.
+    """
     with on_this_process():
-        empty, zero = tf.zeros([0]), tf.constant(0, tf.int64)
-    with tf.device(device):
-        shared = [tf.Variable(empty, shape=tf.TensorShape(None)) for _ in network.shared]
-        return Variables(shared, [tf.Variable(one) for one in local], tf.Variable(zero))
+        values, empty, zero = [one.numpy() for one in copy.local], tf.zeros([0]), tf.constant(0, tf.int64)
+    results = list[Any]()
+    for device, local in zip(devices, initial_local(network, values, replica, replicas, len(devices), step), strict=True):
+        if is_here and not results:
+            for variable, value in zip(copy.local, local, strict=True):
+                variable.assign(value)
+            results.append(copy)
+            continue
+        with tf.device(device):
+            shared = [tf.Variable(empty, shape=tf.TensorShape(None)) for _ in network.shared]
+            results.append(Variables(shared, [tf.Variable(send(value, device)) for value in local], tf.Variable(zero)))
+    return results
 
 
 def set_rates(device_variables: Sequence[Any], rates: Mapping[int, Any]) -> None:
@@ -144,9 +158,6 @@ def unpack_round(network: FunctionalModel, packed: Any) -> Round:
     return Round(int(steps), int(global_step), loss, metrics, int(staleness), compute, mean_loss, local_loss)
 
 
-Run = Callable[..., Any]
-
-
 def make_round(
     network: FunctionalModel,
     exchange: Exchange | None,
@@ -154,61 +165,83 @@ def make_round(
     devices: Sequence[str],
     metrics: Sequence[Any] = (),
     compiled: bool = False,
-) -> Run:
+) -> Any:
     """Return one round as a graph, for hosts with these devices.
 
     It maps an iterator like `iterator`, the handles of the variables on each device, and two numbers, float64 [2], to the
     figures of `pack_round`. The numbers are the steps and the number of hosts that train now: one tensor, for one message.
-    `metrics` are as in `local_steps`, and `compiled` has XLA compile a step: both are for one device alone.
+    Metrics are reset, or continue in `metrics`, tf.Variables, and `compiled` has XLA compile a step: both are for one device
+    alone.
 
     It is traced here, once: a tf.function would be traced again for each device that it is called on.
     """
-    exchange = exchange or Exchange(network)
+    exchange, count = exchange or Exchange(network), len(devices)
     size = len(handle_specs(network))
     step_function = _compiled_step if compiled else FunctionalModel.step
 
+    def take_steps(iterator: Any, variables: Variables, begin_step: Any, live_devices: Any, steps: Any) -> tuple[Any, Any]:
+        """Take steps, int64, with the next batches, on the current device; return the sum of losses, and the metrics.
+
+        The first step has the global step `begin_step`, int64; each further step adds `live_devices`, the number of devices
+        that train now on all hosts.
+        """
+
+        def body(steps_done: Any, loss_sum: Any, _results: Any, *measured: Any) -> Any:
+            batch, global_step = Batch.of(iterator.get_next()), begin_step + steps_done * live_devices
+            after, loss, results = step_function(
+                network, variables.shared, variables.local, measured, batch, global_step, live_devices
+            )
+            with tf.control_dependencies([loss]):
+                counted = variables.step.assign(variables.step.read_value() + 1)
+            with tf.control_dependencies([counted]):
+                return steps_done + 1, loss_sum + loss, results, *after
+
+        measured = [variable.read_value() for variable in metrics] or network.initial_metrics()
+        zeros = tf.constant(0, tf.int64), tf.constant(0.0), tf.zeros([1 + len(network.metric_names)])
+        steps_done, loss_sum, results, *measured = tf.while_loop(
+            lambda steps_done, *_: steps_done < steps, body, (*zeros, *measured), parallel_iterations=1
+        )
+        for variable, value in zip(metrics, measured, strict=False):
+            variable.assign(value, read_value=False)
+        with tf.control_dependencies([steps_done]):
+            return tf.identity(loss_sum), results
+
     def run(iterator: Any, handles: Sequence[Any], numbers: Any) -> Any:
         steps, live_hosts = (tf.cast(number, tf.int64) for number in tf.unstack(numbers))
-        device_variables = [named_handles(network, handles[at : at + size]) for at in range(0, len(handles), size)]
-        begin_step, start = exchange.begin(device_variables[0])
-        with tf.control_dependencies([begin_step]), tf.control_dependencies(_copy(device_variables)):
-            began = tf.timestamp()
+        shares = [(steps + count - 1 - at) // count for at in range(count)]
+        first, *others = (named_handles(network, handles[at : at + size]) for at in range(0, len(handles), size))
+        begin_step, start = exchange.begin(first)
+        with tf.control_dependencies([begin_step]):
+            values = [
+                (one, value.read_value()) for each in others for one, value in zip(each.shared, first.shared, strict=True)
+            ]
+            with tf.control_dependencies([one.assign(value) for one, value in values]):
+                began = tf.timestamp()
         losses, results = list[Any](), list[Any]()
-        for index, (device, variables) in enumerate(zip(devices, device_variables, strict=True)):
-            mine = (steps + len(devices) - 1 - index) // len(devices)
-            live_devices = live_hosts * len(devices)
-            with tf.control_dependencies([began]), tf.device(device if len(devices) > 1 else None):
-                loss_sum, figures = local_steps(
-                    network, iterator, variables, begin_step, live_devices, mine, metrics, step_function
-                )
+        for device, variables, share in zip(devices, (first, *others), shares, strict=True):
+            with tf.control_dependencies([began]), tf.device(device if others else None):
+                loss_sum, figures = take_steps(iterator, variables, begin_step, live_hosts * count, share)
             losses.append(loss_sum)
             results.append(figures)
-        with tf.control_dependencies(losses), tf.control_dependencies(_average(device_variables, steps)):
+        with tf.control_dependencies(losses), tf.control_dependencies(_average((first, *others), shares, steps)):
             computed = tf.timestamp()
         loss = tf.add_n(losses) / tf.maximum(tf.cast(steps, tf.float32), 1.0)
         with tf.control_dependencies([computed]):
             result = LocalResult(steps, begin_step, live_hosts, tf.concat([[loss], results[0]], 0))
-            global_step, shared_results = exchange.end(start, device_variables[0], result)
+            global_step, shared_results = exchange.end(start, first, result)
         return pack_round(steps, global_step, shared_results, loss, global_step - begin_step - steps, computed - began)
 
     # There is no Python control flow for AutoGraph to convert, and converting takes time.
-    handles, numbers = handle_specs(network, len(devices)), tf.TensorSpec([2], tf.float64)
-    graph: Run = tf.function(run, autograph=False).get_concrete_function(iterator, handles, numbers)
-    return graph
+    return tf.function(run, autograph=False).get_concrete_function(
+        iterator, handle_specs(network, count), tf.TensorSpec([2], tf.float64)
+    )
 
 
-def _copy(device_variables: Sequence[Variables]) -> list[Any]:
-    """Give the variables of the other devices the values of the first; return the operations."""
-    first, *others = device_variables
-    return [one.assign(value.read_value()) for each in others for one, value in zip(each.shared, first.shared, strict=True)]
-
-
-def _average(device_variables: Sequence[Variables], steps: Any) -> list[Any]:
-    """Give the first device's variables the mean of all devices', weighted by their steps; return the operations."""
+def _average(device_variables: Sequence[Variables], shares: Sequence[Any], steps: Any) -> list[Any]:
+    """Give the first device's variables the mean of all devices', weighted by their shares of steps; return the operations."""
     if (count := len(device_variables)) == 1:
         return []
-    parts = [tf.cast((steps + count - 1 - at) // count, tf.float32) / tf.cast(steps, tf.float32) for at in range(count)]
-    parts = [tf.where(steps > 0, part, 1.0 / count) for part in parts]
+    parts = [tf.where(steps > 0, tf.cast(share / steps, tf.float32), 1.0 / count) for share in shares]
     means = [
         tf.add_n([part * one.read_value() for part, one in zip(parts, each, strict=True)])
         for each in zip(*(one.shared for one in device_variables), strict=True)
@@ -217,51 +250,13 @@ def _average(device_variables: Sequence[Variables], steps: Any) -> list[Any]:
 
 
 def run_round(
-    network: FunctionalModel, run: Run, iterator: Any, device_variables: Sequence[Any], steps: int, live_hosts: int
+    network: FunctionalModel, run: Any, iterator: Any, device_variables: Sequence[Any], steps: int, live_hosts: int
 ) -> Round:
     """Run one round on the current device, on the variables of each of its devices; return the figures."""
     with on_this_process():
         numbers = tf.constant([steps, live_hosts], tf.float64)
     handles = [handle for variables in device_variables for handle in list_handles(variables)]
     return unpack_round(network, run(iterator, handles, numbers).numpy())
-
-
-def local_steps(
-    network: FunctionalModel,
-    iterator: Any,
-    variables: Variables,
-    begin_step: Any,
-    live_devices: Any,
-    steps: Any,
-    metrics: Sequence[Any] = (),
-    step_function: Callable[..., Any] = FunctionalModel.step,
-) -> tuple[Any, Any]:
-    """Take steps, int64, with the iterator's next batches, on the current device, and train its variables in place.
-
-    Returns the sum of losses, and the metrics. The first step has the global step `begin_step`, int64; each further step
-    adds `live_devices`, the number of devices that train now on all hosts. Metrics are reset, or continue in `metrics`,
-    tf.Variables.
-    """
-
-    def body(steps_done: Any, loss_sum: Any, _results: Any, *measured: Any) -> Any:
-        batch, global_step = Batch.of(iterator.get_next()), begin_step + steps_done * live_devices
-        after, loss, results = step_function(
-            network, variables.shared, variables.local, measured, batch, global_step, live_devices
-        )
-        with tf.control_dependencies([loss]):
-            counted = variables.step.assign(variables.step.read_value() + 1)
-        with tf.control_dependencies([counted]):
-            return steps_done + 1, loss_sum + loss, results, *after
-
-    measured = [variable.read_value() for variable in metrics] or network.initial_metrics()
-    zeros = tf.constant(0, tf.int64), tf.constant(0.0), tf.zeros([1 + len(network.metric_names)])
-    steps_done, loss_sum, results, *measured = tf.while_loop(
-        lambda steps_done, *_: steps_done < steps, body, (*zeros, *measured), parallel_iterations=1
-    )
-    for variable, value in zip(metrics, measured, strict=False):
-        variable.assign(value, read_value=False)
-    with tf.control_dependencies([steps_done]):
-        return tf.identity(loss_sum), results
 
 
 def _compiled_step(network: FunctionalModel, shared: Sequence[Handle], local: Sequence[Handle], *arguments: Any) -> Any:

@@ -186,6 +186,8 @@ def _guarded(job: Job, task: Cluster, work: Callable[[], None]) -> int:
             raise  # an error of this host's own
         elif "trying to compile graph" in str(error):  # TensorFlow's words
             what = "XLA cannot compile a step of the model; valid is model.compile(…, jit_compile=False)"
+        elif isinstance(error, errors.OutOfRangeError):
+            what = "this replica finds no batch in the job's data"
         else:
             what = "a batch of the job cannot be made, or does not go through its model"
         return print_failure((job.explain(error) if job.explain else None) or f"{what}: {one_line(error)}", 2)

@@ -171,54 +171,34 @@ def forward_backward(
         with tf.device(stage.device):
             values |= {name: variable.read_value() for name, variable in stage.variables.items()}
     total = StepResult({}, {}, tf.constant(0.0), network.initial_metrics())
-    backs = []
-    for begin, end in pairwise(size * at // microbatches for at in range(microbatches + 1)):
-        microbatch = batch.map(operator.itemgetter(slice(begin, end)))
-        backs.append(_forward(network, stages, microbatch, (end - begin) / size, values, total, scaled))
-    for back in backs:
-        back(total.gradients)
-    return total
 
+    def forward(microbatch: Batch, weight: float) -> list[Any]:
+        """Run a microbatch forward, which is this fraction of the batch; return what `backward` needs of each stage."""
+        passed, outputs = list[Any](), microbatch.inputs
+        for stage in stages:
+            with tf.device(stage.device):
+                inputs = tf.nest.map_structure(copy_to_device, outputs)
+                names = [spec.name for unit in stage.units for spec in unit.trained]
+                floating = [one for one in tf.nest.flatten(inputs) if one.dtype.is_floating]
+                with tf.GradientTape() as tape:
+                    tape.watch(floating)
+                    tape.watch([values[name] for name in names])
+                    outputs, after, added = stage.forward(values, inputs, True)
+                    terms = [tf.add_n([tf.reduce_sum(tf.cast(term, tf.float32)) for term in added]) * weight] if added else []
+                    if stage is stages[-1]:
+                        copied = microbatch.map(tf.identity)  # to this device
+                        loss, _, total.metrics, total.results = network.measure(total.metrics, copied, outputs)
+                        terms, tensors = [tf.add_n([loss * weight, *terms])], []
+                    else:
+                        tensors = tf.nest.flatten(outputs)
+                    targets = [*tensors, *(scaled(term) for term in terms)]
+                values.update(after)
+                total.others |= after
+                total.loss += tf.add_n(terms) if terms else 0.0
+                passed.append((stage, tape, [*floating, *(values[name] for name in names)], targets, names))
+        return passed
 
-def _forward(
-    network: FunctionalModel,
-    stages: Sequence[Stage],
-    microbatch: Batch,
-    weight: float,
-    values: dict[str, Any],
-    total: StepResult,
-    scaled: Callable[[Any], Any],
-) -> Callable[[dict[str, Any]], None]:
-    """Run a microbatch forward through all stages; `weight` is its fraction of the batch.
-
-    Returns:
-        A function of sums of gradients by name: it runs the backward pass and adds to them.
-    """
-    passed: list[tuple[Stage, Any, Any, list[Any], list[Any]]] = []
-    outputs = microbatch.inputs
-    for stage in stages:
-        with tf.device(stage.device):
-            inputs = tf.nest.map_structure(copy_to_device, outputs)
-            names = [spec.name for unit in stage.units for spec in unit.trained]
-            floating = [one for one in tf.nest.flatten(inputs) if one.dtype.is_floating]
-            with tf.GradientTape() as tape:
-                tape.watch(floating)
-                tape.watch([values[name] for name in names])
-                outputs, after, added = stage.forward(values, inputs, True)
-                terms = [tf.add_n([tf.reduce_sum(tf.cast(term, tf.float32)) for term in added]) * weight] if added else []
-                if stage is stages[-1]:
-                    copied = microbatch.map(tf.identity)  # to this device
-                    loss, _, total.metrics, total.results = network.measure(total.metrics, copied, outputs)
-                    terms, tensors = [tf.add_n([loss * weight, *terms])], []
-                else:
-                    tensors = tf.nest.flatten(outputs)
-                targets = [*tensors, *(scaled(term) for term in terms)]
-            values |= after
-            total.others |= after
-            total.loss += tf.add_n(terms) if terms else 0.0
-            passed.append((stage, tape, [*floating, *(values[name] for name in names)], targets, names))
-
-    def back(sums: dict[str, Any]) -> None:
+    def backward(passed: list[Any]) -> None:
         upstream: list[Any] = []
         for stage, tape, sources, targets, names in reversed(passed):
             with tf.device(stage.device):
@@ -226,7 +206,11 @@ def _forward(
                 gradients = tape.gradient(targets, sources, output_gradients=given, unconnected_gradients="zero")
                 upstream = gradients[: len(gradients) - len(names)]
                 for name, gradient in zip(names, gradients[len(gradients) - len(names) :], strict=True):
-                    gradient = tf.convert_to_tensor(gradient)
+                    gradient, sums = tf.convert_to_tensor(gradient), total.gradients
                     sums[name] = gradient if name not in sums else sums[name] + gradient
 
-    return back
+    parts = pairwise(size * at // microbatches for at in range(microbatches + 1))
+    passes = [forward(batch.map(operator.itemgetter(slice(begin, end))), (end - begin) / size) for begin, end in parts]
+    for passed in passes:
+        backward(passed)
+    return total

@@ -21,7 +21,7 @@ from scaletier.flags import Flags
 from scaletier.functional_model import FunctionalModel, Variables
 from scaletier.job import Job, JobError
 from scaletier.loop import ReplicaLoop, Round, StepBudget, train
-from scaletier.round_graph import Exchange, LocalResult, initial_local, make_round, make_variables, run_round
+from scaletier.round_graph import Exchange, LocalResult, make_round, replica_variables, run_round
 from scaletier.shared_parameters import assign_parts, parts_within, split_evenly
 from scaletier.sync_period import DEFAULT_SYNC_PERIOD, SyncPeriod
 from scaletier.tensorflow_setup import TOO_LATE_MESSAGE, import_tensorflow, quiet_stderr, say
@@ -79,17 +79,13 @@ class Synchronous(Training):
 
     def begin(self, step: int) -> StepBudget:
         """Give every replica the chief's variables: those of the optimizer too, if the job resumes from a checkpoint."""
-        copy, device_count = self.copy, len(self.devices)
+        copy = self.copy
         broadcast = tf.function(self._broadcast, autograph=False)
         broadcast([copy.step, self.data_position.first_step])
         step = int(copy.step)
         broadcast([*copy.shared, *(copy.local if step else copy.fixed)])
         copy.set_fixed()
-        first, *others = initial_local(self.network, copy.local, self.index, self.count, device_count, step)
-        for variable, value in zip(copy.local, first, strict=True):
-            variable.assign(value)
-        pairs = zip(self.devices[1:], others, strict=True)
-        self.variables: list[Any] = [copy, *(make_variables(self.network, values, device) for device, values in pairs)]
+        self.variables = replica_variables(self.network, copy, self.index, self.count, self.devices, step)
         self.end_epoch = tf.function(self._broadcast_rates, autograph=False)
         if self.job.callbacks:
             self.end_epoch(tf.constant(0.0))
@@ -157,8 +153,11 @@ class Synchronous(Training):
         for variable in variables:
             if variable.dtype != tf.float32:
                 value = variable.read_value()
-                value = value if value.dtype.is_floating else tf.cast(value, tf.int64)
-                variable.assign(tf.cast(self._from_chief(value), variable.dtype))
+                if value.dtype.is_complex:  # which no all-reduce takes
+                    variable.assign(tf.complex(*map(self._from_chief, (tf.math.real(value), tf.math.imag(value)))))
+                else:
+                    value = value if value.dtype.is_floating else tf.cast(value, tf.int64)
+                    variable.assign(tf.cast(self._from_chief(value), variable.dtype))
 
     def _broadcast_rates(self, stopped: Any) -> Any:
         """Give every replica the chief's learning rates, which callbacks may have set; return the chief's number `stopped`."""

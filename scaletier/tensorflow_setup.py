@@ -34,6 +34,8 @@ _AROUND_ERROR = re.compile(r"^(Graph execution error:|Detected at node .*| +File
 # it has grown by this factor; `give_memory_back_on_growth` checks it at this interval.
 _LARGE_BYTES, _GROWTH, _WATCH_SECONDS = 1e9, 1.1, 1.0
 _STOP_POLL_SECONDS = 0.1
+# A message of TensorFlow is smaller.
+MOST_MESSAGE_BYTES = 2**31 - 2**20
 # Of malloc.h.
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 
@@ -223,6 +225,20 @@ def on_this_process() -> Any:
     that host answers: an unresponsive one would stop all threads. Inputs of operations are sent without the lock.
     """
     return import_tensorflow().device(None)
+
+
+def send(value: Any, device: str) -> Any:
+    """Return an array as a tensor for a device. Zeros are made there; what exceeds a message is sent in parts."""
+    tf, parts = import_tensorflow(), []
+    with on_this_process():
+        if value.any():
+            if value.nbytes < MOST_MESSAGE_BYTES:
+                return tf.constant(value)
+            rows = len(value) * MOST_MESSAGE_BYTES // value.nbytes
+            parts = [tf.constant(value[at : at + rows]) for at in range(0, len(value), rows)]
+        axis, shape, zero = tf.constant(0), tf.constant(value.shape, tf.int32), tf.zeros([], value.dtype)
+    with tf.device(device):
+        return tf.concat(parts, axis) if parts else tf.fill(shape, zero)
 
 
 def say_device(allow_cpu: bool, environ: Mapping[str, str] | None = None) -> None:

@@ -69,6 +69,8 @@ class Training(abc.ABC):
         spec = self.evaluated.element_spec if self.evaluated else None
         self.network = FunctionalModel(job, self.source.element_spec, flags.seed, self.replicas, self.place, spec)
         self.require_memory()
+        if self.is_chief and self.network.model.jit_compile and not self.uses_xla:
+            say("XLA compiles no step: that takes one process or --strategy sync, one device a host, and batches of one shape")
         self.reader = checkpoint.find(flags.job_dir, self.network) if self.is_chief else None
         self.copy = self.make_copy(self.reader)
         self.data_position = checkpoint.DataPosition(self.source, self.reader)
@@ -98,7 +100,7 @@ class Training(abc.ABC):
 
     def make_copy(self, reader: checkpoint.CheckpointReader | None) -> checkpoint.LocalCopy:
         """Create the variables with their initial values, or those of a checkpoint."""
-        return checkpoint.LocalCopy(self.network, reader, self.devices[0])
+        return checkpoint.LocalCopy(self.network, reader, lambda _: self.devices[0])
 
     @abc.abstractmethod
     def begin(self, step: int) -> StepBudget:
@@ -144,8 +146,8 @@ class Training(abc.ABC):
         return bool(self.chief and self.chief.stopped)
 
     def rescue(self) -> None:
-        """Save the values of this host after another host is lost, if all are there."""
-        if self.chief and self.copy.whole:
+        """Save the values of this host after another host is lost, if all are there: with `async` those that it pulled last."""
+        if self.chief and self.copy.whole and bool(self.finite()):
             self.chief.rescue()
 
     def scalars(self) -> dict[str, float]:

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,9 @@ import pytest
 from loopback import METRIC
 
 import scaletier
+from scaletier.checkpoint import LocalCopy
 from scaletier.data import BatchSource
+from scaletier.evaluation import make_evaluate
 from scaletier.functional_model import FunctionalModel
 from scaletier.job import JobError
 from scaletier.tensorflow_setup import import_tensorflow
@@ -584,6 +587,20 @@ def test_only_batches_of_one_size_are_skipped() -> None:
     assert read_batches(source.training_on_device(0, 1, 3), 2) == [[2, 3], [0, 1]]
 
 
+def test_batches_of_one_size_are_of_dense_or_ragged_tensors() -> None:
+    def batches(change: Callable[[Any], Any]) -> BatchSource:
+        return BatchSource(dataset(batch=7).map(lambda inputs, targets: (change(inputs), targets, None)))
+
+    for change in (tf.identity, tf.RaggedTensor.from_tensor):
+        source = batches(change)
+        assert source.fix_batch_size() == 7
+        assert [part if part is None else part.shape[0] for part in next(iter(source.training()))] == [7, 7, None]
+    for change, kind in ((tf.sparse.from_dense, "SparseTensor"), (lambda inputs: {"a": inputs, "b": None}, "NoneType")):
+        line = rf"^the job's data is invalid with --strategy model-parallel: a batch has a part of type {kind}\. Valid: dense "
+        with pytest.raises(JobError, match=line):
+            batches(change).fix_batch_size()
+
+
 def test_other_data_starts_from_the_beginning_and_is_reported(
     main: Main, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -853,6 +870,44 @@ def test_averages_begin_with_the_weights_of_a_checkpoint_without_them(
 def test_a_subclassed_model_without_build_trains(main: Main, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(job(model=Subclassed, eval_data=dataset(), metrics=["mae"]), "--max-steps=60") == 0
     assert re.search(rf"^Final metrics after 60 steps, loss: {METRIC}, mae: {METRIC}$", capfd.readouterr().out, re.MULTILINE)
+
+
+def test_an_inspector_gets_arrays_of_any_inputs() -> None:
+    """Sparse inputs, an optional one that is None, and no targets."""
+
+    class Both(layers.Layer):  # type: ignore[misc]
+        def call(self, values: Any, more: Any = None) -> Any:
+            self.add_loss(tf.reduce_sum(tf.sparse.to_dense(values)))
+            return tf.sparse.to_dense(values)
+
+        def compute_output_spec(self, values: Any, more: Any = None) -> Any:
+            return keras.KerasTensor(values.shape, values.dtype)
+
+    def model() -> Any:
+        inputs = {"a": keras.Input([3], sparse=True, name="a"), "b": keras.Input([3], optional=True, name="b")}
+        return keras.Model(inputs, layers.Dense(1)(Both()(inputs["a"], inputs["b"])))
+
+    data, given = dataset().map(lambda inputs, _: {"a": tf.sparse.from_dense(inputs), "b": None}), list[Any]()
+    network = FunctionalModel(scaletier.Job(model, data), data.element_spec, 0)
+    inspector = SimpleNamespace(batch=lambda *parts: given.append(parts))
+    assert make_evaluate(network, LocalCopy(network), data.take(1), lambda: inspector)(lambda: False)
+    ((inputs, targets, outputs),) = given
+    np.testing.assert_array_equal(inputs["a"], INPUTS[:4])
+    assert (inputs["b"], targets, outputs.shape) == (None, None, (4, 1))
+
+
+@pytest.mark.parametrize(("asked", "length", "said"), [(True, None, True), (True, 1, False), (False, None, False)])
+def test_a_line_says_that_xla_compiles_no_step(
+    asked: bool, length: int | None, said: bool, main: Main, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def compiled() -> Any:
+        model = keras.Sequential([keras.Input([length, 3]), layers.GlobalAveragePooling1D(), layers.Dense(1)])
+        model.compile("sgd", "mse", jit_compile=asked)
+        return model
+
+    data = tf.data.Dataset.from_tensor_slices((INPUTS[:, None], TARGETS)).padded_batch(4, ([length, 3], [1]))
+    assert main(scaletier.Job(compiled, data)) == 0
+    assert ("XLA compiles no step: that takes one process or --strategy sync, one " in capfd.readouterr().out) is said
 
 
 def test_a_compiled_model_fills_missing_job_settings(main: Main, capfd: pytest.CaptureFixture[str]) -> None:

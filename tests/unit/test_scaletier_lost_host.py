@@ -117,7 +117,7 @@ def test_the_messages_of_a_restarted_peer_exist_in_tensorflow() -> None:
 def test_the_chief_saves_its_state_without_the_lost_host(error: Exception) -> None:
     """`keep` reads parameters from other hosts; the strategies must not do that here."""
     fails = MagicMock(side_effect=error)
-    sync = run_strategy(Synchronous, rounds=fails)
+    sync = run_strategy(Synchronous, rounds=fails, finite=lambda: True)
     sync.rescue.assert_called_once()
     rescue = MagicMock()
     attributes = {"workers": 0, "servers": None, "devices": ("/device:CPU:0",), "graphs": MagicMock()}
@@ -254,6 +254,9 @@ def test_only_the_chief_contributes_values(chief: bool) -> None:
     synchronous._broadcast(variables)
     assert summed == [([1.0, 2.0] if chief else [0.0, 0.0], tf.float32), (7 if chief else 0, tf.int64)]
     assert [value.numpy().tolist() for value in variables] == ([[2.0, 3.0], 8] if chief else [[1.0, 1.0], 1])
+    synchronous.add = lambda value: tf.debugging.assert_type(value, tf.float64) or value
+    synchronous._broadcast([number := tf.Variable(0.5 + 0.25j)])
+    assert number.numpy() == (0.5 + 0.25j if chief else 0)
 
 
 def test_a_lost_host_is_no_full_disk(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

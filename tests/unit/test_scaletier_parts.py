@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from scaletier.asynchronous import Asynchronous
 from scaletier.checkpoint import LocalCopy
 from scaletier.functional_model import Batch, FunctionalModel
-from scaletier.job import Job
+from scaletier.job import Job, JobError
 from scaletier.pipeline import DistributedCopy
 from scaletier.stages import Stage, make_units
 from scaletier.tensorflow_setup import import_tensorflow
@@ -98,6 +99,21 @@ def test_stages_are_evaluated_with_the_averages_of_weights() -> None:
     expected = network.test(averages, state.local, network.initial_test(averages, state.local), batch)
     np.testing.assert_allclose(outputs, expected[1], rtol=1e-6)
     np.testing.assert_allclose(loss, expected[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("sizes", "refused"), [([3, 2], False), ([2, 6], True)])
+def test_a_variable_of_another_host_is_refused_if_it_exceeds_a_message(
+    sizes: list[int], refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scaletier.pipeline.MOST_MESSAGE_BYTES", 4 * 4 * 3)
+    monkeypatch.setattr(tf, "device", lambda _: nullcontext())
+    model = keras.Sequential([keras.Input([4]), layers.Dense(sizes[0]), layers.Dense(2), layers.Dense(sizes[1], name="end")])
+    data = tf.data.Dataset.from_tensors((NUMBERS, np.zeros([3, sizes[1]], np.float32)))
+    network = FunctionalModel(Job(model=model, data=data, loss="mse"), data.element_spec, 0)
+    units, hosts = make_units(network), ("/job:chief/replica:0/task:0", "/job:worker/replica:0/task:0")
+    stages = [Stage("", host, part) for host, part in zip(hosts, (units[:1], units[1:]), strict=True)]
+    with pytest.raises(JobError, match=r"^the variable end/kernel is invalid on ") if refused else nullcontext():
+        DistributedCopy(network, stages, None)
 
 
 @pytest.mark.parametrize("sequential", [True, False])

@@ -59,6 +59,12 @@ def raising(error: BaseException) -> Callable[..., Any]:
             "a batch of the job cannot be made, or does not go through its model: shapes differ",
         ),
         (
+            errors.OutOfRangeError(None, None, "End of sequence"),
+            CLUSTER,
+            2,
+            "this replica finds no batch in the job's data: End of sequence",
+        ),
+        (
             errors.InvalidArgumentError(None, None, "unsupported, when trying to compile graph step"),
             Cluster(),
             2,

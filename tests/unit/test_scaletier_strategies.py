@@ -99,6 +99,26 @@ def test_a_replica_with_a_hanging_round_is_not_counted() -> None:
     assert budget.live_hosts == 2
 
 
+def test_a_chief_that_evaluates_is_not_counted_and_a_replica_that_waits_for_it_is() -> None:
+    now = 0.0
+    budget = StepBudget(0, 400, 2, steps_between_evaluations=4, clock=lambda: now)
+    budget.training |= {"master/0", "worker/0"}
+    for name in ("master/0", "worker/0"):
+        budget.reserve(name, 2)
+        budget.commit(name, budget.step + 2)
+    waiting = threading.Thread(target=budget.reserve, args=("worker/0", 4), daemon=True)
+    waiting.start()
+    wait_for(lambda: "worker/0" not in budget._reserved, "the worker's wait")
+    assert budget.live_hosts == 2
+    now = 2.1
+    assert budget.overdue() == {"master/0"}
+    assert budget.live_hosts == 1
+    budget.reserve("master/0", 1, True)
+    assert budget.live_hosts == 2
+    budget.stop()
+    waiting.join(limit())
+
+
 def test_the_master_starts_after_the_workers_are_prepared() -> None:
     budget, order = StepBudget(0, 400, 2), list[str]()
 

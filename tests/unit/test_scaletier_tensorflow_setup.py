@@ -14,7 +14,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from ops.submit import environment
@@ -33,6 +35,7 @@ from scaletier.tensorflow_setup import (
     one_line,
     say_device,
     say_there,
+    send,
 )
 
 
@@ -166,6 +169,29 @@ def test_a_line_for_another_host_is_converted_on_this_host(monkeypatch: pytest.M
     monkeypatch.setattr(tf.raw_ops, "PrintV2", lambda **given: calls.append(tf.is_tensor(given["input"])))
     say_there("a line")
     assert calls == ["here", "there", True]
+
+
+def test_an_array_is_sent_in_parts_that_are_smaller_than_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    tf, sizes = import_tensorflow(), list[int]()
+    monkeypatch.setattr("scaletier.tensorflow_setup.MOST_MESSAGE_BYTES", 64)
+    constant = tf.constant
+
+    def record(value: Any, *arguments: Any) -> Any:
+        sizes.append(getattr(value, "nbytes", 0))
+        return constant(value, *arguments)
+
+    monkeypatch.setattr(tf, "constant", record)
+    for shape in ((), (3,), (5, 4), (16,), (17, 1)):
+        for value in (
+            np.ones(shape, np.float32) * 0.5,
+            np.zeros(shape, np.float64),
+            np.ones(shape, bool),
+            np.zeros(shape, bool),
+        ):
+            sent = send(value, "/device:CPU:0")
+            np.testing.assert_array_equal(sent, value)
+            assert sent.dtype == value.dtype
+    assert max(sizes) <= 64
 
 
 @pytest.mark.parametrize("role", ["ps", "worker", "chief"])
