@@ -183,6 +183,9 @@ def _apply(project: str, props: Props) -> None:
 
 
 def delete(name: str, props: Props) -> None:
+    from infra.lxd import bucket_guard  # it imports this module
+
+    bucket_guard.check_again({"project": props["project"], "pool": props["pool"], "name": props["bucket"]})
     with errors(f"host {name}"):
         remove(props["project"], name)
 

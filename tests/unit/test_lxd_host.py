@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pylxd.exceptions import LXDAPIException, NotFound
 
-from infra.lxd import host
+from infra.lxd import bucket_guard, host
 from infra.lxd.api import LxdError
 
 
@@ -54,7 +54,8 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def _delete(monkeypatch: pytest.MonkeyPatch, instance: Instance) -> None:
     monkeypatch.setattr(host, "client", lambda project: SimpleNamespace(instances=instance))
-    host.delete("serving-0", {"project": "scaletier-local-abcdef"})
+    monkeypatch.setattr(bucket_guard, "check_again", lambda _: None)
+    host.delete("serving-0", {"project": "scaletier-local-abcdef", "pool": "fast", "bucket": "bucket"})
 
 
 @pytest.mark.parametrize(
