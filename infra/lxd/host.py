@@ -6,12 +6,13 @@ import ipaddress
 import re
 import time
 from collections.abc import Container, Mapping
+from pathlib import PurePath
 from typing import Any
 
 import pylxd.exceptions
 from pulumi import Output
 
-from infra.dynamic import ModuleResource, Props
+from infra.dynamic import ModuleResource, Props, changes
 from infra.lxd.api import client, errors, hosts_of, parse_limit
 from infra.lxd.layout import BUCKET, RUNTIMES
 from jobs.paths import VENV
@@ -53,6 +54,12 @@ class HostContainer(ModuleResource, module="lxd", name="Host"):
     outputs = ("created", "started")
     created: Output[str]
     started: Output[str]
+
+
+def replacing(old: Props, new: Props) -> set[str]:
+    """Return the changed inputs that need a new host; the same runtime in another folder, a checkout's, does not."""
+    same = {"runtime"} if PurePath(old.get("runtime", "")).name == PurePath(new["runtime"]).name else set()
+    return changes(old, new) & REPLACE_ON_CHANGES - same
 
 
 def definition(props: Props) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import pulumi
 from pulumi import ComponentResource, Input, Output, Resource, ResourceOptions
 
 from infra import backend
-from infra.dynamic import changes
 from infra.lxd import host
 from infra.lxd.api import LxdError, errors, hosts_of
 from infra.lxd.bucket import BucketVolume
@@ -81,9 +80,7 @@ class LxdTarget(Target):
         existing = self.state.of("lxd:Host")
         key = next((str(outputs["publicKey"]) for outputs in self.state.of("operator:OperatorKey").values()), "")
         expected = {host_id.name: props for host_id, props in host_props(self.spec, self.config, self.preflight, key).items()}
-        return [
-            name for name in expected if name in existing and changes(existing[name], expected[name]) & host.REPLACE_ON_CHANGES
-        ]
+        return [name for name in expected if name in existing and host.replacing(existing[name], expected[name])]
 
     def build(self, authorized_key: Output[str]) -> ClusterResources:
         names, network = self.preflight.names, self.preflight.network

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pylxd.exceptions import LXDAPIException, NotFound
 
+from infra.dynamic import ModuleProvider
 from infra.lxd import bucket_guard, host
 from infra.lxd.api import LxdError
 
@@ -240,6 +241,21 @@ def test_a_host_is_created_read_and_adopted(lxd: Lxd) -> None:
     assert host.read("ps-0", made) == made
     assert host.create(PROPS) == ("ps-0", made), "an interrupted run left it"
     assert lxd.done == ["create", "start", "save"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "replaced"),
+    [
+        ("runtime", "/there/runtime", False),
+        ("runtime", "/here/runtime-2", True),
+        ("runtimes", "/there/runtimes", False),
+        ("image", "scaletier-another", True),
+        ("memory", 1, False),
+    ],
+)
+def test_a_checkout_in_another_folder_replaces_no_host(key: str, value: Any, replaced: bool) -> None:
+    diff = ModuleProvider(host.__name__).diff("ps-0", PROPS, {**PROPS, key: value})
+    assert (diff.changes, diff.replaces) == (True, [key] if replaced else [])
 
 
 @pytest.mark.parametrize(
