@@ -9,8 +9,8 @@ import pylxd.exceptions
 from infra.dynamic import ModuleResource, Props
 from infra.lxd import quotas
 from infra.lxd.api import LxdError, client, errors, is_not_found, parse_limit
-from infra.lxd.host import purge
 from infra.lxd.layout import LxdNames
+from infra.lxd.removal import purge
 
 REPLACE_ON_CHANGES = frozenset({"project", "pool", "name"})
 ON_DESTROY, REMOVE, RETAIN, EMPTY = "user.scaletier.on-destroy", "remove", "retain", "empty"

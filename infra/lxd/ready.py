@@ -14,6 +14,7 @@ from pulumi import Output
 from infra.dynamic import ModuleResource, Props
 from infra.lxd import host
 from infra.lxd.api import LxdError, client, errors
+from infra.lxd.removal import remove
 from infra.ports import SSH_PORT
 
 REPLACE_ON_CHANGES = frozenset({"project"})
@@ -48,7 +49,7 @@ def update(name: str, old: Props, new: Props) -> Props:
     keys = wait(new["project"], new["hosts"])
     for each in host.unrecorded_hosts(new["project"], {**old["hosts"], **new["hosts"]}):
         with errors(f"host {each}"):
-            host.remove(new["project"], each)
+            remove(new["project"], each)
     return {**new, "hostKeys": keys}
 
 

@@ -9,7 +9,7 @@ import pytest
 from pylxd.exceptions import LXDAPIException, NotFound
 
 from infra.dynamic import ModuleProvider
-from infra.lxd import bucket_guard, host
+from infra.lxd import host, removal
 from infra.lxd.api import LxdError
 
 
@@ -54,8 +54,8 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def _delete(monkeypatch: pytest.MonkeyPatch, instance: Instance) -> None:
-    monkeypatch.setattr(host, "client", lambda project: SimpleNamespace(instances=instance))
-    monkeypatch.setattr(bucket_guard, "check_again", lambda _: None)
+    monkeypatch.setattr(removal, "client", lambda project: SimpleNamespace(instances=instance))
+    monkeypatch.setattr(host, "check_again", lambda _: None)
     host.delete("serving-0", {"project": "scaletier-local-abcdef", "pool": "fast", "bucket": "bucket"})
 
 
@@ -215,7 +215,8 @@ class Lxd:
 @pytest.fixture
 def lxd(monkeypatch: pytest.MonkeyPatch) -> Lxd:
     lxd = Lxd()
-    monkeypatch.setattr(host, "client", lxd.client)
+    for module in (host, removal):
+        monkeypatch.setattr(module, "client", lxd.client)
     return lxd
 
 
@@ -289,9 +290,9 @@ def test_what_was_changed_by_hand_is_read(lxd: Lxd) -> None:
 def test_all_instances_of_a_project_are_removed(lxd: Lxd) -> None:
     lxd.add("ps-0", status="Running")
     lxd.add("mine")
-    host.purge("scaletier-gone-111111")
+    removal.purge("scaletier-gone-111111")
     assert lxd.done == []
-    host.purge(PROJECT)
+    removal.purge(PROJECT)
     assert (lxd.done, lxd.present) == (["stop", "delete", "delete"], {})
 
 

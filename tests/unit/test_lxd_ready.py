@@ -53,7 +53,7 @@ def project(monkeypatch: pytest.MonkeyPatch, answer_times: dict[str, float]) -> 
     instances = SimpleNamespace(exists=lambda name: name in names, get=get)
     monkeypatch.setattr(host, "client", lambda _: SimpleNamespace(instances=instances))
     monkeypatch.setattr(host, "hosts_of", lambda _: [*names])
-    monkeypatch.setattr(host, "remove", lambda _, name: names.remove(name))
+    monkeypatch.setattr(ready, "remove", lambda _, name: names.remove(name))
     return names
 
 
