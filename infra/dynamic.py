@@ -46,6 +46,7 @@ class ModuleProvider(ResourceProvider):
     - `update(id, old, new)`: changes the resource in place. Default: calls `create`.
     - `delete(id, props)`: deletes the resource. Default: does nothing.
     - `REPLACE_ON_CHANGES`: the inputs whose change needs a new resource. Any other change is an update in place. Default: none.
+    - `replacing(old, new)`: returns the changed inputs that need a new resource. Default: those in REPLACE_ON_CHANGES.
     - `DELETE_FIRST`: False to create a replacement before the old resource is deleted. Default: True.
 
     `create` must succeed if an interrupted run left parts, and `delete` if the resource is incomplete or gone. Outputs contain
@@ -76,9 +77,10 @@ class ModuleProvider(ResourceProvider):
         return UpdateResult(self._member("create")(normalize(new))[1])
 
     def diff(self, id_: str, old: Props, new: Props) -> DiffResult:
-        changed = changes(normalize(old), normalize(new))
-        replaces = sorted(changed & self._member("REPLACE_ON_CHANGES", frozenset()))
-        return DiffResult(bool(changed), replaces, delete_before_replace=self._member("DELETE_FIRST", True))
+        old, new = normalize(old), normalize(new)
+        changed = changes(old, new)
+        replacing = self._member("replacing", lambda *_: changed & self._member("REPLACE_ON_CHANGES", frozenset()))
+        return DiffResult(bool(changed), sorted(replacing(old, new)), delete_before_replace=self._member("DELETE_FIRST", True))
 
     def delete(self, id_: str, props: Props) -> None:
         self._member("delete", lambda *_: None)(id_, normalize(props))

@@ -43,8 +43,11 @@ class StackState:
 
     @property
     def hosts(self) -> list[str]:
-        """The names of the last update's hosts, from the stack's outputs; empty if there is no cluster yet."""
-        return [str(name) for outputs in self.of("pulumi:Stack").values() for name in outputs.get("hosts") or {}]
+        """The names of all hosts in the state.
+
+        The stack's outputs lack hosts that an update with `--target`, or one that failed, has yet to delete.
+        """
+        return [*self.of("lxd:Host"), *self.of("compute/instance:Instance")]
 
 
 def read_state() -> StackState:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,13 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 """The checkout, with the hosts' code, the templates and the trainer."""
+_STRAY = re.compile(r"(^|/)([.#]|__pycache__/)|(~|\.(bak|orig|rej|swp))$")
+
+
+def source_files(folder: Path) -> list[Path]:
+    """Return the files below a folder in order, without byte code and without hidden and backup files, as editors leave."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return [path for path in files if not _STRAY.search(path.relative_to(folder).as_posix())]
 
 
 def render(template: str, **values: Any) -> str:

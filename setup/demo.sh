@@ -57,6 +57,7 @@ destroy() {
   status=$?
   trap '' INT TERM HUP PIPE
   echo 2>/dev/null || exec >/dev/null 2>&1  # the terminal is closed
+  pulumi config rm disruptJobs || true
   [ "$status" = 0 ] || pulumi cancel --yes --non-interactive >/dev/null 2>&1 || true  # a killed Pulumi's lock
   pulumi config rm forceDestroy || true  # the last `pulumi up` counts
   run pulumi destroy --yes --skip-preview --non-interactive
@@ -75,6 +76,7 @@ trap 'exit 130' INT TERM
 trap 'exit 129' HUP PIPE
 
 pulumi config set forceDestroy true  # what the demo trains is its own
+pulumi config set disruptJobs true   # Ctrl-C destroys it while its job runs
 
 run pulumi up --yes --skip-preview --non-interactive
 run fab train --job "$job" -- --model cnn --max-steps "${STEPS:-600}"

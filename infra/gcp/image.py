@@ -14,7 +14,7 @@ import yaml
 from infra.gcp.firewall import GOOGLE_RANGE
 from infra.runtime.recipe import Recipe
 from infra.scale_tiers import PYTHON, PYTHON_WITH_GPUS, Accelerator
-from infra.templates import ROOT, render
+from infra.templates import ROOT, render, source_files
 
 DEBIAN = "projects/debian-cloud/global/images/family/debian-12"
 # Secure Boot loads only signed kernel modules. Debian has no signed NVIDIA driver; Canonical signs Ubuntu's.
@@ -112,9 +112,9 @@ def version(script: str) -> str:
 def _files() -> list[_File]:
     top = _ROLE / "files" / "root"
     entries = []
-    for path in sorted(top.rglob("*")):
+    for path in source_files(top):
         name = path.relative_to(top).as_posix()
-        if path.is_file() and name not in LOCAL_ONLY_FILES:
+        if name not in LOCAL_ONLY_FILES:
             mode = "0755" if path.stat().st_mode & 0o100 else "0440" if name.startswith("etc/sudoers.d/") else "0644"
             entries.append(_File(f"/{name}", mode, path.read_text()))
     return entries

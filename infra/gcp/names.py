@@ -63,12 +63,17 @@ def _hash(project: str, name: str) -> str:
 
 
 def names_of(project: str, stack: str, state: StackState) -> GoogleNames:
-    """Return the names in the stack's state, which a renamed stack keeps; new names if it has no host."""
-    for host, outputs in state.of("compute/instance:Instance").items():
-        label = (outputs.get("labels") or {}).get("scaletier-stack")
-        if label and outputs.get("project") == project:
-            prefix = str(outputs["name"]).removesuffix(f"-{host}")
-            return GoogleNames(prefix, _bucket(project, prefix), str(label))
+    """Return the names in the stack's state, which a renamed stack keeps; new names if there are none.
+
+    If all hosts were deleted in the console, they come from the bucket's label and the title of the role that starts hosts.
+    """
+    hosts, buckets = state.of("compute/instance:Instance"), state.of("storage/bucket:Bucket")
+    named = [(host, outputs, outputs.get("name")) for host, outputs in hosts.items()]
+    named += [("start", outputs, outputs.get("title")) for outputs in state.of("IAMCustomRole").values()]
+    prefixes = [str(name).removesuffix(f"-{end}") for end, outputs, name in named if outputs.get("project") == project]
+    labels = [(outputs.get("labels") or {}).get("scaletier-stack") for outputs in (*hosts.values(), *buckets.values())]
+    if prefixes and (label := next(filter(None, labels), None)):
+        return GoogleNames(prefixes[0], _bucket(project, prefixes[0]), str(label))
     return names(project, stack)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +22,8 @@ REPLACE_ON_CHANGES = frozenset({"bucket", "python", "requirements", "constraints
 DELETE_FIRST = False
 _PART_BYTES = 32 << 20  # a broken connection repeats one part
 _PART_SECONDS = 120.0  # the time limit of one part
-_SHA256 = "sha256"
+# The archive's metadata: the hash of its content, and which resource uses it.
+_SHA256, _USER = "sha256", "user"
 
 
 class RuntimeArchive(ModuleResource, module="gcp", name="Runtime"):
@@ -29,35 +31,39 @@ class RuntimeArchive(ModuleResource, module="gcp", name="Runtime"):
 
     Inputs: endpoint (of the storage API), project, bucket, and the recipe's python, requirements and constraints.
 
-    Outputs: path (of the archive in the bucket), sha256 (of its content).
+    Outputs: path (of the archive in the bucket), sha256 (of its content), user (random; also in the archive's metadata).
     """
 
     module_name = __name__
-    outputs = ("path", "sha256")
+    outputs = ("path", "sha256", "user")
     path: Output[str]
     sha256: Output[str]
 
 
 def create(props: Props) -> tuple[str, Props]:
-    recipe = _recipe(props)
+    recipe, user = _recipe(props), secrets.token_hex(8)
     with _bucket(props, recipe.path) as bucket:
-        sha256 = _stored_sha256(bucket, recipe.path)
-        if sha256 is None:
+        stored = bucket.get_blob(recipe.path)
+        if sha256 := _metadata(stored).get(_SHA256):
+            stored.metadata = {_SHA256: sha256, _USER: user}
+            stored.patch()
+        else:
             # The engine shows a provider's output beside the resource.
             print(f"building the hosts' Python {recipe.python} (a minute or three, once)", flush=True)
             archive = build.ensure_archive(recipe)
             print(f"uploading {archive.stat().st_size / 1e6:.0f} MB to gs://{props['bucket']}/{recipe.path}", flush=True)
             sha256 = _sha256(archive)
             blob = bucket.blob(recipe.path, chunk_size=_PART_BYTES)
-            blob.metadata = {_SHA256: sha256}
+            blob.metadata = {_SHA256: sha256, _USER: user}
             blob.upload_from_filename(archive, content_type="application/gzip", timeout=_PART_SECONDS)
-    return recipe.name, {**props, "path": recipe.path, "sha256": sha256}
+    return recipe.name, {**props, "path": recipe.path, "sha256": sha256, "user": user}
 
 
 def read(name: str, props: Props) -> Props | None:
     try:
         with _bucket(props, props["path"]) as bucket:
-            return {**props, "sha256": sha256} if (sha256 := _stored_sha256(bucket, props["path"])) else None
+            sha256 = _metadata(bucket.get_blob(props["path"])).get(_SHA256)
+            return {**props, "sha256": sha256} if sha256 else None
     except UnreachableError:
         return props
 
@@ -67,17 +73,21 @@ def update(name: str, old: Props, new: Props) -> Props:
 
 
 def delete(name: str, props: Props) -> None:
-    """Delete all versions of the archive: the bucket keeps old versions, and only an empty bucket can be destroyed."""
+    """Delete all versions of the archive: the bucket keeps old versions, and only an empty bucket can be destroyed.
+
+    Keep an archive that a later resource uses: after a failed update, the next one may go back to the earlier runtime.
+    """
     with _bucket(props, props["path"]) as bucket:
+        stored = bucket.get_blob(props["path"])
+        if stored and _metadata(stored).get(_USER) != props.get("user"):  # older states and archives have none
+            return
         for blob in list(bucket.list_blobs(prefix=props["path"], versions=True)):
             blob.delete()
 
 
-def _stored_sha256(bucket: Any, path: str) -> str | None:
-    """Return the hash in the metadata of the bucket's archive, or None if there is no archive."""
-    blob = bucket.get_blob(path)
-    digest = ((blob and blob.metadata) or {}).get(_SHA256)
-    return str(digest) if digest else None
+def _metadata(blob: Any) -> dict[str, str]:
+    """Return the metadata of the bucket's archive, empty if there is no archive."""
+    return (blob and blob.metadata) or {}
 
 
 def _sha256(file: Path) -> str:

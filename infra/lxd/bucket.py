@@ -9,12 +9,15 @@ import pylxd.exceptions
 from infra.dynamic import ModuleResource, Props
 from infra.lxd import quotas
 from infra.lxd.api import LxdError, client, errors, is_not_found, parse_limit
-from infra.lxd.host import purge
 from infra.lxd.layout import LxdNames
+from infra.lxd.removal import purge
 
 REPLACE_ON_CHANGES = frozenset({"project", "pool", "name"})
-ON_DESTROY, REMOVE, RETAIN = "user.scaletier.on-destroy", "remove", "retain"
-"""The label on a volume: what a destroy does with the volume. Without the label it may contain data and is never deleted."""
+ON_DESTROY, REMOVE, RETAIN, EMPTY = "user.scaletier.on-destroy", "remove", "retain", "empty"
+"""The label on a volume: what a destroy does with the volume; EMPTY if one has begun that found no data.
+
+Without the label the volume may contain data and is never deleted.
+"""
 DESTROY_ADVICE = (
     "`pulumi config set retainBucket true` to retain the bucket on this machine, or `pulumi config set forceDestroy true` to "
     "delete it with its data; then `pulumi up` and `pulumi destroy`"
@@ -54,7 +57,7 @@ def pool_of(project: str) -> str | None:
 
 
 def set_on_destroy(props: Props, action: str | None) -> None:
-    """Set the label ON_DESTROY of the volume to REMOVE or RETAIN; None removes the label."""
+    """Set the label ON_DESTROY of the volume; None removes it."""
     _configure(props, ON_DESTROY, action)
 
 
@@ -124,5 +127,5 @@ def delete(name: str, props: Props) -> None:
             )
         # The state's hosts are deleted by now, but an interrupted run may have left others, which still mount the volume.
         purge(props["project"])
-        if action == REMOVE:
+        if action in (REMOVE, EMPTY):
             _volumes(props)[props["name"]].delete(params={"project": props["project"]})

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import ipaddress
 import re
-import time
 from collections.abc import Container, Mapping
+from pathlib import PurePath
 from typing import Any
 
-import pylxd.exceptions
 from pulumi import Output
 
-from infra.dynamic import ModuleResource, Props
+from infra.dynamic import ModuleResource, Props, changes
 from infra.lxd.api import client, errors, hosts_of, parse_limit
+from infra.lxd.bucket_guard import check_again
 from infra.lxd.layout import BUCKET, RUNTIMES
+from infra.lxd.removal import remove
 from jobs.paths import VENV
 
 REPLACE_ON_CHANGES = frozenset(
@@ -37,8 +38,6 @@ REPLACE_ON_CHANGES = frozenset(
 CPUS, ALLOWANCE = "limits.cpu", "limits.cpu.allowance"
 _MACHINE_TYPE = "user.scaletier.machine-type"
 _PERIOD_MS = 100
-# Seconds between the attempts to delete an instance.
-_PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0)
 
 
 class HostContainer(ModuleResource, module="lxd", name="Host"):
@@ -53,6 +52,12 @@ class HostContainer(ModuleResource, module="lxd", name="Host"):
     outputs = ("created", "started")
     created: Output[str]
     started: Output[str]
+
+
+def replacing(old: Props, new: Props) -> set[str]:
+    """Return the changed inputs that need a new host; the same runtime in another folder, a checkout's, does not."""
+    same = {"runtime"} if PurePath(old.get("runtime", "")).name == PurePath(new["runtime"]).name else set()
+    return changes(old, new) & REPLACE_ON_CHANGES - same
 
 
 def definition(props: Props) -> dict[str, Any]:
@@ -183,29 +188,9 @@ def _apply(project: str, props: Props) -> None:
 
 
 def delete(name: str, props: Props) -> None:
+    check_again({"project": props["project"], "pool": props["pool"], "name": props["bucket"]})
     with errors(f"host {name}"):
         remove(props["project"], name)
-
-
-def remove(project: str, name: str) -> None:
-    """Stop and delete an instance in any state; do nothing if it is gone.
-
-    LXD may refuse for seconds, for example while it is busy with the instance or its disk, so failed calls are repeated. Only
-    NotFound for the instance itself means that it is gone: LXD answers the same about an operation that ended seconds ago.
-    """
-    for pause in (*_PAUSES, None):
-        try:
-            instance = client(project).instances.get(name)
-        except pylxd.exceptions.NotFound:
-            return
-        try:
-            if instance.status != "Stopped":
-                instance.stop(force=True, wait=True)
-            instance.delete(wait=True)
-        except pylxd.exceptions.LXDAPIException:
-            if pause is None:
-                raise
-            time.sleep(pause)
 
 
 def unrecorded_hosts(project: str, recorded: Container[str]) -> list[str]:
@@ -215,10 +200,3 @@ def unrecorded_hosts(project: str, recorded: Container[str]) -> list[str]:
         instances = client(project).instances
         # An instance without this label is no host, but the user's own.
         return sorted(name for name in names if instances.exists(name) and _MACHINE_TYPE in instances.get(name).config)
-
-
-def purge(project: str) -> None:
-    """Remove every instance of a project."""
-    if client().projects.exists(project):
-        for instance in client(project).instances.all():
-            remove(project, instance.name)

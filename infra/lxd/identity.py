@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import secrets
+import hashlib
+from itertools import count
 from pathlib import Path
 
+import psutil
+
+from infra import backend
 from infra.dynamic import ModuleResource, Props
 from infra.lxd import project
 from infra.lxd.api import errors
@@ -22,13 +26,21 @@ class StoredProjectName(ModuleResource, module="lxd", name="Identity"):  # the o
 
 
 def names_of(stack: str, root: Path, state: StackState) -> LxdNames:
-    """Return the names in the stack's state, else those of an earlier stack's retained bucket, else new ones."""
+    """Return the names in the stack's state, else those of an earlier stack's retained bucket, else new ones.
+
+    New ones depend only on the stack and on what exists, so that an update has the names that its preview showed.
+    """
     for kind, key in (("lxd:Identity", "project"), ("lxd:Project", "name")):
         for outputs in state.of(kind).values():
             return LxdNames(str(outputs[key]))
     with errors("projects"):
-        retained = project.retained_project(project.owners(), stack, root)
-    return LxdNames(retained) if retained else names(stack, secrets.token_hex(3))
+        owners = project.owners()
+    if retained := project.retained_project(owners, stack, root):
+        return LxdNames(retained)
+    identity = f"{root}\0{backend.url(root)}\0{stack}"
+    digests = (hashlib.sha256(f"{identity}\0{attempt}".encode()).hexdigest() for attempt in count())
+    taken = {*psutil.net_if_addrs(), *(LxdNames(owner.project).bridge for owner in owners)}
+    return next(new for digest in digests if (new := names(stack, digest[:6])).bridge not in taken)
 
 
 def create(props: Props) -> tuple[str, Props]:

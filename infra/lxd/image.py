@@ -17,7 +17,7 @@ from pathlib import Path
 from infra.lxd.api import LxdError, client, errors
 from infra.runtime.build import folder_path
 from infra.runtime.recipe import default_recipe
-from infra.templates import ROOT
+from infra.templates import ROOT, source_files
 
 # Python environments of jobs (`fab train --runtime`), each in a folder here.
 LOCAL_RUNTIMES = ROOT / ".cache" / "runtimes"
@@ -26,11 +26,10 @@ _ANSIBLE = ROOT / "ansible"
 
 
 def name() -> str:
-    """Return `scaletier-` and a hash of all files of `ansible/`."""
+    """Return `scaletier-` and a hash of the files of `ansible/`."""
     digest = hashlib.sha256()
-    for file in sorted(item for item in _ANSIBLE.rglob("*") if item.is_file()):
-        if "__pycache__" not in file.parts:
-            digest.update(str(file.relative_to(ROOT)).encode() + b"\0" + file.read_bytes())
+    for file in source_files(_ANSIBLE):
+        digest.update(str(file.relative_to(ROOT)).encode() + b"\0" + file.read_bytes())
     return f"scaletier-{digest.hexdigest()[:12]}"
 
 

@@ -12,8 +12,8 @@ import pylxd.exceptions
 from infra.dynamic import ModuleResource, Props
 from infra.lxd import bucket, firewall, network
 from infra.lxd.api import client, errors, is_not_found
-from infra.lxd.host import purge
 from infra.lxd.layout import PREFIX, LxdNames
+from infra.lxd.removal import purge
 
 REPLACE_ON_CHANGES = frozenset({"name"})
 _CONFIG = {"features.images": "false", "features.profiles": "true", "features.storage.volumes": "true"}

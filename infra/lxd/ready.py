@@ -14,6 +14,7 @@ from pulumi import Output
 from infra.dynamic import ModuleResource, Props
 from infra.lxd import host
 from infra.lxd.api import LxdError, client, errors
+from infra.lxd.removal import remove
 from infra.ports import SSH_PORT
 
 REPLACE_ON_CHANGES = frozenset({"project"})
@@ -29,7 +30,7 @@ class Ready(ModuleResource, module="lxd", name="Ready"):
     Inputs:
         project, hosts: the hosts' addresses by name.
         created, started: times by host; a change means that a host has a new key, or boots.
-        unrecorded: hosts that a killed update created and did not record: `read` finds them, and `create` removes them.
+        unrecorded: hosts that a killed update created and did not record: `read` finds them, `create` and `update` remove them.
 
     Output `hostKeys`: address to public host key.
     """
@@ -40,11 +41,16 @@ class Ready(ModuleResource, module="lxd", name="Ready"):
 
 
 def create(props: Props) -> tuple[str, Props]:
-    keys = wait(props["project"], props["hosts"])
-    for name in host.unrecorded_hosts(props["project"], props["hosts"]):
-        with errors(f"host {name}"):
-            host.remove(props["project"], name)
-    return "ready", {**props, "hostKeys": keys}
+    return "ready", update("ready", {"hosts": {}}, props)
+
+
+def update(name: str, old: Props, new: Props) -> Props:
+    """Wait for the hosts and remove unrecorded ones. The old hosts are the engine's to delete, after this, or to keep."""
+    keys = wait(new["project"], new["hosts"])
+    for each in host.unrecorded_hosts(new["project"], {**old["hosts"], **new["hosts"]}):
+        with errors(f"host {each}"):
+            remove(new["project"], each)
+    return {**new, "hostKeys": keys}
 
 
 def wait(project: str, hosts: Mapping[str, str]) -> dict[str, str]:

@@ -5,20 +5,17 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import Any
 
 import pulumi
-import pylxd.exceptions
 from pulumi import ComponentResource, Input, Output, Resource, ResourceOptions
 
 from infra import backend
-from infra.dynamic import changes
 from infra.lxd import host
 from infra.lxd.api import LxdError, errors, hosts_of
 from infra.lxd.bucket import BucketVolume
-from infra.lxd.bucket_guard import BucketGuard, running_host
+from infra.lxd.bucket_guard import BucketGuard, forget_check, read_file, running_host
 from infra.lxd.config import LxdConfig
 from infra.lxd.firewall import Firewall, host_rules, rules
 from infra.lxd.host import HostContainer
@@ -83,9 +80,7 @@ class LxdTarget(Target):
         existing = self.state.of("lxd:Host")
         key = next((str(outputs["publicKey"]) for outputs in self.state.of("operator:OperatorKey").values()), "")
         expected = {host_id.name: props for host_id, props in host_props(self.spec, self.config, self.preflight, key).items()}
-        return [
-            name for name in expected if name in existing and changes(existing[name], expected[name]) & host.REPLACE_ON_CHANGES
-        ]
+        return [name for name in expected if name in existing and host.replacing(existing[name], expected[name])]
 
     def build(self, authorized_key: Output[str]) -> ClusterResources:
         names, network = self.preflight.names, self.preflight.network
@@ -100,6 +95,8 @@ class LxdTarget(Target):
         # So the bucket is deleted before the bridge; this also deletes leftover hosts, which would still use the bridge.
         after_bridge = ResourceOptions(parent=cluster, depends_on=[bridge])
         volume = {"project": names.project, "pool": self.config.storage_pool, "name": names.bucket}
+        if self.state.of("lxd:Bucket") and not pulumi.runtime.is_dry_run():
+            forget_check(volume)
         bucket = BucketVolume("bucket", {**volume, "size": self.preflight.bucket_size}, after_bridge)
         firewall = Firewall(
             "firewall", {"table": names.table, "rules": rules(self.spec, names.table, names.bridge, network)}, after_project
@@ -123,7 +120,8 @@ class LxdTarget(Target):
         cluster.register_outputs({})
 
         def declare_guard(last: Sequence[Resource]) -> None:
-            on_destroy = {"retain": self.config.retain_bucket, "force": self.config.force_destroy}
+            config = self.config
+            on_destroy = {"retain": config.retain_bucket, "force": config.force_destroy, "disrupt": config.disrupt_jobs}
             # "seal" is its name in the states of existing stacks.
             BucketGuard("seal", {**volume, **on_destroy}, ResourceOptions(parent=cluster, depends_on=list(last)))
 
@@ -149,10 +147,8 @@ class LxdTarget(Target):
         project = self.preflight.names.project
         with errors("the bucket"):
             if (instance := running_host(project)) is not None:
-                with suppress(pylxd.exceptions.NotFound):
-                    content: bytes = instance.files.get(f"{BUCKET}/{path}")
-                    return content
-            elif hosts_of(project) and not self.config.disrupt_jobs:
+                return read_file(instance, path)
+            if hosts_of(project) and not self.config.disrupt_jobs:
                 raise LxdError(
                     "this removes or replaces hosts, and no host runs that could list their jobs: "
                     "`fab doctor --fix` starts them, or `pulumi config set disruptJobs true`"

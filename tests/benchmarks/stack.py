@@ -182,7 +182,8 @@ class BenchStack:
         self._created = True
         self.pulumi("stack", "init", NAME, "--no-select")
         self._config = {}
-        self.pulumi("config", "set", "forceDestroy", "true")
+        for key in ("forceDestroy", "disruptJobs"):
+            self.pulumi("config", "set", key, "true")
 
     def _remove(self) -> None:
         self.run("pulumi", "cancel", "--yes", "--non-interactive")

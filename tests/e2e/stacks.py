@@ -130,8 +130,10 @@ class Stack:
             if f"/{self.name}.json" in command:  # a killed run's Pulumi was writing its state
                 self.run(*shlex.split(command))
         self.run("pulumi", "cancel", "--yes")
-        if self.run("pulumi", "destroy", "--yes", "--skip-preview").code:  # its bucket has content and is retained
-            self.configure(forceDestroy="true")
+        if self.run(
+            "pulumi", "destroy", "--yes", "--skip-preview"
+        ).code:  # its bucket has content and is retained, or a job runs
+            self.configure(forceDestroy="true", disruptJobs="true")
             self.up()
             self.pulumi("destroy", "--yes", "--skip-preview")
         self.pulumi("stack", "rm", self.name, "--yes")

@@ -8,7 +8,7 @@ import pytest
 from stacks import Stack, interrupt
 from waiting import limit, wait_for
 
-from infra.lxd.host import remove
+from infra.lxd.removal import remove
 
 
 def test_plain_ssh_works_and_checks_the_host_key(cluster: Stack) -> None:

@@ -19,7 +19,7 @@ from waiting import wait_for
 
 from infra.lxd import network
 from infra.lxd.api import client
-from infra.lxd.host import purge, remove
+from infra.lxd.removal import purge, remove
 
 PROJECT = BRIDGE = TABLE = "stemulation"
 POOL = "scaletier"

@@ -180,6 +180,20 @@ def test_names_are_those_of_the_stacks_hosts_in_the_project() -> None:
     assert [named(project="another", labels=labels), named(project=PROJECT), named()] == [new] * 3
 
 
+def test_names_stay_when_all_hosts_were_deleted_in_the_console() -> None:
+    def named(**resources: dict[str, Any]) -> GoogleNames:
+        state = {f"urn::x::{kind}": {"type": f"gcp:x/x:{kind}", "outputs": each} for kind, each in resources.items()}
+        state["urn::x::bucket"] = {"type": "gcp:storage/bucket:Bucket", "outputs": state.pop("urn::x::Bucket")["outputs"]}
+        return names_of(PROJECT, "new", StackState(state))
+
+    bucket = {"name": "mine", "project": PROJECT, "labels": {"scaletier-stack": "old"}}
+    role = {"project": PROJECT, "title": "st-old-0-start"}
+    assert named(Bucket=bucket, IAMCustomRole=role) == GoogleNames("st-old-0", f"{PROJECT}-st-old-0", "old")
+    new = names(PROJECT, "new")
+    assert named(Bucket=bucket) == named(Bucket=bucket, IAMCustomRole={**role, "project": "another"}) == new
+    assert named(Bucket={**bucket, "labels": None}, IAMCustomRole=role) == new
+
+
 def test_each_role_has_room_for_its_hosts() -> None:
     network = ipaddress.IPv4Network("10.64.0.0/20")
     ends = {role: (0, most - 1) for role, most in MAX_HOSTS.items()}

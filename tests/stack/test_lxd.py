@@ -40,13 +40,13 @@ def test_each_replica_is_a_host_behind_the_firewall(program: Program, config: di
 
 
 def test_the_identity_is_created_first_and_the_bucket_guard_last(program: Program) -> None:
-    stack = program("lxd", scaleTier="STANDARD_1", forceDestroy="true")
+    stack = program("lxd", scaleTier="STANDARD_1", forceDestroy="true", disruptJobs="true")
     identity, project, bucket_guard = stack.one("Identity"), stack.one("Project"), stack.one("Seal")
     assert identity.urn in project.depends
     assert (project.inputs["name"], project.inputs["stack"]) == (identity.inputs["project"], "dev")
     assert stack.one("OperatorFiles").urn in bucket_guard.depends
     assert not [item.name for item in stack.resources if bucket_guard.urn in item.depends], "a destroy deletes it first"
-    assert (bucket_guard.inputs["retain"], bucket_guard.inputs["force"]) == (False, True)
+    assert [bucket_guard.inputs[key] for key in ("retain", "force", "disrupt")] == [False, True, True]
     assert bucket_guard.inputs["name"] == stack.one("Bucket").inputs["name"]
 
 

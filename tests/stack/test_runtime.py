@@ -372,7 +372,7 @@ class Storage:
     """Google's library for a bucket: its objects' hashes by path, and what is done to them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.hashes: dict[str, str | None] = {}
+        self.metadata: dict[str, dict[str, str] | None] = {}
         self.done: list[object] = []
         self.error: Exception | None = None
         monkeypatch.setattr(storage, "Client", self.client)
@@ -389,7 +389,11 @@ class Storage:
     def get_blob(self, path: str) -> SimpleNamespace | None:
         if self.error:
             raise self.error
-        return SimpleNamespace(metadata=self.hashes[path] and {_SHA256: self.hashes[path]}) if path in self.hashes else None
+        if path not in self.metadata:
+            return None
+        blob = SimpleNamespace(metadata=self.metadata[path])
+        blob.patch = lambda: self.metadata.update({path: blob.metadata})
+        return blob
 
     def blob(self, path: str, chunk_size: int) -> SimpleNamespace:
         def upload(file: Path, content_type: str, timeout: float) -> None:
@@ -424,24 +428,40 @@ def test_a_runtime_is_built_and_uploaded_once(
     (archive := tmp_path / "a").write_bytes(b"archive")
     recipes: list[Recipe] = []
     monkeypatch.setattr(build, "ensure_archive", lambda recipe: recipes.append(recipe) or archive)
-    made = {**IN_BUCKET, "path": SMALL.path, "sha256": DIGEST}
+    users = iter(("first", "second"))
+    monkeypatch.setattr(runtime.secrets, "token_hex", lambda _: next(users))
+    made = {**IN_BUCKET, "path": SMALL.path, "sha256": DIGEST, "user": "first"}
     assert runtime.create(IN_BUCKET) == (SMALL.name, made)
     assert recipes == [SMALL]
-    assert stored.done == [(SMALL.path, 32 * 2**20, {_SHA256: DIGEST}, b"archive", "application/gzip", 120.0)]
+    assert stored.done == [(SMALL.path, 32 * 2**20, {_SHA256: DIGEST, "user": "first"}, b"archive", "application/gzip", 120.0)]
     assert capsys.readouterr().out == (
         f"building the hosts' Python 3.11 (a minute or three, once)\nuploading 0 MB to gs://a-bucket/{SMALL.path}\n"
     )
     assert runtime.read("x", made) is None, "it is gone"
-    stored.hashes[SMALL.path] = None
+    stored.metadata[SMALL.path] = None
     assert runtime.read("x", made) is None, "it has no recorded hash"
-    stored.hashes[SMALL.path] = "abc"
-    assert runtime.create(IN_BUCKET) == (SMALL.name, {**made, "sha256": "abc"})
+    stored.metadata[SMALL.path] = {_SHA256: "abc", "user": "first"}
+    again = {**made, "sha256": "abc", "user": "second"}
+    assert runtime.create(IN_BUCKET) == (SMALL.name, again)
+    assert stored.metadata[SMALL.path] == {_SHA256: "abc", "user": "second"}
     assert (len(recipes), capsys.readouterr().out) == (1, "")
     assert runtime.read("x", made) == {**made, "sha256": "abc"}
     assert runtime.update("x", made, {**IN_BUCKET, "endpoint": "http://y"}) == {**made, "endpoint": "http://y"}
     stored.done.clear()
     runtime.delete("x", made)
+    assert stored.done == [], "a failed update replaced it, and the next one went back to it"
+    runtime.delete("x", again)
     assert stored.done == [(SMALL.path, True)] * 2
+
+
+def test_an_archive_of_an_older_state_is_deleted(stored: Storage) -> None:
+    made = {**IN_BUCKET, "path": SMALL.path, "sha256": "abc"}
+    for stored.metadata in ({SMALL.path: {_SHA256: "abc"}}, {}):
+        runtime.delete("x", made)
+    assert stored.done == [(SMALL.path, True)] * 4
+    stored.done.clear()
+    runtime.delete("x", {**made, "user": "first"})
+    assert stored.done == [(SMALL.path, True)] * 2, "old versions remain of one that is gone"
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from infra.gcp import image
 from infra.gcp.image import StoredRuntime, startup_script, version
 from infra.runtime.recipe import constraint_lines, recipe, requirement_lines
 from infra.scale_tiers import Accelerator
@@ -31,6 +33,14 @@ def test_the_script_depends_on_its_inputs_only() -> None:
     assert render_script(GPU, 1800) == SCRIPT
     assert render_script(None, 1800) != SCRIPT
     assert render_script(GPU, 1800, "6b" * 32) != SCRIPT
+
+
+def test_files_of_editors_are_no_part_of_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    role = shutil.copytree(image._ROLE, tmp_path / "host")
+    for stray in ("etc/.DS_Store", "etc/hosts~", "usr/lib/scaletier/.agent.swp"):
+        (role / "files/root" / stray).write_bytes(b"\xff")
+    monkeypatch.setattr(image, "_ROLE", role)
+    assert render_script(GPU, 1800) == SCRIPT
 
 
 def test_a_script_contains_its_version() -> None:

@@ -59,11 +59,15 @@ def test_a_new_stack_has_an_empty_state(calls: list[str], monkeypatch: pytest.Mo
     assert (before.resources, before.target, before.hosts) == ({}, None, [])
 
 
-def test_a_stack_s_outputs_name_its_target_and_hosts() -> None:
-    def read(outputs: dict[str, Any]) -> state.StackState:
-        return state.StackState({"urn::a::dev": {"type": "pulumi:pulumi:Stack", "outputs": outputs}})
+@pytest.mark.parametrize("kind", ["pulumi-python:dynamic/lxd:Host", "gcp:compute/instance:Instance"])
+def test_a_state_names_its_target_and_all_its_hosts(kind: str) -> None:
+    """An update with `--target`, or one that failed, keeps hosts that the stack's outputs lack."""
 
-    up = read({"target": "gcp", "hosts": {"ps-0": "10.0.0.1", "master-0": "10.0.0.2"}})
+    def read(outputs: dict[str, Any], *hosts: str) -> state.StackState:
+        resources = {f"urn::a::{host}": {"type": kind, "outputs": {}} for host in hosts}
+        return state.StackState({"urn::a::dev": {"type": "pulumi:pulumi:Stack", "outputs": outputs}, **resources})
+
+    up = read({"target": "gcp", "hosts": {"master-0": "10.0.0.2"}}, "ps-0", "master-0")
     assert (up.target, up.hosts) == ("gcp", ["ps-0", "master-0"])
     assert (read({"hosts": None}).target, read({"hosts": None}).hosts) == (None, [])
-    assert up.of("lxd:Host") == {}
+    assert read({}).of("lxd:Host") == {}

@@ -10,12 +10,16 @@ import pytest
 from pylxd.exceptions import LXDAPIException, NotFound
 
 from infra.dynamic import ModuleProvider
-from infra.lxd import bucket, bucket_guard, project
+from infra.lxd import bucket, bucket_guard, host, project
 from infra.lxd.api import LxdError, parse_limit
+from jobs.queue import Queue, QueueEntry
+from jobs.records import JobRecord
+from jobs.states import JobState
 
 VOLUME = {"project": "scaletier-local-abcdef", "pool": "fast", "name": "bucket"}
 SIZED = {**VOLUME, "size": 2**34}
 IN_PROJECT = {"project": VOLUME["project"]}
+QUEUE = "/bucket/cluster/queue.json"
 GONE = NotFound(SimpleNamespace(status_code=404, text=""))
 
 
@@ -30,6 +34,7 @@ class Pools:
         self.requests: list[Any] = []
         self.volume: Any = None
         self.usage: Any = {}
+        self.records: dict[str, bytes] = {}
         self.project = True
         monkeypatch.setattr(bucket, "client", self.client)
         monkeypatch.setattr(bucket.quotas, "enable_accounting", lambda pool: self.requests.append(("count", pool)))
@@ -98,8 +103,16 @@ def files() -> dict[str, list[str]]:
 def volume(pools: Pools, monkeypatch: pytest.MonkeyPatch, files: dict[str, list[str]]) -> Pools:
     """Return LXD with a new bucket, which a running host can list."""
     monkeypatch.setattr(bucket, "purge", lambda _: None)
+    monkeypatch.setattr(bucket_guard, "_checked", set())
+
+    def read(path: str) -> bytes:
+        if path not in pools.records:
+            raise GONE
+        return pools.records[path]
+
     listing = SimpleNamespace(get=lambda params: _answer("directory", files[params["path"]]))
-    monkeypatch.setattr(bucket_guard, "running_host", lambda _: SimpleNamespace(api=SimpleNamespace(files=listing)))
+    running = SimpleNamespace(api=SimpleNamespace(files=listing), files=SimpleNamespace(get=read))
+    monkeypatch.setattr(bucket_guard, "running_host", lambda _: running)
     bucket.create(SIZED)
     return pools
 
@@ -139,6 +152,72 @@ def test_an_empty_bucket_and_an_unused_one_are_deleted(volume: Pools) -> None:
     bucket.create(SIZED)
     bucket.delete("bucket", VOLUME)
     assert volume.config is None, "the bucket of an incomplete stack is deleted"
+
+
+def test_an_interrupted_destroy_checks_the_bucket_again(
+    volume: Pools, files: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its guard is gone from the state, and the user may have trained since; each operation is a process of its own."""
+    removed: list[str] = []
+    monkeypatch.setattr(host, "remove", lambda _, name: removed.append(name))
+    props_of_host = {"project": VOLUME["project"], "pool": "fast", "bucket": "bucket"}
+    bucket_guard.create(props())
+    bucket_guard.delete("seal", props())
+    host.delete("ps-0", props_of_host)
+    monkeypatch.setattr(bucket_guard, "_checked", set())
+    files["/bucket/jobs"] = ["job1"]
+    for name in ("ps-1", "master-0"):
+        with pytest.raises(LxdError, match=r"^the bucket contains jobs \(job1\), so nothing was destroyed"):
+            host.delete(name, props_of_host)
+    files["/bucket/jobs"] = []
+    with monkeypatch.context() as patch:
+        host.delete("ps-1", props_of_host)
+        patch.setattr(bucket_guard, "running_host", lambda _: None)
+        host.delete("master-0", props_of_host)  # the last host, which no other could check
+    assert removed == ["ps-0", "ps-1", "master-0"]
+    bucket.delete("bucket", VOLUME)
+    assert volume.config is None
+
+
+def test_an_update_after_an_interrupted_destroy_replaces_hosts_of_a_bucket_with_data(
+    volume: Pools, files: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "remove", lambda *_: None)
+    bucket_guard.delete("seal", props())
+    monkeypatch.setattr(bucket_guard, "_checked", set())
+    files["/bucket/jobs"] = ["job1"]
+    bucket_guard.forget_check(VOLUME)
+    host.delete("ps-0", {"project": VOLUME["project"], "pool": "fast", "bucket": "bucket"})
+    with pytest.raises(LxdError, match="may contain data and was not deleted"):
+        bucket.delete("bucket", VOLUME)
+    bucket_guard.create(props(force=True))
+    bucket_guard.forget_check(VOLUME)
+    assert volume.config[bucket.ON_DESTROY] == bucket.REMOVE, "only the label of an interrupted destroy is removed"
+
+
+@pytest.mark.parametrize("setting", ["force", "retain"])
+def test_a_destroy_refuses_while_a_job_has_not_ended(volume: Pools, setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, settings = Queue(), props(**{setting: True})
+    for number in range(1, 5):
+        queue = queue.added(QueueEntry(f"job{number}", ["ps-0"]))
+    for job, state in {"job1": JobState.RUNNING, "job2": JobState.QUEUED, "job3": JobState.FAILED}.items():
+        volume.records[f"/bucket/jobs/{job}/job.json"] = JobRecord(job, hosts=["ps-0"], state=state).to_json()
+    volume.records[QUEUE] = queue.to_json()
+    with pytest.raises(LxdError) as refused:
+        bucket_guard.delete("seal", settings)
+    assert str(refused.value) == (
+        "not all jobs have ended (job1, job2, job4), so nothing was destroyed. Wait (`fab wait`), `fab cancel`, or "
+        "`pulumi config set disruptJobs true && pulumi up`"
+    )
+    bucket_guard.delete("seal", {**settings, "disrupt": True})
+    volume.records[QUEUE] = b"x"
+    with pytest.raises(LxdError, match=r"^a record of jobs cannot be read \(.*\), so nothing was destroyed"):
+        bucket_guard.delete("seal", settings)
+    with monkeypatch.context() as patch:
+        patch.setattr(bucket_guard, "running_host", lambda _: None)
+        bucket_guard.delete("seal", settings)
+    volume.records[QUEUE] = Queue().to_json()
+    bucket_guard.delete("seal", settings)
 
 
 def test_without_a_running_host_nothing_is_destroyed(volume: Pools, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from pylxd.exceptions import LXDAPIException, NotFound
 
-from infra.lxd import host
+from infra.dynamic import ModuleProvider
+from infra.lxd import host, removal
 from infra.lxd.api import LxdError
 
 
@@ -53,8 +54,9 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def _delete(monkeypatch: pytest.MonkeyPatch, instance: Instance) -> None:
-    monkeypatch.setattr(host, "client", lambda project: SimpleNamespace(instances=instance))
-    host.delete("serving-0", {"project": "scaletier-local-abcdef"})
+    monkeypatch.setattr(removal, "client", lambda project: SimpleNamespace(instances=instance))
+    monkeypatch.setattr(host, "check_again", lambda _: None)
+    host.delete("serving-0", {"project": "scaletier-local-abcdef", "pool": "fast", "bucket": "bucket"})
 
 
 @pytest.mark.parametrize(
@@ -213,7 +215,8 @@ class Lxd:
 @pytest.fixture
 def lxd(monkeypatch: pytest.MonkeyPatch) -> Lxd:
     lxd = Lxd()
-    monkeypatch.setattr(host, "client", lxd.client)
+    for module in (host, removal):
+        monkeypatch.setattr(module, "client", lxd.client)
     return lxd
 
 
@@ -239,6 +242,21 @@ def test_a_host_is_created_read_and_adopted(lxd: Lxd) -> None:
     assert host.read("ps-0", made) == made
     assert host.create(PROPS) == ("ps-0", made), "an interrupted run left it"
     assert lxd.done == ["create", "start", "save"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "replaced"),
+    [
+        ("runtime", "/there/runtime", False),
+        ("runtime", "/here/runtime-2", True),
+        ("runtimes", "/there/runtimes", False),
+        ("image", "scaletier-another", True),
+        ("memory", 1, False),
+    ],
+)
+def test_a_checkout_in_another_folder_replaces_no_host(key: str, value: Any, replaced: bool) -> None:
+    diff = ModuleProvider(host.__name__).diff("ps-0", PROPS, {**PROPS, key: value})
+    assert (diff.changes, diff.replaces) == (True, [key] if replaced else [])
 
 
 @pytest.mark.parametrize(
@@ -272,9 +290,9 @@ def test_what_was_changed_by_hand_is_read(lxd: Lxd) -> None:
 def test_all_instances_of_a_project_are_removed(lxd: Lxd) -> None:
     lxd.add("ps-0", status="Running")
     lxd.add("mine")
-    host.purge("scaletier-gone-111111")
+    removal.purge("scaletier-gone-111111")
     assert lxd.done == []
-    host.purge(PROJECT)
+    removal.purge(PROJECT)
     assert (lxd.done, lxd.present) == (["stop", "delete", "delete"], {})
 
 

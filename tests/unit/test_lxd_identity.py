@@ -45,11 +45,24 @@ def test_a_stack_s_names_come_from_its_state(owners: list[Owner]) -> None:
     )
 
 
-def test_a_new_stack_gets_a_unique_name(owners: list[Owner]) -> None:
-    owners.append(Owner("scaletier-my-stack-000000", "My.Stack", str(CHECKOUT), retained=False))
-    first, second = (identity.names_of("My.Stack", CHECKOUT, StackState()) for _ in range(2))
+def test_a_new_stack_gets_a_unique_name_which_its_update_keeps(owners: list[Owner], monkeypatch: pytest.MonkeyPatch) -> None:
+    def new_names(stack: str = "My.Stack", root: Path = CHECKOUT) -> LxdNames:
+        return identity.names_of(stack, root, StackState())
+
+    interfaces = dict[str, object]()
+    monkeypatch.setattr(identity.psutil, "net_if_addrs", lambda: interfaces)
+    first = new_names()
     assert re.fullmatch(r"scaletier-my-stack-[0-9a-f]{6}", first.project)
-    assert first != second != LxdNames("scaletier-my-stack-000000"), "that project belongs to a stack that was renamed"
+    assert new_names() == first, "`pulumi up --plan` refuses other names than the preview's"
+    assert first.key not in {new_names("my-stack").key, new_names(root=Path("/elsewhere")).key}
+    owners.append(Owner(first.project, "renamed", str(CHECKOUT), retained=False))
+    second = new_names()
+    assert second.key != first.key
+    interfaces[second.bridge] = []
+    assert new_names().key not in {first.key, second.key}, "another LXD on this machine has that bridge"
+    interfaces.clear()
+    monkeypatch.setenv("PULUMI_BACKEND_URL", "gs://team")
+    assert new_names().key not in {first.key, second.key}
 
 
 def test_a_retained_bucket_is_adopted_by_the_next_stack_of_its_name(owners: list[Owner], tmp_path: Path) -> None:

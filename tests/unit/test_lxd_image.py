@@ -62,7 +62,11 @@ def test_the_name_follows_the_recipes_files_and_their_names(recipe: Path) -> Non
     names = [image.name()]
     (recipe / "__pycache__").mkdir()
     (recipe / "__pycache__" / "x.pyc").write_text("b")
-    assert image.name() == names[0], "byte code is no part of the recipe"
+    for stray in (".host.yml.swp", "host.yml~", ".DS_Store", "#host.yml#", "host.yml.orig"):
+        (recipe / stray).write_bytes(b"\xff")
+    (recipe / ".idea").mkdir()
+    (recipe / ".idea" / "x.xml").touch()
+    assert image.name() == names[0], "byte code and files of editors are no part of the recipe"
     (recipe / "host.yml").write_text("b")
     names.append(image.name())
     (recipe / "host.yml").rename(recipe / "other.yml")

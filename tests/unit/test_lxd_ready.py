@@ -53,7 +53,7 @@ def project(monkeypatch: pytest.MonkeyPatch, answer_times: dict[str, float]) -> 
     instances = SimpleNamespace(exists=lambda name: name in names, get=get)
     monkeypatch.setattr(host, "client", lambda _: SimpleNamespace(instances=instances))
     monkeypatch.setattr(host, "hosts_of", lambda _: [*names])
-    monkeypatch.setattr(host, "remove", lambda _, name: names.remove(name))
+    monkeypatch.setattr(ready, "remove", lambda _, name: names.remove(name))
     return names
 
 
@@ -62,7 +62,7 @@ def props(*hosts: str) -> Props:
 
 
 def test_hosts_of_a_killed_update_are_removed_by_the_next_one(project: list[str]) -> None:
-    """Remove unrecorded hosts and one that was to be replaced, but no other instance."""
+    """Remove unrecorded hosts, also one that was to be replaced, but no other instance."""
     project += ["master-0", "worker-0", "worker-1", "worker-2", "worker-3"]
     before = props("master-0", "worker-0")
     drifted = ready.read("ready", before)
@@ -70,9 +70,13 @@ def test_hosts_of_a_killed_update_are_removed_by_the_next_one(project: list[str]
     after = props("master-0", "worker-1")
     assert changes(drifted, after), "the next pulumi up updates the resource"
     outputs = ModuleProvider(ready.__name__).update("ready", drifted, after).outs
-    assert project == ["mine", "master-0", "worker-1"]
+    assert project == ["mine", "master-0", "worker-0", "worker-1"], "the engine deletes worker-0 after this, or protects it"
     assert outputs["unrecorded"] == []
     assert set(outputs["hostKeys"]) == {"10.0.0.1", "10.0.0.2"}
+    drifted = ready.read("ready", outputs)
+    assert drifted == {**outputs, "unrecorded": ["worker-0"]}, "the engine has deleted it, and a killed update created it again"
+    ModuleProvider(ready.__name__).update("ready", drifted, after)
+    assert project == ["mine", "master-0", "worker-1"]
 
 
 def test_hosts_of_a_killed_first_update_are_removed(project: list[str]) -> None:

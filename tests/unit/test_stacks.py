@@ -79,7 +79,10 @@ def test_a_bucket_with_content_is_removed_too(root: Path) -> None:
     stack._mark.touch()
     stack.failing = [REMOVE[1]]
     stack.clear()
-    force = ["pulumi config set-all --plaintext forceDestroy=true", "pulumi up --yes --skip-preview"]
+    force = [
+        "pulumi config set-all --plaintext forceDestroy=true --plaintext disruptJobs=true",
+        "pulumi up --yes --skip-preview",
+    ]
     assert stack.commands == [LIST, *REMOVE[:2], *force, *REMOVE[1:]]
 
 
