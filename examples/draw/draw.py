@@ -133,11 +133,9 @@ class Page(BaseHTTPRequestHandler):
     server: Server
 
     def do_GET(self) -> None:
-        """Answer a GET."""
         self._answer()
 
     def do_POST(self) -> None:
-        """Answer a POST."""
         self._answer()
 
     def _answer(self) -> None:

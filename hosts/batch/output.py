@@ -129,7 +129,6 @@ class PredictionOutput:
         return metrics
 
     def delete_parts(self) -> None:
-        """Delete the intermediate files."""
         if self._io.file_exists_v2(f"{self._folder}/{_PARTS}"):
             self._io.delete_recursively_v2(f"{self._folder}/{_PARTS}")
 

@@ -63,7 +63,6 @@ def cut(files: Sequence[InputFile], replicas: int) -> list[Shard]:
 
 
 def shards_of(shards: Sequence[Shard], rank: int, replicas: int) -> list[Shard]:
-    """Return the shards of one replica."""
     return [shard for shard in shards if shard.number % replicas == rank]
 
 

@@ -32,7 +32,6 @@ _POLL_SECONDS = 0.25
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m hosts.batch.task", description="Predict a batch.")
     parser.add_argument("--data", required=True, help="the input files as the user gave them")
     parser.add_argument("--model", required=True, help="the folder of the model")

@@ -72,7 +72,6 @@ class ServerMetrics:
         self.loaded = Gauge("scaletier_versions_available", "Versions that answer", ("model",), registry=self.registry)
 
     def text(self, manager: ModelManager) -> bytes:
-        """Return the metrics in Prometheus' text format."""
         self.loaded.clear()
         for name, served in manager.models.items():
             self.loaded.labels(name).set(sum(loaded.state is LoadState.AVAILABLE for loaded in served.versions.values()))

@@ -39,7 +39,7 @@ class LoadedVersion:
     model: SavedModel | None = None
     batcher: Batcher | None = None
     deployment: str = ""
-    failed_loads: int = 0
+    failures: int = 0
     """The number of failed loads, including those that killed an earlier server process."""
     failed_at: float = math.inf
     """The time of the last failed load, or when this process noticed it."""
@@ -81,7 +81,6 @@ class ModelManager:
 
     @property
     def models(self) -> Mapping[str, ServedModel]:
-        """The served models by name."""
         return self._models
 
     def versions_of(self, model: str, version: str | None) -> list[LoadedVersion]:
@@ -165,7 +164,7 @@ class ModelManager:
         for version in _loadable(model):
             loaded = versions[version.name]
             if version.state is state and (loaded.state is LoadState.LOADING or self._retry_due(version, loaded)):
-                versions = {**versions, version.name: self._load_version(model.name, version, loaded.failed_loads)}
+                versions = {**versions, version.name: self._load_version(model.name, version, loaded.failures)}
                 self._publish(model, versions)
         for name, loaded in previous.items():
             if versions.get(name) is not loaded and loaded.batcher:
@@ -175,32 +174,28 @@ class ModelManager:
     def _publish(self, model: Model, versions: Mapping[str, LoadedVersion]) -> None:
         """Publish the versions of a model. The previous default stays until the recorded one is AVAILABLE."""
         recorded = versions.get(model.default)
-        previous = self._models[model.name].default if model.name in self._models else None
+        old = self._models[model.name].default if model.name in self._models else None
         default = recorded
-        if (
-            (recorded is None or recorded.state is not LoadState.AVAILABLE)
-            and previous
-            and previous.state is LoadState.AVAILABLE
-        ):
-            same_name = versions.get(previous.name)
-            default = same_name if same_name and same_name.state is LoadState.AVAILABLE else previous if recorded else recorded
+        if (recorded is None or recorded.state is not LoadState.AVAILABLE) and old and old.state is LoadState.AVAILABLE:
+            same_name = versions.get(old.name)
+            default = same_name if same_name and same_name.state is LoadState.AVAILABLE else old if recorded else None
         self._models = {**self._models, model.name: ServedModel(default, dict(versions))}
 
     def _retry_due(self, version: Version, loaded: LoadedVersion) -> bool:
-        """Return True if it is time to load a failed version again: the pause doubles after each failure."""
+        """Return True if a failed version is due to be loaded again; the pause doubles after each failure."""
         if version.state is not VersionState.READY or loaded.state is not LoadState.END:
             return False
-        return self._clock() - loaded.failed_at >= math.ldexp(_RELOAD_SECONDS, loaded.failed_loads - 1)
+        return self._clock() - loaded.failed_at >= math.ldexp(_RELOAD_SECONDS, loaded.failures - 1)
 
-    def _load_version(self, model: str, version: Version, failed_loads: int) -> LoadedVersion:
-        """Load a version, of which `failed_loads` loads have failed, and return the result."""
+    def _load_version(self, model: str, version: Version, failures: int) -> LoadedVersion:
+        """Load a version, of which `failures` loads have failed, and return the result."""
         marker = self._cache / f".loading-{model}-{version.name}-{version.token}"
-        if not failed_loads and marker not in self._markers and marker.exists():
+        if not failures and marker not in self._markers and marker.exists():
             later = ", and tries it again later" if version.state is VersionState.READY else ""
             why = f"the server ended while it loaded this{later}: fab undeploy and fab deploy try it at once"
             crashes = _load_number(marker)
             return LoadedVersion(
-                version.name, LoadState.END, why, deployment=version.token, failed_loads=crashes, failed_at=self._clock()
+                version.name, LoadState.END, why, deployment=version.token, failures=crashes, failed_at=self._clock()
             )
         try:
             with self._markers_lock:
@@ -208,7 +203,7 @@ class ModelManager:
                     return LoadedVersion(version.name, LoadState.LOADING, deployment=version.token)
                 self._markers.add(marker)
                 self._cache.mkdir(parents=True, exist_ok=True)
-                marker.write_text(str(failed_loads + 1))
+                marker.write_text(str(failures + 1))
             folder = self._fetch(model, version)
             saved = self._load(folder)
             batcher = Batcher(saved.run, saved.signatures, on_batch=lambda rows: self._on_batch(model, rows))
@@ -219,19 +214,14 @@ class ModelManager:
             why = f"{type(error).__name__}: {error_reason(error)}"
             _log_warning(f"version {version.name} of model {model} cannot be loaded: {why}")
             return LoadedVersion(
-                version.name,
-                LoadState.END,
-                why,
-                deployment=version.token,
-                failed_loads=failed_loads + 1,
-                failed_at=self._clock(),
+                version.name, LoadState.END, why, deployment=version.token, failures=failures + 1, failed_at=self._clock()
             )
         finally:
             marker.unlink(missing_ok=True)
         return LoadedVersion(version.name, LoadState.AVAILABLE, model=saved, batcher=batcher, deployment=version.token)
 
     def close(self) -> None:
-        """Start no more loads, and remove the marker files of loads in progress: no model caused this end of the process."""
+        """Start no more loads, and remove the marker files of running loads: no model caused this end of the process."""
         with self._markers_lock:
             self._closed = True
             for marker in self._markers:
@@ -251,7 +241,7 @@ class ModelManager:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _remove_unused_folders(self, names: Collection[str]) -> None:
-        """Remove the cached files of models not in `names`, which may have been deleted while the server did not run."""
+        """Remove the cached files of models not in `names`: some may have been deleted while the server did not run."""
         for folder in self._cache.glob("*"):
             if folder.is_dir() and folder.name not in names:
                 shutil.rmtree(folder, ignore_errors=True)

@@ -20,7 +20,7 @@ SIGNATURE = "serving_default"
 _BASE64 = "b64"
 _BYTES = "_bytes"  # the suffix of the name of a binary output
 # The limit of NumPy and TensorFlow: an array of strings with more dimensions crashes TensorFlow.
-_MAX_DIMENSIONS = 32
+_MAX_RANK = 32
 # A float64 holds each integer below this exactly. NumPy makes all numbers of a list floats if one of them is a float.
 _FLOAT64_EXACT = 2**53
 # The first integer that is too large for int64.
@@ -168,10 +168,8 @@ def _expected(tensor: Tensor) -> str:
 def _strings_to_bytes(value: Any, name: str, depth: int = 0) -> Any:
     """Return the value with each string, or `{"b64": …}`, as bytes."""
     if isinstance(value, list):
-        if depth == _MAX_DIMENSIONS:
-            raise RestError(
-                400, f"input {name} has lists nested {_MAX_DIMENSIONS} deep, and no tensor has that many dimensions"
-            )
+        if depth == _MAX_RANK:
+            raise RestError(400, f"input {name} has lists nested {_MAX_RANK} deep, and no tensor has that many dimensions")
         return [_strings_to_bytes(item, name, depth + 1) for item in value]
     content = string_to_bytes(value)
     if not isinstance(content, bytes):

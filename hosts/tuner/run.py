@@ -124,7 +124,6 @@ class Tuner:
             self._child.terminate(self._plan.stopSeconds)
 
     def run(self) -> int:
-        """Run trials until none is left; return the exit code."""
         while not self._terminated:
             try:
                 trials = self._trials.read()
