@@ -1,5 +1,5 @@
-"""The shipped TensorFlow trainer of MNIST or similar images, on one process or a cluster.
+"""The included TensorFlow trainer for MNIST or similar images, in one process or on a cluster.
 
-An ordinary package that imports the library and nothing else of the project: copy it, change `model.py` and `data.py`, and
-submit your own. `python -m trainer.records` makes its data, `python -m trainer.task` trains.
+Of this project it imports only the library, scaletier: to write your own trainer, copy it and change `model.py` and `data.py`.
+`python -m trainer.records` makes its data, `python -m trainer.task` trains.
 """

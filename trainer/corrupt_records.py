@@ -1,6 +1,6 @@
-"""Corrupt records of TFRecord files: where they are, and what can be read around them.
+"""Find the corrupt records of TFRecord files, and the segments between them that can be read.
 
-A record is its length (uint64), a checksum of that (uint32), its data, and a checksum of these (uint32), little-endian.
+A record is its length (uint64), a checksum of the length (uint32), its data, and a checksum of it (uint32), little-endian.
 Source of the format: https://www.tensorflow.org/tutorials/load_data/tfrecord.
 """
 
@@ -11,18 +11,18 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from scaletier.tensorflow_setup import import_tensorflow, say
-from trainer.progress import counted
+from trainer.progress import with_progress
 
 tf = import_tensorflow()
 
 _HEADER, _FOOTER = 12, 4
 _BUFFER_BYTES = 1 << 18
 _BATCH = 1000
-_LISTED = 5
+_MAX_LISTED = 5
 
 
 class Segment(NamedTuple):
-    """A run of sound records of a TFRecord file, of gzip if it ends in .gz: `records` from byte `offset` on, all if -1."""
+    """Consecutive intact records of a TFRecord file, gzip if it ends in .gz: `records`, all if -1, from byte `offset` on."""
 
     file: str
     offset: int = 0
@@ -34,9 +34,9 @@ class Segment(NamedTuple):
 
 
 class Damage(NamedTuple):
-    """A corrupt record: its number in the file, from 0, and its first byte, counted after decompression.
+    """A corrupt record: its number in the file, from 0, and the offset of its first byte after decompression.
 
-    `rest` is True if no later record can be read: its length is corrupt, or the file is compressed.
+    `rest` is True if no later record can be read either: the length is corrupt, or the file is compressed.
     """
 
     file: str
@@ -61,7 +61,7 @@ def tensors(parts: Sequence[Segment]) -> tuple[Any, ...]:
 def read(file: Any, offset: Any, count: Any, compression: Any) -> Any:
     """Return a dataset of the serialized records of one segment.
 
-    Call it in interleave or flat_map: elsewhere TensorFlow rewrites this dataset, and loses the offset on the way.
+    Call it only in interleave or flat_map: elsewhere TensorFlow's optimizer rewrites this dataset and loses the offset.
     """
     records = tf.raw_ops.TFRecordDatasetV2(
         filenames=file[None], compression_type=compression, buffer_size=_BUFFER_BYTES, byte_offsets=offset[None]
@@ -70,37 +70,37 @@ def read(file: Any, offset: Any, count: Any, compression: Any) -> Any:
 
 
 def segments(files: Sequence[str], skip: bool) -> list[Segment]:
-    """Return the segments to read: whole files, or with `skip` those around corrupt records.
+    """Return the segments to read: whole files, or with `skip` the segments between corrupt records.
 
-    With `skip` every file is read first, and a line reports what is skipped of it.
+    With `skip`, read every file first and print a line about the records that are skipped.
     """
     if not skip:
         return [Segment(file) for file in files]
-    sound = []
-    for file in counted(files, "looking for corrupt records, file", len(files)):
+    intact = []
+    for file in with_progress(files, "looking for corrupt records, file", len(files)):
         parts = list(_scan(file))
-        sound += [segment for segment, _ in parts if segment.records]
+        intact += [segment for segment, _ in parts if segment.records]
         damages = [damage for _, damage in parts if damage]
         if damages:
             say(_skip_line(damages))
-    return sound
+    return intact
 
 
 def locate(files: Sequence[str]) -> Damage | None:
-    """Return the first corrupt record of the files, which are read up to it."""
+    """Return the first corrupt record of the files, reading them up to it; None if there is none."""
     return next((damage for file in files for _, damage in _scan(file) if damage), None)
 
 
 def _skip_line(damages: Sequence[Damage]) -> str:
     records = "1 corrupt record" if len(damages) == 1 else f"{len(damages)} corrupt records"
-    places = ", ".join(str(damage) for damage in damages[:_LISTED])
-    more = f" and {len(damages) - _LISTED} more" if len(damages) > _LISTED else ""
+    places = ", ".join(str(damage) for damage in damages[:_MAX_LISTED])
+    more = f" and {len(damages) - _MAX_LISTED} more" if len(damages) > _MAX_LISTED else ""
     rest = ", and all that follows the last" if damages[-1].rest else ""
     return f"Skipping {records} of {damages[0].file}: {places}{more}{rest}"
 
 
 def _scan(file: str) -> Iterator[tuple[Segment, Damage | None]]:
-    """Yield a file's sound segments, in order, each with the corrupt record that ends it, if any."""
+    """Yield a file's intact segments in order, each with the corrupt record after it, if any."""
     offset = number = 0
     while True:
         whole = Segment(file, offset)
@@ -113,17 +113,17 @@ def _scan(file: str) -> Iterator[tuple[Segment, Damage | None]]:
             yield whole, None
             return
         number += count
-        following = None if whole.compression else _following(file, offset + size)
-        yield Segment(file, offset, count), Damage(file, number, offset + size, following is None)
-        if following is None:
+        next_offset = None if whole.compression else _next_record(file, offset + size)
+        yield Segment(file, offset, count), Damage(file, number, offset + size, next_offset is None)
+        if next_offset is None:
             return
-        number, offset = number + 1, following
+        number, offset = number + 1, next_offset
 
 
 def _counter(to_error: bool) -> Any:
-    """Return a function from a segment's tensors to the number of its records and their bytes.
+    """Return a function that counts the records and bytes of a segment, whose tensors are the arguments.
 
-    At a corrupt record it raises DataLossError, or with `to_error` ends with what is before.
+    At a corrupt record the function raises DataLossError, or with `to_error` returns the counts before it.
     """
 
     def add(totals: Any, records: Any) -> Any:
@@ -143,8 +143,8 @@ def _counter(to_error: bool) -> Any:
 _count, _count_to_error = _counter(False), _counter(True)
 
 
-def _following(file: str, offset: int) -> int | None:
-    """Return where the record after the corrupt one begins, or the file's end; None if unknown."""
+def _next_record(file: str, offset: int) -> int | None:
+    """Return the offset of the record after the corrupt one, at most the file's size; None if unknown."""
     with tf.io.gfile.GFile(file, "rb") as source:
         size = int(source.size())
         source.seek(offset)
@@ -156,7 +156,7 @@ def _following(file: str, offset: int) -> int | None:
 
 
 def _masked_crc(data: bytes) -> int:
-    """Return the checksum of a few bytes: CRC-32C, rotated, plus a constant, as TFRecord has it."""
+    """Return TFRecord's checksum of a few bytes: CRC-32C, rotated, plus a constant."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc ^= byte

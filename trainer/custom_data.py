@@ -1,4 +1,4 @@
-"""The user's own data, a folder of images or CSV, as splits like MNIST's: 28×28 gray, labels 0 to 9.
+"""Read the user's own data, a folder of images or CSV files, as splits like MNIST's: 28×28 gray, labels 0 to 9.
 
 A row of the CSV is a label, 0 to 9, then 784 pixels, 0 to 255; a header is skipped.
 """
@@ -11,11 +11,11 @@ from pathlib import Path
 
 from trainer import images
 from trainer.mnist import CLASS_COUNT, PIXELS, Example, InputError, Split
-from trainer.progress import counted
+from trainer.progress import with_progress
 
 
 def paths(source: str) -> list[Path]:
-    """Return the path of a folder or a CSV file, or the two of `TRAIN,TEST`.
+    """Return the path of a folder or of a CSV file, or the two paths of `TRAIN,TEST`.
 
     Raises:
         InputError: there is no such file.
@@ -28,7 +28,7 @@ def paths(source: str) -> list[Path]:
 
 
 def digest(sources: list[Path]) -> str:
-    """Return the sha256 of all files read from there, names and contents.
+    """Return one sha256 of the names and contents of all files of the sources.
 
     Raises:
         InputError: a folder's layout is invalid.
@@ -43,7 +43,7 @@ def digest(sources: list[Path]) -> str:
 def load(sources: list[Path], test_share: float) -> tuple[dict[str, Split], list[str]]:
     """Return both splits, and the names of the classes by label.
 
-    If there is no test split, `test_share` of the different images become one, the same ones each time.
+    Without a test split, move `test_share` of the distinct images to one, always the same images.
 
     Raises:
         InputError: the data is invalid.
@@ -55,27 +55,27 @@ def load(sources: list[Path], test_share: float) -> tuple[dict[str, Split], list
         examples = {split: read_csv(path) for split, path in zip(("train", "test"), sources, strict=False)}
         classes = [str(label) for label in range(CLASS_COUNT)]
     if len({label for _, label in examples["train"]}) < 2:
-        raise InputError(f"{sources[0]} holds one class only: there is nothing to tell apart")
+        raise InputError(f"{sources[0]} holds one class only: two or more are needed")
     if "test" not in examples:
         examples = split_off(examples["train"], test_share)
-    return {split: _mixed(part) for split, part in examples.items()}, classes
+    return {split: _shuffled(part) for split, part in examples.items()}, classes
 
 
 def split_off(examples: list[Example], test_share: float) -> dict[str, list[Example]]:
-    """Return the examples with a part as the test split, chosen by content, so that no image is in both."""
-    different = sorted({image for image, _ in examples}, key=_order)
-    count = min(max(1, round(len(different) * test_share)), len(different) - 1)
+    """Return the examples divided into a train and a test split by content, so that no image is in both."""
+    distinct = sorted({image for image, _ in examples}, key=_order)
+    count = min(max(1, round(len(distinct) * test_share)), len(distinct) - 1)
     if count < 1:
         raise InputError("all images are the same: there is no test split to make of them")
-    test = set(different[:count])
+    test = set(distinct[:count])
     return {
         "train": [example for example in examples if example[0] not in test],
         "test": [example for example in examples if example[0] in test],
     }
 
 
-def _mixed(examples: list[Example]) -> Split:
-    # Folders come class by class, and training shuffles some thousands of neighbours only.
+def _shuffled(examples: list[Example]) -> Split:
+    # The files of a folder are sorted by class, and training shuffles only within some thousands of records.
     examples = sorted(examples, key=lambda example: (_order(example[0]), example[1]))
     return Split(b"".join(image for image, _ in examples), bytes(label for _, label in examples))
 
@@ -94,7 +94,7 @@ def read_csv(path: Path) -> list[Example]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as source:
             rows = csv.reader(source)
-            for number, row in enumerate(counted(rows, f"reading {path}, row")):
+            for number, row in enumerate(with_progress(rows, f"reading {path}, row")):
                 if row and not (number == 0 and _number(row[0]) is None):
                     examples.append(_example(row, f"{path}:{rows.line_num}"))
     except (UnicodeDecodeError, csv.Error) as error:

@@ -1,4 +1,4 @@
-"""The input pipelines: TFRecord files, local or `gs://`, to batches of images and labels."""
+"""Make input pipelines: read TFRecord files, local or `gs://`, into batches of images and labels."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ tf = import_tensorflow()
 _SHUFFLE_RECORDS = 10_000
 _EVAL_BATCH = 1000
 _PREFETCH_BATCHES = 2
-_MIXED_FILES, _MIXED_RECORDS = 8, 16
+_INTERLEAVED_FILES, _INTERLEAVED_RECORDS = 8, 16
 
-# What `find_files` found, or the `corrupt_records.segments` of that.
+# The result of `find_files`, or `corrupt_records.segments` of that result.
 Files = Sequence[str] | Sequence[Segment]
 
 
@@ -47,7 +47,7 @@ def find_segments(paths: tuple[str, ...], split: str, batch_size: int, skip_corr
     """Return the segments of these paths.
 
     Raises:
-        DataError: there is none, or fewer records than a batch.
+        DataError: no file matches, or there are fewer records than a batch.
     """
     files = segments(find_files(paths, split), skip_corrupt)
     check(files, batch_size)
@@ -55,7 +55,7 @@ def find_segments(paths: tuple[str, ...], split: str, batch_size: int, skip_corr
 
 
 def check(files: Files, batch_size: int) -> None:
-    """Raise DataError if the files hold less than one batch, or no TFRecords of images and labels."""
+    """Raise DataError if the files have fewer records than a batch, or other records than images and labels."""
     parts = _segments(files)
     try:
         batch = next(iter(_chain(parts).batch(batch_size)), None)
@@ -73,7 +73,7 @@ def check(files: Files, batch_size: int) -> None:
 def damaged(files: Files) -> str | None:
     """Return a line with the first corrupt record of the files and a remedy; None if there is none."""
     damage = locate([segment.file for segment in _segments(files)])
-    return damage and f"{damage.file} has no sound TFRecord at {damage}: make the file again, or pass --skip-corrupt-records"
+    return damage and f"{damage.file} has no intact TFRecord at {damage}: make the file again, or pass --skip-corrupt-records"
 
 
 def _segments(files: Files) -> list[Segment]:
@@ -96,50 +96,50 @@ def _parse(serialized: Any) -> tuple[Any, Any]:
     return tf.cast(images, tf.float32) * (1.0 / 255.0), features["label"]
 
 
-# There is no Python control flow to convert, and converting takes time.
+# AutoGraph would find no Python control flow to convert, and takes time.
 _parse_graph = tf.autograph.experimental.do_not_convert(_parse)
 
 
 def _options() -> Any:
     options = tf.data.Options()
-    options.autotune.enabled = False  # nothing here is left to tune, and its thread costs what it would save
+    options.autotune.enabled = False  # all parameters are set, and its thread costs CPU time
     return options
 
 
 def train_pipeline(files: Files, batch_size: int, seed: int) -> Any:
-    """Return an endless dataset of full batches, in an order of the seed."""
+    """Return an endless dataset of full batches, in an order that depends on the seed."""
     parts = _segments(files)
     order = tf.data.Dataset.from_tensor_slices(tensors(parts))
-    mixed = order.shuffle(len(parts), seed=seed).interleave(read, _MIXED_FILES, _MIXED_RECORDS)
-    batches = mixed.shuffle(_SHUFFLE_RECORDS, seed=seed).repeat().batch(batch_size, drop_remainder=True)
+    interleaved = order.shuffle(len(parts), seed=seed).interleave(read, _INTERLEAVED_FILES, _INTERLEAVED_RECORDS)
+    batches = interleaved.shuffle(_SHUFFLE_RECORDS, seed=seed).repeat().batch(batch_size, drop_remainder=True)
     return batches.map(_parse_graph).prefetch(_PREFETCH_BATCHES).with_options(_options())
 
 
 def augment(batches: Any, seed: int, shift: int, rotation: float) -> Any:
-    """Return the batches with each image moved by up to `shift` pixels and rotated by up to `rotation` degrees, by chance."""
+    """Return the batches with each image moved by up to `shift` pixels and rotated by up to `rotation` degrees, at random."""
 
-    def moved(number: Any, batch: tuple[Any, Any]) -> tuple[Any, Any]:
+    def transform(number: Any, batch: tuple[Any, Any]) -> tuple[Any, Any]:
         images, labels = batch
-        # By the batch's number, so that a resumed job draws the same.
-        chance = tf.random.stateless_uniform([3, tf.shape(images)[0]], [seed, number], -1.0, 1.0)
-        angle = chance[0] * (rotation * math.pi / 180)
-        right, down = (tf.round(part * (shift + 0.49)) for part in (chance[1], chance[2]))
+        # Seeded by the batch's number, so that a resumed job draws the same values.
+        random = tf.random.stateless_uniform([3, tf.shape(images)[0]], [seed, number], -1.0, 1.0)
+        angle = random[0] * (rotation * math.pi / 180)
+        right, down = (tf.round(part * (shift + 0.49)) for part in (random[1], random[2]))
         sine, cosine, zero = tf.sin(angle), tf.cos(angle), tf.zeros_like(angle)
         # A pixel of the result at (x, y) is taken from (cosine x - sine y + …, sine x + cosine y + …), about the center.
         center = (SIDE - 1) / 2
         x = center * (1 - cosine + sine) + right
         y = center * (1 - sine - cosine) + down
         transforms = tf.stack([cosine, -sine, x, sine, cosine, y, zero, zero], 1)
-        pictures = tf.raw_ops.ImageProjectiveTransformV3(
+        transformed = tf.raw_ops.ImageProjectiveTransformV3(
             images=tf.reshape(images, [-1, SIDE, SIDE, 1]),
             transforms=transforms,
             output_shape=[SIDE, SIDE],
             fill_value=0.0,
             interpolation="BILINEAR",
         )
-        return tf.reshape(pictures, [-1, PIXELS]), labels
+        return tf.reshape(transformed, [-1, PIXELS]), labels
 
-    return batches.enumerate().map(tf.autograph.experimental.do_not_convert(moved)).prefetch(1)
+    return batches.enumerate().map(tf.autograph.experimental.do_not_convert(transform)).prefetch(1)
 
 
 def eval_pipeline(files: Files) -> Any:

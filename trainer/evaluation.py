@@ -1,6 +1,6 @@
-"""The final evaluation, in `<job-dir>/evaluation.json`: confusion matrix and misclassified images.
+"""Write the final evaluation to `<job-dir>/evaluation.json`: confusion matrix and misclassified images.
 
-docs/trainers.md has its shape, as part of what any trainer may leave.
+docs/trainers.md describes the file, which any trainer may write.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from trainer.mnist import CLASS_COUNT, MANIFEST
 tf = import_tensorflow()
 
 FILE = "evaluation.json"
-_MISTAKES = 16
+_MAX_MISTAKES = 16
 
 
 def classes(file: str) -> list[str]:
-    """Return the names of the labels by the manifest beside a file of records; digits if there is none."""
+    """Return the names of the labels from the manifest beside a file of records; digits if there is none."""
     digits = [str(label) for label in range(CLASS_COUNT)]
     folder, slash, _ = file.rpartition("/")
     try:
@@ -37,10 +37,10 @@ def classes(file: str) -> list[str]:
 
 
 class ImageEvaluation:
-    """The evaluation of images besides the loss; a `scaletier.Inspector`.
+    """Evaluate images beyond loss and metrics; a `scaletier.Inspector`.
 
-    `confusion`, int64 [10, 10], counts the records by label, the row, and prediction, the column. Of the misclassified images
-    the first 16 are kept: `pictures` uint8 [M, 28, 28], and `predicted` and `labels`, int64 [M] of 0 to 9.
+    `confusion`, int64 [10, 10], counts the records: a row per label, a column per prediction. The first 16 misclassified images
+    are kept: `pictures` uint8 [M, 28, 28], and `predicted` and `labels`, int64 [M] of 0 to 9.
     """
 
     def __init__(self, classes: Sequence[str]) -> None:
@@ -53,22 +53,22 @@ class ImageEvaluation:
         """Add a batch: images float32 [N, 784], 0 to 1, labels int64 [N], logits float32 [N, 10]."""
         predictions = np.argmax(outputs, 1)
         np.add.at(self.confusion, (targets, predictions), 1)
-        wrong = np.flatnonzero(predictions != targets)[: _MISTAKES - len(self.labels)]
+        wrong = np.flatnonzero(predictions != targets)[: _MAX_MISTAKES - len(self.labels)]
         pictures = np.rint(inputs[wrong] * 255).astype(np.uint8).reshape(-1, 28, 28)
         self.pictures = np.concatenate([self.pictures, pictures])
         self.predicted, self.labels = np.append(self.predicted, predictions[wrong]), np.append(self.labels, targets[wrong])
 
     def done(self, step: int, metrics: Mapping[str, float], summaries: Any, job_dir: str, last: bool) -> None:
-        """Write summaries of the mistakes, by label and prediction; after the last evaluation, write the file."""
+        """Write image summaries of the mistakes by label and prediction; after the last evaluation, write the file."""
         pairs = sorted({*zip(self.labels.tolist(), self.predicted.tolist(), strict=True)})
-        chosen = {pair: (self.labels == pair[0]) & (self.predicted == pair[1]) for pair in pairs}
-        images = {f"mistakes/{label} taken for {other}": self.pictures[mask] for (label, other), mask in chosen.items()}
+        masks = {pair: (self.labels == pair[0]) & (self.predicted == pair[1]) for pair in pairs}
+        images = {f"mistakes/{label} predicted as {other}": self.pictures[mask] for (label, other), mask in masks.items()}
         summaries.images(step, images)
         if last and (problem := self.write(job_dir, step, metrics)):
             say(problem)
 
     def content(self, step: int, metrics: Mapping[str, float]) -> dict[str, Any]:
-        """Return the file's content, without the classes behind the last one in use."""
+        """Return the file's content, without the classes after the last that is in use."""
         used = [label for label in range(CLASS_COUNT) if self.confusion[label].any() or self.confusion[:, label].any()]
         size = max([2, *(label + 1 for label in used)])
         mistakes = zip(self.labels.tolist(), self.predicted.tolist(), self.pictures, strict=True)
@@ -83,7 +83,7 @@ class ImageEvaluation:
         }
 
     def write(self, job_dir: str, step: int, metrics: Mapping[str, float]) -> str | None:
-        """Write the file atomically; return a line if that fails, which ends no job."""
+        """Write the file atomically; if that fails, return a line instead of failing the job."""
         target, part = f"{job_dir}/{FILE}", f"{job_dir}/.{FILE}"
         try:
             with tf.io.gfile.GFile(part, "w") as out:

@@ -1,7 +1,6 @@
-"""`python -m trainer.export --job-dir DIR --model NAME`: export the latest checkpoint of a job.
+"""Export the latest checkpoint of a job that ended early: `python -m trainer.export --job-dir DIR --model NAME`.
 
-It is for a job that ended before its export. It takes the flags of trainer.task, but uses only --job-dir and those of the
-model.
+The command accepts all flags of trainer.task, but uses only --job-dir and the flags of the model.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _placeholder_data() -> Any:
-    """Return one image of the model's kind: an export needs no data."""
+    """Return a dataset of one empty image: an export needs only the shape of the data."""
     import tensorflow as tf
 
     return tf.data.Dataset.from_tensors((tf.zeros([1, PIXELS]), tf.zeros([1], tf.int64)))

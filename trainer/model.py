@@ -1,4 +1,4 @@
-"""The two networks of TensorFlow's MNIST tutorials, images to logits [N, 10], and their learning rate.
+"""The two networks of TensorFlow's MNIST tutorials, from images to logits [N, 10], and their learning rate.
 
 Images are float32 [N, 784], 0 to 1.
 """
@@ -15,17 +15,17 @@ from trainer.mnist import CLASS_COUNT, PIXELS, SIDE
 tf = import_tensorflow()
 import keras  # noqa: E402 - after TensorFlow, whose log messages are held back
 
-# Moving means must follow within few steps: five replicas take about 150 each.
+# The moving means must converge within few steps: five replicas take about 150 steps each.
 _MEAN_MOMENTUM = 0.9
-# Gradients of several replicas have less noise together: their rate is higher by up to this factor, and so is the warm-up.
+# The gradients of several replicas together have less noise: learning rate and warm-up grow with them, up to this factor.
 _MAX_GROWTH = 8.0
 
 
 def make_model(name: str, hidden_units: Sequence[int], precision: str, batch_norm: bool) -> Any:
     """Return the Keras model of this name.
 
-    `hidden_units` are the widths of the mlp's hidden layers, `precision` is a policy of Keras; `batch_norm` is for the cnn.
-    Logits are float32 whatever the precision.
+    `hidden_units` are the widths of the mlp's hidden layers; `batch_norm` is for the cnn. Logits are float32 in every
+    `precision`.
     """
     layers = _cnn(precision, batch_norm) if name == "cnn" else _mlp(hidden_units, precision)
     logits = keras.layers.Dense(CLASS_COUNT, kernel_initializer="he_normal", dtype=_policy(precision), name="logits")
@@ -40,7 +40,7 @@ def _policy(precision: str) -> str:
 
 
 def _dense(name: str, width: int, precision: str) -> Any:
-    """Return a dense layer; initial kernels are He's normal.
+    """Return a dense layer; its initial kernel has He's normal distribution.
 
     Source: He et al. 2015, "Delving deep into rectifiers", eq. 10.
     """
@@ -83,20 +83,20 @@ def _cnn(precision: str, batch_norm: bool) -> list[Any]:
 
 
 class WarmupCosineDecay(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
-    """The learning rate of each global step: it rises, and falls to the job's last step.
+    """The learning rate of each global step: a linear warm-up, and a cosine decay to the job's last step.
 
-    Sources: the rise and its growth with the replicas: Goyal et al. 2017, "Accurate, large minibatch SGD"; the fall:
+    Sources: the warm-up and its growth with the replicas: Goyal et al. 2017, "Accurate, large minibatch SGD"; the decay:
     Loshchilov and Hutter 2017, "SGDR".
     """
 
     def __init__(self, learning_rate: float, warmup_steps: int, max_steps: int, replicas: int) -> None:
         growth = min(float(replicas), _MAX_GROWTH)
-        self._highest, self._max_steps = learning_rate * growth, max_steps
-        self._warmup = min(warmup_steps * growth, max_steps / 2)
+        self._peak, self._max_steps = learning_rate * growth, max_steps
+        self._warmup_steps = min(warmup_steps * growth, max_steps / 2)
 
     def __call__(self, step: Any) -> Any:
         """Return the learning rate, float32 [], at a step, int64 []."""
-        now = tf.cast(step, tf.float32) + 1.0
-        rise = tf.minimum(1.0, now / self._warmup)
-        fall = 0.5 + 0.5 * tf.cos(math.pi * tf.minimum(1.0, now / self._max_steps))
-        return self._highest * rise * fall
+        steps_done = tf.cast(step, tf.float32) + 1.0
+        warmup = tf.minimum(1.0, steps_done / self._warmup_steps)
+        decay = 0.5 + 0.5 * tf.cos(math.pi * tf.minimum(1.0, steps_done / self._max_steps))
+        return self._peak * warmup * decay

@@ -1,4 +1,4 @@
-"""A line now and then from what takes its time."""
+"""Print progress lines during long loops."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ T = TypeVar("T")
 _SAY_SECONDS = 2.0
 
 
-def counted(items: Iterable[T], doing: str, total: int | None = None) -> Iterator[T]:
+def with_progress(items: Iterable[T], activity: str, total: int | None = None) -> Iterator[T]:
     """Yield the items; every 2 s print a line such as `decoding image 1,200 of 60,000`."""
     printed = time.monotonic()
     for number, item in enumerate(items, 1):
         if time.monotonic() - printed > _SAY_SECONDS:
             printed = time.monotonic()
-            say(f"{doing} {number:,}{f' of {total:,}' if total else ''}")
+            say(f"{activity} {number:,}{f' of {total:,}' if total else ''}")
         yield item

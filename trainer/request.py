@@ -1,4 +1,4 @@
-"""`python -m trainer.request`: write test images as a request for a model, in the form of `fab predict --json-instances`."""
+"""Write test images as a request for `fab predict --json-instances`: `python -m trainer.request`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def images(folder: Path, files: str = "test*.tfrecord*") -> Iterator[tuple[bytes
     Args:
         files: a glob of file names in the folder.
 
-    Returns: 784 bytes and a label for each image, file by file.
+    Returns: 784 bytes and a label for each image, in the order of the files.
     """
     return chain.from_iterable(map(tfrecord.read, sorted(folder.glob(files))))
 
@@ -46,7 +46,7 @@ def write(folder: Path, output: Path, count: int) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command.
 
-    Returns: exit code 0, or 2 for a wrong call.
+    Returns: exit code 0, or 2 for an invalid flag.
     """
     parser = Parser(prog="python -m trainer.request", description=__doc__, allow_abbrev=False)
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="the file to write")

@@ -1,6 +1,6 @@
-"""`python -m trainer.task`: train a model of MNIST or similar images in this process.
+"""Train a model of MNIST or similar images: `python -m trainer.task`.
 
-This module defines the job; the library trains it, in this process's part of a cluster: `scaletier.run`.
+This module defines the job; `scaletier.run` trains it, alone or as this process's task of a cluster.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _CLIP_NORM = 1.0
 
 
 def job(parsed: argparse.Namespace) -> scaletier.Job:
-    """Return the job of these flags. TensorFlow is not imported until it is trained."""
+    """Return the job of these flags. TensorFlow is imported only when the job runs."""
     return scaletier.Job(
         model=functools.partial(_model, parsed),
         data=functools.partial(_data, parsed),
@@ -38,9 +38,9 @@ def _model(parsed: argparse.Namespace) -> Any:
 
 
 def _data(parsed: argparse.Namespace, context: Any) -> Any:
-    """Return all of the training data for each replica, in an order of its own.
+    """Return all training data, in an order of this replica's own.
 
-    So a lost replica takes no data away. The segments of a file are its parts without damaged records.
+    Each replica reads all data, so that none is lost with a replica. The segments of a file exclude its corrupt records.
     """
     from scaletier.data import replica_seed
     from trainer.data import augment, find_segments, train_pipeline
@@ -74,21 +74,21 @@ def _loss(smoothing: float, labels: Any, logits: Any) -> Any:
 def _optimizer(parsed: argparse.Namespace, replicas: int) -> Any:
     """Return SGD with Nesterov's momentum; with several replicas gradients are clipped to norm 1.
 
-    Without that, training at their higher learning rate can diverge. Sources: Sutskever et al. 2013, "On the importance of
-    initialization and momentum in deep learning"; Pascanu et al. 2013, "On the difficulty of training recurrent neural
-    networks", for the norm.
+    Without clipping, training at the higher learning rate of several replicas can diverge. Sources: Sutskever et al. 2013, "On
+    the importance of initialization and momentum in deep learning"; Pascanu et al. 2013, "On the difficulty of training
+    recurrent neural networks", for the norm.
     """
     import keras
 
     from trainer.model import WarmupCosineDecay
 
-    momentum_of_average = (0.98 if parsed.model == "cnn" else 0.0) if parsed.average is None else parsed.average
-    # The moving average covers a tenth of the job at most: a longer one would lag behind.
-    decay = max(0.0, min(momentum_of_average, 1 - 10 * replicas / parsed.max_steps))
+    requested = (0.98 if parsed.model == "cnn" else 0.0) if parsed.average is None else parsed.average
+    # The moving average covers at most a tenth of the job: a longer average would lag behind.
+    ema_momentum = max(0.0, min(requested, 1 - 10 * replicas / parsed.max_steps))
     rate = WarmupCosineDecay(parsed.learning_rate, parsed.warmup_steps, parsed.max_steps, replicas)
     momentum = parsed.momentum
     clip = {"global_clipnorm": _CLIP_NORM if replicas > 1 else None}
-    descent = keras.optimizers.SGD(rate, momentum, momentum > 0, use_ema=decay > 0, ema_momentum=decay, **clip)
+    descent = keras.optimizers.SGD(rate, momentum, momentum > 0, use_ema=ema_momentum > 0, ema_momentum=ema_momentum, **clip)
     return keras.optimizers.LossScaleOptimizer(descent) if parsed.precision == "float16" else descent
 
 
@@ -96,7 +96,7 @@ def _serving(predict: Any) -> Any:
     """Return the exported signature.
 
     It maps `key` int64 [N] and `image` float32 [N, 784], 0 to 1, to `key` unchanged, `scores` and `probabilities` float32 [N,
-    10], the softmax, and `classes` int64 [N], the likeliest digit.
+    10], the softmax, and `classes` int64 [N], the most likely digit.
     """
     import tensorflow as tf
 
@@ -116,7 +116,7 @@ def _serving(predict: Any) -> Any:
 
 
 def _inspector(parsed: argparse.Namespace) -> Any:
-    """Return what an evaluation computes besides loss and metrics: the results of each class, and the worst images."""
+    """Return the inspector that computes the confusion matrix and collects misclassified images."""
     from trainer.data import find_files
     from trainer.evaluation import ImageEvaluation, classes
 
@@ -134,7 +134,7 @@ def _explain(parsed: argparse.Namespace, error: Exception) -> str | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command within this process, as tests do; return its exit code, as in scaletier.main."""
+    """Run the command in this process, as tests do; return its exit code, as scaletier.main does."""
     parsed = flags.parse(arguments)
     return scaletier.main(job(parsed), parsed)
 

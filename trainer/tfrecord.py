@@ -15,14 +15,11 @@ import google_crc32c
 _MASK_DELTA = 0xA282EAD8
 _ALL_BITS = 0xFFFFFFFF
 _BYTES_LIST, _INT64_LIST = 1, 3  # of a Feature
-_HEAD, _TAIL = 12, 4  # bytes of a record before and behind its data: length and checksum, checksum
+_HEAD, _TAIL = 12, 4  # bytes before a record's data (its length and a checksum) and after it (a checksum)
 
 
 def write(path: Path, records: Iterable[bytes]) -> None:
-    """Write one file of these records, gzip if its name ends in `.gz`.
-
-    The same records make the same file.
-    """
+    """Write one file of these records, gzip if its name ends in `.gz`; equal records make equal files."""
     framed = b"".join(map(_framed, records))
     path.write_bytes(gzip.compress(framed, mtime=0) if path.suffix == ".gz" else framed)
 
@@ -52,7 +49,7 @@ def read(path: Path) -> Iterator[tuple[bytes, int]]:
 
 
 def _features(example: bytes) -> dict[str, bytes]:
-    """Read the first value of each feature by name, that of an Int64List as varint."""
+    """Return the first value of each feature by name; that of an Int64List is a varint."""
     features = {}
     for _, content in _fields(_fields(example)[0][1]):
         entry = dict(_fields(content))
@@ -61,7 +58,7 @@ def _features(example: bytes) -> dict[str, bytes]:
 
 
 def _fields(message: bytes) -> list[tuple[int, bytes]]:
-    """Split a protobuf message, all of whose fields have a length, into numbers and contents."""
+    """Split a protobuf message whose fields all have a length into field numbers and contents."""
     fields, at = [], 0
     while at < len(message):
         tag, at = _read_varint(message, at)
@@ -72,7 +69,7 @@ def _fields(message: bytes) -> list[tuple[int, bytes]]:
 
 
 def _read_varint(content: bytes, at: int) -> tuple[int, int]:
-    """Read the number at a place; it and the place behind it."""
+    """Return the number at index `at` and the index after it."""
     number = shift = 0
     while True:
         number |= (content[at] & 0x7F) << shift

@@ -1,4 +1,4 @@
-"""Random people for the census example: `python people.py 2000 1 >train.csv`; 2nd argument: the seed."""
+"""Generate N random people for the census example with a seed: `python people.py N SEED >train.csv`."""
 
 import csv
 import math

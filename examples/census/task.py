@@ -1,4 +1,4 @@
-"""`python -m census.task`: a Keras model of incomes over 50K, with the flags of Cloud ML's sample."""
+"""Train a Keras model that predicts incomes over 50K, with the flags of Cloud ML's sample: `python -m census.task`."""
 
 import argparse
 import csv
@@ -23,9 +23,9 @@ def load(paths):
 
 
 def build(features, units, learning_rate):
-    normal = keras.layers.Normalization()
-    normal.adapt(features)
-    model = keras.Sequential([normal, *(keras.layers.Dense(n, "relu") for n in units), keras.layers.Dense(1, "sigmoid")])
+    normalize = keras.layers.Normalization()
+    normalize.adapt(features)
+    model = keras.Sequential([normalize, *(keras.layers.Dense(n, "relu") for n in units), keras.layers.Dense(1, "sigmoid")])
     model.compile(keras.optimizers.Adam(learning_rate), "binary_crossentropy", metrics=["accuracy"])
     return model
 
@@ -45,8 +45,8 @@ def main():
     features, labels = load(args.train_files)
     keras.utils.set_random_seed(0)
     model = build(features, [args.first_layer_size // 2**n for n in range(args.num_layers)], args.learning_rate)
-    board = keras.callbacks.TensorBoard(os.path.join(args.job_dir, "logs"))
-    model.fit(features, labels, batch_size=args.batch_size, epochs=args.num_epochs, verbose=2, callbacks=[board])
+    tensorboard = keras.callbacks.TensorBoard(os.path.join(args.job_dir, "logs"))
+    model.fit(features, labels, batch_size=args.batch_size, epochs=args.num_epochs, verbose=2, callbacks=[tensorboard])
     loss, accuracy = model.evaluate(*load(args.eval_files), verbose=0)
     model.export(os.path.join(args.job_dir, "export", "1"))
     steps = args.num_epochs * -(-len(labels) // args.batch_size)

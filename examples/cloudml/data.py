@@ -28,5 +28,5 @@ def train_batch(folder, batch_size, seed):
 
 
 def test_batch(folder):
-    """Return the next 1000 of the test data; OutOfRangeError behind the last."""
+    """Return the next 1000 records of the test data; OutOfRangeError after the last."""
     return tf.data.make_one_shot_iterator(_records(folder, "test").batch(1000).map(_parse)).get_next()

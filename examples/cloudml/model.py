@@ -1,4 +1,4 @@
-"""The two models, from bare variables: with `keep_prob` below 1 for training, 1 for evaluation."""
+"""Two models made of plain variables; `keep_prob` is below 1 for training and 1 for evaluation."""
 
 import tensorflow.compat.v1 as tf
 
@@ -23,7 +23,7 @@ def _convolution(name, images, filters):
 
 
 def cnn(images, keep_prob):
-    """Return logits [batch, 10] of a network with 32 and 64 filters, 1024 units."""
+    """Return logits [batch, 10] of a network with two convolutions, of 32 and 64 filters, and 1024 units."""
     hidden = _convolution("conv1", tf.reshape(images, [-1, 28, 28, 1]), 32)
     hidden = _convolution("conv2", hidden, 64)
     hidden = tf.nn.relu(_dense("full", tf.reshape(hidden, [-1, 7 * 7 * 64]), 1024))

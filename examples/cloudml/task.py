@@ -1,4 +1,4 @@
-"""`python -m cloudml.task`: a parameter server, the master or a worker, by TF_CONFIG, or one process."""
+"""Run the task that TF_CONFIG names, or train in one process without a cluster: `python -m cloudml.task`."""
 
 import argparse
 import json
@@ -12,7 +12,7 @@ from cloudml.model import MODELS, metrics
 
 
 class Report(tf.train.SessionRunHook):
-    """A line about every second: how the training goes, and how fast it is here and in the whole cluster."""
+    """Print a line about every second with metrics and the steps/s of this replica and of the cluster."""
 
     def __init__(self, replica, step, loss, accuracy):
         self.replica = replica
@@ -27,7 +27,7 @@ class Report(tf.train.SessionRunHook):
     def after_run(self, _, run_values):
         values, now = run_values.results, time.time()
         self.local += 1
-        if self.last_step is None:  # steps of others before this replica joined do not count
+        if self.last_step is None:  # do not count the steps of other replicas before this one joined
             self.began, self.last_time, self.last_step, self.last_local = now, now, int(values["step"]), self.local
             return
         seconds = now - self.last_time
@@ -43,7 +43,7 @@ class Report(tf.train.SessionRunHook):
 
 
 class FinalEvaluation(tf.train.SessionRunHook):
-    """The master's last line: loss and accuracy on all of the test data."""
+    """Print the master's last line: loss and accuracy on all test data."""
 
     def __init__(self, step, loss, accuracy):
         self.tensors = [loss, accuracy]
@@ -62,7 +62,7 @@ class FinalEvaluation(tf.train.SessionRunHook):
 
 
 def checkpoint_arguments(steps):
-    """Return the arguments of a session for a checkpoint every `steps` steps, all of which are kept; None: its defaults."""
+    """Return arguments of a session that keeps a checkpoint of every `steps` steps; with None TensorFlow's defaults."""
     if not steps:
         return {}
     scaffold = tf.train.Scaffold(saver=tf.train.Saver(max_to_keep=None, sharded=True))
@@ -70,7 +70,7 @@ def checkpoint_arguments(steps):
 
 
 def train(args, target, replica, device, is_chief, config):
-    """Build the graph with its variables on the parameter servers, and run it until `--max-steps` in all."""
+    """Build the graph with its variables on the parameter servers, and train until the replicas reach `--max-steps` in all."""
     with tf.Graph().as_default(), tf.device(device):
         step = tf.train.get_or_create_global_step()
         images, labels = data.train_batch(args.data, args.batch_size, seed=args.seed)
@@ -102,7 +102,7 @@ def main():
     parser.add_argument("--batch-size", type=int, default=100)
     parser.add_argument("--max-steps", type=int, default=2000, help="of all replicas together")
     parser.add_argument("--learning-rate", type=float, default=0.001)
-    parser.add_argument("--checkpoint-steps", type=int, help="a checkpoint every N steps, and all are kept")
+    parser.add_argument("--checkpoint-steps", type=int, help="steps between two checkpoints; all checkpoints are kept")
     parser.add_argument("--data", default=os.environ.get("SCALETIER_DATA", ".cache/mnist"), help="folder of TFRecords")
     parser.add_argument("--job-dir", default=os.environ.get("JOB_DIR", "output"), help="for checkpoints and summaries")
     args = parser.parse_args()
@@ -111,7 +111,7 @@ def main():
     env = json.loads(os.environ.get("TF_CONFIG", "{}"))
     task = env.get("task") or {"type": "master", "index": 0}
     job, index = task["type"], task["index"]
-    args.seed = index + (job == "worker")  # each replica sees the data in another order
+    args.seed = index + (job == "worker")  # each replica reads the data in another order
     if job == "evaluator":
         print("the evaluator has nothing to do: the master evaluates", flush=True)
         return
@@ -123,7 +123,7 @@ def main():
     print(f"Started [{job}/{index}]", flush=True)
     if job == "ps":
         server.join()
-    # Each replica talks to the parameter servers and to itself, and so needs no other to be up.
+    # Each replica connects only to the parameter servers, so it does not wait for other workers.
     config = tf.ConfigProto(device_filters=["/job:ps", f"/job:{job}/task:{index}"])
     device = tf.train.replica_device_setter(cluster=cluster, worker_device=f"/job:{job}/task:{index}")
     train(args, server.target, f"{job}/{index}", device, job == "master", config)

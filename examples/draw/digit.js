@@ -1,18 +1,18 @@
-// A drawing in the form of MNIST's images: white on black, the digit's box scaled to fit 20 × 20 without another aspect, and
-// put into 28 × 28 where its centre of mass is in the middle, by whole pixels. So each test image stays what it is.
+// Convert a drawing to the form of MNIST's images: white on black, the digit's box scaled to fit 20 × 20 with the same aspect
+// ratio, and moved by whole pixels until its centre of mass is in the middle of 28 × 28. So a test image is not changed.
 // Source: Y. LeCun, C. Cortes, C. Burges, "The MNIST database of handwritten digits".
 
 export const SIDE = 28;
 const BOX = 20;
-// What is added up pixel by pixel is not quite what it should be: far less than this, which is far less than a pixel.
-const SLACK = 1e-6;
+// More than all rounding errors of a sum over pixels, and far less than a pixel.
+const ROUNDING = 1e-6;
 
-// The 784 numbers from 0 to 1, row by row, of `side` × `side` levels from 0 to 255; null for an empty drawing.
-export function prepared(levels, side) {
+// Return 784 numbers from 0 to 1, row by row, for `side` × `side` levels from 0 to 255; null for an empty drawing.
+export function toMnistImage(levels, side) {
   const box = boxOf(levels, side);
   if (!box) return null;
   const scale = BOX / Math.max(box.width, box.height);
-  const width = Math.ceil(box.width * scale - SLACK), height = Math.ceil(box.height * scale - SLACK);
+  const width = Math.ceil(box.width * scale - ROUNDING), height = Math.ceil(box.height * scale - ROUNDING);
   const small = new Float64Array(width * height);
   const across = shares(box.width, scale), down = shares(box.height, scale);
   for (const [y, row, part] of down)
@@ -33,7 +33,7 @@ export function prepared(levels, side) {
   return image;
 }
 
-// The smallest box with all that is not black.
+// Return the smallest box that contains all pixels that are not black.
 function boxOf(levels, side) {
   let left = side, right = -1, top = side, bottom = -1;
   for (let y = 0; y < side; y++)
@@ -47,21 +47,21 @@ function boxOf(levels, side) {
   return right < 0 ? null : { left, top, width: right - left + 1, height: bottom - top + 1 };
 }
 
-// How much each pixel of a line gives to those of the scaled line: [pixel, scaled pixel, share of the scaled one that it covers].
+// Return for each pixel of a line the scaled pixels that it covers: [pixel, scaled pixel, covered share of the scaled pixel].
 function shares(length, scale) {
-  const found = [];
+  const result = [];
   for (let pixel = 0; pixel < length; pixel++) {
     const end = (pixel + 1) * scale;
-    for (let from = pixel * scale; from < end - SLACK; ) {
-      const to = Math.min(end, Math.floor(from + SLACK) + 1);
-      found.push([pixel, Math.floor(from + SLACK), to - from]);
+    for (let from = pixel * scale; from < end - ROUNDING; ) {
+      const to = Math.min(end, Math.floor(from + ROUNDING) + 1);
+      result.push([pixel, Math.floor(from + ROUNDING), to - from]);
       from = to;
     }
   }
-  return found;
+  return result;
 }
 
-// Where a line begins so that its centre is in the middle, rounded as MNIST's were; all of it stays inside.
+// Return the offset that moves a centre of mass to the middle, rounded as in MNIST; the line stays inside.
 function offset(centre, length) {
-  return Math.max(0, Math.min(SIDE - length, Math.ceil(SIDE / 2 - centre - SLACK)));
+  return Math.max(0, Math.min(SIDE - length, Math.ceil(SIDE / 2 - centre - ROUNDING)));
 }

@@ -1,4 +1,4 @@
-"""Show a page to draw digits on, which sends them to all versions of a model that `fab serve` opens."""
+"""Serve a page to draw digits, which sends them to all versions of a model that `fab serve` makes reachable."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from urllib.parse import quote, urlsplit
 LOOPBACK = "127.0.0.1"
 API = "/v1/models/"
 PIXELS = 784
-MOST_BYTES = 32 << 10
-"""The largest question; one about a drawing has some 5 kB."""
+MAX_REQUEST_BYTES = 32 << 10
+"""The largest request; that of a drawing has about 5 kB."""
 _SECONDS = 60.0
 _ADDRESS = re.compile(r"(?:[\w.-]+|\[[\da-fA-F:]+\]):(\d{1,5})", re.ASCII)
 _LAST_PORT = 65535
@@ -25,7 +25,7 @@ _KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 _FILES = {"/": "page.html"} | {f"/{name}": name for name in ("page.css", "page.js", "digit.js", "model.js")}
 _IMAGES = "/images.json"
 _JSON = "application/json"
-# The page runs and loads nothing but its own files, and no other page may show it.
+# The page may load only its own files, and no other page may embed it.
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -39,14 +39,14 @@ _HEADERS = {
 def refusal(method: str, path: str, headers: Mapping[str, str], port: int) -> tuple[int, str] | None:
     """Check a request before its content is read.
 
-    A forwarded port is open to every web site that a browser shows: by a request from its page, or by a name of its own that
-    leads to 127.0.0.1 (DNS rebinding). So only this page's own requests, to its own names, are passed on.
+    Any web site in a browser can reach a forwarded port: by a request from its page, or by its own name if that resolves to
+    127.0.0.1 (DNS rebinding). So only requests of this page to its own names are forwarded.
 
     Args:
         headers: by name in lower case.
-        port: the port that the page is on.
+        port: the page's port.
 
-    Returns: an HTTP status and a line that says why the request is refused, None if it is not.
+    Returns: an HTTP status and a line with the reason if the request is refused, else None.
     """
     host, origin = headers.get("host", ""), headers.get("origin")
     if host not in (f"{LOOPBACK}:{port}", f"localhost:{port}"):
@@ -57,18 +57,18 @@ def refusal(method: str, path: str, headers: Mapping[str, str], port: int) -> tu
         return None
     if method != "POST" or not path.startswith(API) or not path.endswith(":predict"):
         return 404, f"valid are GET {API}… and POST {API}…:predict"
-    if headers.get("content-type") != _JSON:  # another site may send other types without asking first
-        return 415, f"a question comes as {_JSON}"
+    if headers.get("content-type") != _JSON:  # browsers send other types across origins without a preflight request
+        return 415, f"the content type must be {_JSON}"
     size = headers.get("content-length", "")
     if not (size.isascii() and size.isdecimal()) or "transfer-encoding" in headers:
         return 411, "Content-Length is missing"
-    if len(size) > len(str(MOST_BYTES)) or int(size) > MOST_BYTES:
-        return 413, f"a question has at most {MOST_BYTES} bytes"
+    if len(size) > len(str(MAX_REQUEST_BYTES)) or int(size) > MAX_REQUEST_BYTES:
+        return 413, f"a request has at most {MAX_REQUEST_BYTES} bytes"
     return None
 
 
 def read_images(file: Path | None) -> list[list[float]]:
-    """Read images to offer beside the sheet.
+    """Read images to offer beside the drawing.
 
     Args:
         file: a request as `python -m trainer.request` writes it, a JSON object with `image` on each line; None for no images.
@@ -87,7 +87,7 @@ def read_images(file: Path | None) -> list[list[float]]:
 
 
 class Server(ThreadingHTTPServer):
-    """Listen for browsers on this machine; questions go on to `api`, an address such as 127.0.0.1:8501."""
+    """Listen for browsers on this machine; forward REST requests to `api`, an address such as 127.0.0.1:8501."""
 
     daemon_threads = True
 
@@ -96,12 +96,12 @@ class Server(ThreadingHTTPServer):
         self.api, self.images = api, images
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Report nothing if a browser has left."""
+        """Log nothing if a browser has disconnected."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 
     def answer(self, method: str, path: str, body: bytes | None) -> tuple[int, str, bytes]:
-        """Answer a request that is not refused.
+        """Answer a request that `refusal` has accepted.
 
         Returns: status, content type, and content.
         """
@@ -129,15 +129,13 @@ class Page(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     timeout = _SECONDS
-    disable_nagle_algorithm = True  # otherwise what follows the headers may wait 40 ms
+    disable_nagle_algorithm = True  # otherwise the content may be delayed by 40 ms
     server: Server
 
     def do_GET(self) -> None:
-        """Answer a GET."""
         self._answer()
 
     def do_POST(self) -> None:
-        """Answer a POST."""
         self._answer()
 
     def _answer(self) -> None:
@@ -166,13 +164,13 @@ class Page(BaseHTTPRequestHandler):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Show the page until Ctrl-C.
 
-    Returns: exit code 0, or 2 for a wrong call.
+    Returns: exit code 0, or 2 for an invalid argument.
     """
     parser = argparse.ArgumentParser(prog="python examples/draw/draw.py", description=__doc__, allow_abbrev=False)
-    parser.add_argument("model", help="name of the model, as of fab models")
+    parser.add_argument("model", help="name of the model, as fab models lists it")
     parser.add_argument("--api", default=f"{LOOPBACK}:8501", metavar="HOST:PORT", help="where fab serve listens")
     parser.add_argument("--port", type=int, default=8700, help="port of this machine for the page (default: 8700)")
-    parser.add_argument("--images", type=Path, metavar="FILE", help="images to choose from, by python -m trainer.request")
+    parser.add_argument("--images", type=Path, metavar="FILE", help="images to choose from, made by python -m trainer.request")
     flags = parser.parse_args(arguments)
     if not (address := _ADDRESS.fullmatch(flags.api)) or int(address[1]) > _LAST_PORT:
         parser.error(f"--api {flags.api!r} is not HOST:PORT, such as {LOOPBACK}:8501")

@@ -1,11 +1,11 @@
-// What a model's signature says of drawings, and what its answers say of digits; all of it by TensorFlow Serving's REST API.
+// Parse a model's signature, write predict requests, and parse their answers, by TensorFlow Serving's REST API.
 
 const PIXELS = "784";
 export const CLASSES = 10;
 const ANY = "-1";
 const SIGNATURE = "serving_default";
 const FLOATS = ["DT_FLOAT", "DT_DOUBLE", "DT_HALF", "DT_BFLOAT16"];
-// Of several outputs with a number for each class.
+// The preferred outputs if several have a number for each class.
 const PREFERRED = ["probabilities", "scores"];
 
 const signature = (metadata) => metadata.metadata.signature_def.signature_def[SIGNATURE] ?? {};
@@ -13,8 +13,8 @@ const sizes = (tensor) => (tensor.tensor_shape.unknown_rank ? [] : (tensor.tenso
 const isFloats = (tensor, width) => FLOATS.includes(tensor.dtype) && sizes(tensor).join() === `${ANY},${width}`;
 const isKeys = (tensor) => tensor.dtype === "DT_INT64" && sizes(tensor).join() === ANY;
 
-// How a version is asked, by the answer to GET …/metadata: the names of its inputs and output; null if it takes no drawing.
-export function questionOf(metadata) {
+// Return the names of the inputs and of the output from the answer to GET …/metadata; null if the version takes no drawing.
+export function parseSignature(metadata) {
   const { inputs = {}, outputs = {} } = signature(metadata);
   const images = Object.keys(inputs).filter((name) => isFloats(inputs[name], PIXELS));
   const keys = Object.keys(inputs).filter((name) => isKeys(inputs[name]));
@@ -25,8 +25,8 @@ export function questionOf(metadata) {
   return { image: images[0], key: keys[0] ?? null, output };
 }
 
-// `takes x float [?, 3], gives y float [?]`.
-export function described(metadata) {
+// Return text such as `takes x float [?, 3], gives y float [?]`.
+export function describeSignature(metadata) {
   const { inputs, outputs } = signature(metadata);
   if (!inputs && !outputs) return `has no signature ${SIGNATURE}`;
   const listed = (tensors) => Object.entries(tensors ?? {}).map(tensorLine).join(", ") || "nothing";
@@ -39,15 +39,15 @@ function tensorLine([name, tensor]) {
   return `${name} ${kind} [${sizes(tensor).map((size) => (size === ANY ? "?" : size)).join(", ")}]`;
 }
 
-// The body of POST …:predict.
-export function request(question, image) {
-  return JSON.stringify({ instances: [{ [question.image]: image, ...(question.key === null ? {} : { [question.key]: 0 }) }] });
+// Return the body of POST …:predict.
+export function request(names, image) {
+  return JSON.stringify({ instances: [{ [names.image]: image, ...(names.key === null ? {} : { [names.key]: 0 }) }] });
 }
 
-// The ten probabilities in an answer, by softmax if its numbers are none; an Error if there are no ten numbers.
-export function probabilities(question, answer) {
+// Return the ten probabilities in an answer, by softmax if its numbers are no probabilities; Error if there are not ten.
+export function probabilities(names, answer) {
   const row = answer.predictions?.[0];
-  const values = Array.isArray(row) ? row : row?.[question.output]; // a single output comes without its name
+  const values = Array.isArray(row) ? row : row?.[names.output]; // a single output is without its name
   if (values?.length !== CLASSES || !values.every(Number.isFinite)) throw new Error(`the answer has not ${CLASSES} numbers`);
   if (values.every((value) => value >= 0 && value <= 1)) return values;
   const most = Math.max(...values);

@@ -1,34 +1,34 @@
-import { SIDE, prepared } from "./digit.js";
-import { CLASSES, described, probabilities, questionOf, request } from "./model.js";
+import { SIDE, toMnistImage } from "./digit.js";
+import { CLASSES, describeSignature, parseSignature, probabilities, request } from "./model.js";
 
 const SIZE = 560;
 const PEN = 44;
-// Each version is asked 8 times a second at most, and again only once it has answered.
+// Each version gets at most 8 requests a second, and the next one only after it has answered.
 const GAP_MS = 125;
-const LOOK_MS = 2000;
-// When the pen has rested for so long, somebody who does not see the page is told the answers.
-const REST_MS = 700;
+const POLL_MS = 2000;
+// When the pen has rested this long, screen readers announce the answers.
+const ANNOUNCE_MS = 700;
 
 const model = new URLSearchParams(location.search).get("model") ?? "";
-const where = `/v1/models/${encodeURIComponent(model)}`;
+const apiPath = `/v1/models/${encodeURIComponent(model)}`;
 const find = (selector, root = document) => root.querySelector(selector);
 const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 const percent = (value) => `${(value * 100).toFixed(1)} %`;
 const drawing = find("#drawing");
 const pen = drawing.getContext("2d", { alpha: false, willReadFrequently: true });
-const seen = find("#seen").getContext("2d", { alpha: false });
-const lanes = new Map();
+const previewContext = find("#preview").getContext("2d", { alpha: false });
+const versions = new Map();
 let current = null; // the 784 numbers, null for an empty drawing
-let turn = 0; // counts how often all was wiped away: an answer to what was before is none
+let drawings = 0; // the number of started drawings: an answer for an earlier drawing is ignored
 
 const copy = (template) => find(template).content.firstElementChild.cloneNode(true);
 
-// An answer of the REST API; an Error with its line if it is none.
+// Return an answer of the REST API; throw an Error with its message if the request failed.
 async function ask(path, body) {
   const options = body && { method: "POST", headers: { "Content-Type": "application/json" }, body };
   let response, answer;
   try {
-    response = await fetch(where + path, options);
+    response = await fetch(apiPath + path, options);
     answer = await response.json();
   } catch {
     throw new Error("examples/draw/draw.py does not answer: start it again.");
@@ -37,8 +37,8 @@ async function ask(path, body) {
   return answer;
 }
 
-// A version: its card, and its questions, one after the other; of those that wait the newest is asked and the others forgotten.
-class Lane {
+// A version's card and its requests, one after the other; of the images that wait only the newest is sent.
+class VersionCard {
   constructor(name, metadata) {
     this.name = name;
     this.card = copy("#card");
@@ -48,35 +48,35 @@ class Lane {
       find("ol", this.card).append(bar);
       return bar;
     });
-    this.question = questionOf(metadata);
-    this.refusal = this.question ? "" : `takes no drawing: it ${described(metadata)}`;
-    this.wanted = null;
+    this.signature = parseSignature(metadata);
+    this.refusal = this.signature ? "" : `takes no drawing: it ${describeSignature(metadata)}`;
+    this.nextImage = null;
     this.busy = false;
-    this.trouble = !this.question;
-    this.said = "";
+    this.trouble = !this.signature;
+    this.summary = "";
     find(".name", this.card).textContent = name;
     this.clear();
   }
 
   clear() {
-    this.wanted = null;
-    this.said = "";
+    this.nextImage = null;
+    this.summary = "";
     this.show("–", this.refusal, "", []);
   }
 
   ask(image) {
-    if (!this.question) return;
-    this.wanted = image;
+    if (!this.signature) return;
+    this.nextImage = image;
     if (!this.busy) this.work();
   }
 
   async work() {
     this.busy = true;
-    while (this.wanted) {
-      const image = this.wanted, asked = turn, began = performance.now();
-      this.wanted = null;
+    while (this.nextImage) {
+      const image = this.nextImage, started = drawings, began = performance.now();
+      this.nextImage = null;
       const answer = await this.answer(image);
-      if (asked === turn) this.take(answer);
+      if (started === drawings) this.showAnswer(answer);
       await pause(GAP_MS - (performance.now() - began));
     }
     this.busy = false;
@@ -85,22 +85,22 @@ class Lane {
   async answer(image) {
     const began = performance.now();
     try {
-      const answer = await ask(`/versions/${this.name}:predict`, request(this.question, image));
-      return { probabilities: probabilities(this.question, answer), milliseconds: performance.now() - began };
+      const answer = await ask(`/versions/${this.name}:predict`, request(this.signature, image));
+      return { probabilities: probabilities(this.signature, answer), milliseconds: performance.now() - began };
     } catch (error) {
       return { error: error.message };
     }
   }
 
-  take(answer) {
+  showAnswer(answer) {
     this.trouble = "error" in answer;
     if (this.trouble) {
-      this.said = "";
+      this.summary = "";
       this.show("–", answer.error, "", []);
       return;
     }
     const values = answer.probabilities, best = values.indexOf(Math.max(...values));
-    this.said = `${this.name}: ${best}, ${percent(values[best])}`;
+    this.summary = `${this.name}: ${best}, ${percent(values[best])}`;
     this.show(best, percent(values[best]), `${answer.milliseconds.toFixed(1)} ms`, values);
   }
 
@@ -118,25 +118,25 @@ class Lane {
   }
 }
 
-// What is on the canvas goes to the preview and to all versions, once a frame at most.
-let framed = false;
-function changed() {
+// Send the drawing to the preview and to all versions, at most once per frame.
+let frameRequested = false;
+function drawingChanged() {
   find("#hint").hidden = true;
-  if (framed) return;
-  framed = true;
+  if (frameRequested) return;
+  frameRequested = true;
   requestAnimationFrame(() => {
-    framed = false;
+    frameRequested = false;
     const pixels = pen.getImageData(0, 0, SIZE, SIZE).data;
-    current = prepared(pixels.filter((_, place) => place % 4 === 0), SIZE);
+    current = toMnistImage(pixels.filter((_, place) => place % 4 === 0), SIZE);
     preview(current);
     if (!current) return;
-    for (const lane of lanes.values()) lane.ask(current);
-    rested();
+    for (const version of versions.values()) version.ask(current);
+    announceLater();
   });
 }
 
 function preview(image) {
-  paint(seen, (image ?? new Array(SIDE * SIDE).fill(0)).map((value) => Math.round(value * 255)));
+  paint(previewContext, (image ?? new Array(SIDE * SIDE).fill(0)).map((value) => Math.round(value * 255)));
 }
 
 function paint(context, levels) {
@@ -145,31 +145,31 @@ function paint(context, levels) {
   context.putImageData(picture, 0, 0);
 }
 
-let rest = 0;
-function rested() {
-  clearTimeout(rest);
-  rest = setTimeout(() => {
-    find("#told").textContent = [...lanes.values()].map((lane) => lane.said).filter(Boolean).join("; ");
-  }, REST_MS);
+let announceTimer = 0;
+function announceLater() {
+  clearTimeout(announceTimer);
+  announceTimer = setTimeout(() => {
+    find("#announcement").textContent = [...versions.values()].map((version) => version.summary).filter(Boolean).join("; ");
+  }, ANNOUNCE_MS);
 }
 
-function wipe() {
-  turn += 1;
+function clearCanvas() {
+  drawings += 1;
   pen.fillStyle = "#000";
   pen.fillRect(0, 0, SIZE, SIZE);
 }
 
 function clear() {
-  wipe();
+  clearCanvas();
   current = null;
-  clearTimeout(rest);
+  clearTimeout(announceTimer);
   preview(null);
-  for (const lane of lanes.values()) lane.clear();
+  for (const version of versions.values()) version.clear();
   find("#hint").hidden = false;
-  find("#told").textContent = "";
+  find("#announcement").textContent = "";
 }
 
-// The pen: one pointer at a time, a dot where it comes down, a line as far as it goes.
+// Draw with one pointer at a time: a dot where it is pressed, and lines where it moves.
 let down = null;
 function place(event) {
   const box = drawing.getBoundingClientRect();
@@ -192,7 +192,7 @@ drawing.addEventListener("pointerdown", (event) => {
   drawing.setPointerCapture(event.pointerId);
   down = { id: event.pointerId, at: place(event) };
   line(down.at, down.at);
-  changed();
+  drawingChanged();
 });
 drawing.addEventListener("pointermove", (event) => {
   if (event.pointerId !== down?.id) return;
@@ -202,7 +202,7 @@ drawing.addEventListener("pointermove", (event) => {
     line(down.at, to);
     down.at = to;
   }
-  changed();
+  drawingChanged();
 });
 for (const kind of ["pointerup", "pointercancel", "lostpointercapture"])
   drawing.addEventListener(kind, (event) => {
@@ -220,18 +220,18 @@ async function offerImages() {
     button.setAttribute("aria-label", `Test image ${place + 1}`);
     button.append(small);
     button.addEventListener("click", () => {
-      wipe();
+      clearCanvas();
       pen.imageSmoothingEnabled = false;
       pen.drawImage(small, 0, 0, SIZE, SIZE);
-      changed();
+      drawingChanged();
     });
     find(".tests").append(button);
   });
   find(".tests").hidden = !images.length;
 }
 
-// Which versions there are, which of them is the default: both may change while the page is open.
-async function look() {
+// Poll the versions and the default, which may change while the page is open.
+async function poll() {
   const trouble = find("#trouble");
   try {
     const { model_version_status: states } = await ask("");
@@ -245,29 +245,29 @@ async function look() {
 }
 
 async function show(names) {
-  const byDefault = names.length ? (await ask("/metadata")).model_spec.version : "";
-  for (const [name, lane] of lanes)
+  const defaultName = names.length ? (await ask("/metadata")).model_spec.version : "";
+  for (const [name, version] of versions)
     if (!names.includes(name)) {
-      lane.card.remove();
-      lanes.delete(name);
+      version.card.remove();
+      versions.delete(name);
     }
   for (const name of names) {
-    const known = lanes.get(name);
-    if (!known) {
-      const lane = new Lane(name, await ask(`/versions/${name}/metadata`)); // a name is used once, so this is asked once
-      lanes.set(name, lane);
-      find("#answers").append(lane.card);
+    const existing = versions.get(name);
+    if (!existing) {
+      const version = new VersionCard(name, await ask(`/versions/${name}/metadata`)); // the signature of a version never changes
+      versions.set(name, version);
+      find("#answers").append(version.card);
     }
-    const lane = lanes.get(name);
-    find(".default", lane.card).hidden = name !== byDefault;
-    if (current && (!known || lane.trouble)) lane.ask(current);
+    const version = versions.get(name);
+    find(".default", version.card).hidden = name !== defaultName;
+    if (current && (!existing || version.trouble)) version.ask(current);
   }
 }
 
 async function follow() {
   for (;;) {
-    if (!document.hidden) await look();
-    await pause(LOOK_MS);
+    if (!document.hidden) await poll();
+    await pause(POLL_MS);
   }
 }
 

@@ -1,4 +1,4 @@
-"""`python -m gradient.task`: learns which points lie in the unit circle, with Paperspace Gradient's TYPE and INDEX."""
+"""Learn which points lie in the unit circle, with Paperspace Gradient's TYPE and INDEX: `python -m gradient.task`."""
 
 import argparse
 import json
@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 
 
 def batch(size):
-    """Return points of the square around the circle [size, 2], and 1 for each that is in it [size, 1]."""
+    """Return points of the square around the circle [size, 2], and 1 for each point in the circle [size, 1]."""
     points = tf.random.uniform([size, 2], -1.25, 1.25)
     return points, tf.cast(tf.norm(points, axis=1, keepdims=True) < 1, tf.float32)
 
@@ -24,7 +24,7 @@ def mlp(points, units=16):
 
 
 def train(args, server, cluster, job, index, model_dir):
-    """Run asynchronous steps until `--max-steps` in all; print a line after the first and each tenth of them."""
+    """Run asynchronous steps until all replicas together reach `--max-steps`; print a line after each tenth."""
     name, is_chief = f"{os.environ['TYPE']}/{index}", job in ("master", "chief")
     with tf.Graph().as_default():
         with tf.device(tf.train.replica_device_setter(cluster=cluster, worker_device=f"/job:{job}/task:{index}")):
@@ -38,16 +38,16 @@ def train(args, server, cluster, job, index, model_dir):
         supervisor = tf.train.Supervisor(is_chief=is_chief, logdir=model_dir, global_step=step, recovery_wait_secs=1)
         config = tf.ConfigProto(device_filters=["/job:ps", f"/job:{job}/task:{index}"])
         with supervisor.managed_session(server.target, config=config) as session:
-            steps, loss_now, accuracy_now = session.run([step, loss, accuracy])  # of the checkpoint, if the job resumes
-            began, mine, reported = time.time(), 0, -1
+            steps, loss_now, accuracy_now = session.run([step, loss, accuracy])  # the checkpoint's values if the job resumes
+            began, local_steps, reported = time.time(), 0, -1
             while not supervisor.should_stop() and steps < args.max_steps:
                 _, steps, loss_now, accuracy_now = session.run([train_op, step, loss, accuracy])
-                mine += 1
+                local_steps += 1
                 if (tenth := 10 * steps // args.max_steps) > reported:
                     reported = tenth
                     print(
                         f"Train [{name}], step {steps}: loss: {loss_now:.3f}, accuracy: {accuracy_now:.3f} "
-                        f"({time.time() - began:.3f} sec), {mine} steps are mine",
+                        f"({time.time() - began:.3f} sec), {local_steps} steps are mine",
                         flush=True,
                     )
             if is_chief:
@@ -64,7 +64,7 @@ def main():
         parser.error("--max-steps must be at least 1")
     tf.disable_v2_behavior()
 
-    # TYPE and INDEX name this task; TF_CONFIG has all tasks, and calls the master chief by default.
+    # TYPE and INDEX name this task; TF_CONFIG lists all tasks, and by default names the master `chief`.
     cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
     job, index = os.environ["TYPE"], int(os.environ["INDEX"])
     if job == "evaluator":

@@ -1,4 +1,4 @@
-"""Trains a small JAX network on all hosts: each computes a part of a batch, JAX sums the gradients."""
+"""Train a small JAX network on all hosts: each host computes a part of a batch, and JAX sums the gradients."""
 
 import os
 
@@ -13,7 +13,7 @@ STEPS, BATCH = 200, 96
 
 
 def loss_of(params, points, labels):
-    """Return the binary cross-entropy of whether points lie within a circle."""
+    """Return the binary cross-entropy of a network that predicts which points lie within a circle."""
     hidden = jax.nn.relu(points @ params["w1"] + params["b1"])
     logits = (hidden @ params["w2"] + params["b2"])[:, 0]
     return jnp.mean(jnp.logaddexp(0, logits) - labels * logits)
@@ -21,16 +21,16 @@ def loss_of(params, points, labels):
 
 @jax.jit
 def step_of(params, points, labels):
-    loss, slopes = jax.value_and_grad(loss_of)(params, points, labels)
-    return jax.tree.map(lambda value, slope: value - 0.5 * slope, params, slopes), loss
+    loss, gradients = jax.value_and_grad(loss_of)(params, points, labels)
+    return jax.tree.map(lambda value, gradient: value - 0.5 * gradient, params, gradients), loss
 
 
 def main():
-    # JAX finds the coordinator by JAX_COORDINATOR_ADDRESS. The cluster has set that, too.
+    # JAX reads the coordinator's address from JAX_COORDINATOR_ADDRESS, which every job has.
     jax.distributed.initialize(num_processes=int(os.environ["JAX_NUM_PROCESSES"]), process_id=int(os.environ["JAX_PROCESS_ID"]))
     rank, peers = jax.process_index(), jax.process_count()
     mesh = jax.make_mesh((jax.device_count(),), ("hosts",))
-    everywhere, in_parts = NamedSharding(mesh, P()), NamedSharding(mesh, P("hosts"))
+    replicated, sharded = NamedSharding(mesh, P()), NamedSharding(mesh, P("hosts"))
     random = np.random.default_rng(0)  # the same on all hosts
     params = {
         "w1": random.normal(0, 0.5, (2, 32)),
@@ -38,13 +38,13 @@ def main():
         "w2": random.normal(0, 0.2, (32, 1)),
         "b2": np.zeros(1),
     }
-    params = jax.device_put(jax.tree.map(np.float32, params), everywhere)
+    params = jax.device_put(jax.tree.map(np.float32, params), replicated)
     generator = np.random.default_rng(1 + rank)
     for step in range(1, STEPS + 1):
         points = generator.uniform(-1, 1, (BATCH, 2)).astype(np.float32)
         labels = ((points**2).sum(1) < 0.6).astype(np.float32)
-        whole = [jax.make_array_from_process_local_data(in_parts, part) for part in (points, labels)]
-        params, loss = step_of(params, *whole)
+        batch = [jax.make_array_from_process_local_data(sharded, part) for part in (points, labels)]
+        params, loss = step_of(params, *batch)
         if rank == 0 and step % 50 == 0:
             print(f"step {step} of {peers} peers: loss {float(loss):.3f}", flush=True)
     if rank == 0:

@@ -1,4 +1,4 @@
-"""TensorFlow's tutorial of several workers: each computes a part of a batch, all take the same step."""
+"""Train as in TensorFlow's multi-worker tutorial: each worker computes a part of a batch, and all take the same step."""
 
 import os
 
@@ -9,12 +9,12 @@ BATCH = 96
 
 
 def batches(context):
-    """Return the worker's own part of the data: which points lie in the unit circle."""
+    """Return the worker's own part of the data: points, and 1 for each point that lies in a circle."""
     seeds = tf.data.Dataset.range(context.input_pipeline_id, 10**9, context.num_input_pipelines)
 
     def batch(seed):
-        places = tf.random.stateless_uniform([context.get_per_replica_batch_size(BATCH), 2], tf.stack([seed, 7]), -1.0, 1.0)
-        return places, tf.cast(tf.reduce_sum(places**2, axis=1) < 0.6, tf.float32)
+        points = tf.random.stateless_uniform([context.get_per_replica_batch_size(BATCH), 2], tf.stack([seed, 7]), -1.0, 1.0)
+        return points, tf.cast(tf.reduce_sum(points**2, axis=1) < 0.6, tf.float32)
 
     return seeds.map(batch)
 
@@ -25,16 +25,16 @@ def main():
     chief = resolver.task_type in (None, "chief")
     with strategy.scope():
         hidden = tf.Variable(tf.random.stateless_normal([2, 32], [1, 2]))
-        shift = tf.Variable(tf.zeros([32]))
+        bias = tf.Variable(tf.zeros([32]))
         out = tf.Variable(tf.random.stateless_normal([32, 1], [3, 4]) / 6)
-    variables = (hidden, shift, out)
+    variables = (hidden, bias, out)
 
-    def logits(places):
-        return tf.squeeze(tf.nn.relu(places @ hidden + shift) @ out, -1)
+    def logits(points):
+        return tf.squeeze(tf.nn.relu(points @ hidden + bias) @ out, -1)
 
-    def step(places, labels):
+    def step(points, labels):
         with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels, logits(places)))
+            loss = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels, logits(points)))
         context = tf.distribute.get_replica_context()
         gradients = context.all_reduce(tf.distribute.ReduceOp.MEAN, tape.gradient(loss, variables))
         for variable, gradient in zip(variables, gradients, strict=True):
@@ -51,13 +51,11 @@ def main():
         loss = train(next(data))
         if number % 20 == 0:
             print(f"step {number}: loss {loss:.3f}", flush=True)
-    places = tf.random.stateless_uniform([1000, 2], [1, 7], -1.0, 1.0)
-    right = (logits(places) > 0) == (tf.reduce_sum(places**2, axis=1) < 0.6)
-    accuracy = float(tf.reduce_mean(tf.cast(right, tf.float32)))
+    points = tf.random.stateless_uniform([1000, 2], [1, 7], -1.0, 1.0)
+    correct = (logits(points) > 0) == (tf.reduce_sum(points**2, axis=1) < 0.6)
+    accuracy = float(tf.reduce_mean(tf.cast(correct, tf.float32)))
     if chief:
-        tf.train.Checkpoint(hidden=hidden, shift=shift, out=out).write(
-            os.path.join(os.environ.get("JOB_DIR", "output"), "model")
-        )
+        tf.train.Checkpoint(hidden=hidden, bias=bias, out=out).write(os.path.join(os.environ.get("JOB_DIR", "output"), "model"))
         print(f"Final metrics after {STEPS} steps, accuracy: {accuracy:.3f}", flush=True)
 
 

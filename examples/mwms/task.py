@@ -1,4 +1,4 @@
-"""`python -m mwms.task`: the chief or a worker of a synchronous training, by TF_CONFIG, or alone."""
+"""Train synchronously as the task that TF_CONFIG names, or in one process: `python -m mwms.task`."""
 
 import argparse
 import functools
@@ -33,7 +33,7 @@ MODELS = {
 
 
 class WarmupCosineDecay(keras.optimizers.schedules.LearningRateSchedule):
-    """The rate rises for `rise` updates, and falls along a cosine to the last."""
+    """A learning rate that rises for `rise` updates and falls along a cosine to the last update."""
 
     def __init__(self, highest, rise, updates):
         self.highest, self.rise, self.updates = highest, max(rise, 1), updates
@@ -45,9 +45,9 @@ class WarmupCosineDecay(keras.optimizers.schedules.LearningRateSchedule):
 
 
 class Report(keras.callbacks.Callback):
-    """A line after the first batches, then about every second.
+    """Print a line after the first batch, then about every second.
 
-    Each replica's batch counts as a step, so that rates compare with other ways of training.
+    Each replica's batch counts as a step, so that steps/s can be compared with those of other strategies.
     """
 
     def __init__(self, replica, replicas, batch_size):
@@ -58,7 +58,7 @@ class Report(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         now = time.monotonic()
-        if not self.began:  # what came first built the graph, which is no time of training
+        if not self.began:  # the time before is that of building the graph, not of training
             self.began, self.last_time, self.last_batch = now, now, batch
             self.report(batch, logs, now, 0.0)
         elif now - self.last_time >= 1:
@@ -79,8 +79,8 @@ def save_weights(model, path):
         np.savez(file, *model.get_weights())
 
 
-class Save(keras.callbacks.Callback):
-    """Saves the weights every N steps. Keras would save metrics too, which only all replicas can read."""
+class SaveWeights(keras.callbacks.Callback):
+    """Save the weights every N steps. Keras would save metrics, too, which can be read only by all replicas together."""
 
     def __init__(self, replicas, every, folder):
         super().__init__()
@@ -133,21 +133,21 @@ def train(args, replica):
             metrics=["accuracy"],
             steps_per_execution=args.steps_per_execution,
         )
-        model.distribute_reduction_method = "first"  # metrics are of all replicas already, and "auto" would add them up
-    # The strategy gives each replica its own part of the data, and divides the batches.
+        model.distribute_reduction_method = "first"  # metrics are sums over all replicas; "auto" would add them up again
+    # The strategy divides the data and each batch among the replicas.
     batch = args.batch_size * replicas
     data = records(args.data, "train").shuffle(10_000).repeat().batch(batch, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
     callbacks = [Report(replica, replicas, args.batch_size)]
     if replica == "chief/0" and args.checkpoint_steps:
-        callbacks.append(Save(replicas, args.checkpoint_steps, args.job_dir))
+        callbacks.append(SaveWeights(replicas, args.checkpoint_steps, args.job_dir))
     model.fit(data, steps_per_epoch=steps, verbose=0, callbacks=callbacks)
     if replica == "chief/0":
         save_weights(model, f"{args.job_dir}/weights.npz")
-    by_record = tf.data.Options()
-    by_record.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA  # there is one file
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA  # by record: it is one file
     test = records(args.data, "test").batch(1000)
-    batches = sum(1 for _ in test)  # with several steps per execution Keras does not find out by itself
-    loss, accuracy = model.evaluate(test.with_options(by_record), steps=batches, verbose=0)
+    batches = sum(1 for _ in test)  # with several steps per execution Keras cannot count the batches
+    loss, accuracy = model.evaluate(test.with_options(options), steps=batches, verbose=0)
     if replica == "chief/0":
         print(f"Final metrics after {steps * replicas} steps, loss: {loss:.3f}, accuracy: {accuracy:.3f}", flush=True)
 
@@ -155,13 +155,13 @@ def train(args, replica):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", choices=sorted(MODELS), default="cnn")
-    parser.add_argument("--batch-size", type=int, default=100, help="of each replica")
+    parser.add_argument("--batch-size", type=int, default=100, help="examples per replica")
     parser.add_argument("--max-steps", type=int, default=2000, help="batches, of all replicas together")
     parser.add_argument("--learning-rate", type=float, default=0.001)
-    parser.add_argument("--momentum", type=float, help="Nesterov's, of gradient descent; without it Adam")
-    parser.add_argument("--clip", type=float, help="with --momentum: the length that a gradient has at most")
+    parser.add_argument("--momentum", type=float, help="Nesterov momentum of SGD; without this flag the optimizer is Adam")
+    parser.add_argument("--clip", type=float, help="with --momentum: the maximum gradient norm")
     parser.add_argument(
-        "--warmup-steps", type=int, help="the rate rises for N batches and falls to the last; by default it is constant"
+        "--warmup-steps", type=int, help="batches in which the learning rate rises; then it falls; by default it is constant"
     )
     parser.add_argument("--steps-per-execution", type=int, default=1, help="of Keras's compile")
     parser.add_argument(
@@ -180,7 +180,7 @@ def main():
         print(f"{replica} has nothing to do: chief and workers hold all variables, and evaluate", flush=True)
         return
     if "cluster" in config:
-        config["cluster"].pop("ps", None)  # they take no part, and their servers would be waited for
+        config["cluster"].pop("ps", None)  # they take no part, and TensorFlow would wait for them
         os.environ["TF_CONFIG"] = json.dumps(config)
     train(args, replica)
 

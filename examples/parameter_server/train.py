@@ -1,6 +1,6 @@
-"""TensorFlow's tutorial of parameter servers: a coordinator, workers that compute, and an evaluator.
+"""Train as in TensorFlow's parameter server tutorial: with a coordinator, workers that compute, and an evaluator.
 
-The same file is every task; TF_CONFIG says which one. What is learnt is small: which points lie in the unit circle.
+Every task runs this file; TF_CONFIG has its type. The model learns which points lie in a circle.
 """
 
 import os
@@ -8,7 +8,7 @@ import os
 import tensorflow as tf
 
 STEPS = 40
-PER_STEP = 10
+STEPS_PER_CALL = 10
 BATCH = 128
 
 
@@ -24,21 +24,21 @@ class Model(tf.Module):
     def __init__(self):
         super().__init__()
         self.hidden = tf.Variable(tf.random.stateless_normal([2, 32], [1, 2]), name="hidden")
-        self.shift = tf.Variable(tf.zeros([32]), name="shift")
+        self.bias = tf.Variable(tf.zeros([32]), name="bias")
         self.out = tf.Variable(tf.random.stateless_normal([32, 1], [3, 4]) / 6, name="out")
         self.step = tf.Variable(0, dtype=tf.int64, name="step")
 
-    def __call__(self, places):
-        return tf.squeeze(tf.nn.relu(places @ self.hidden + self.shift) @ self.out, -1)
+    def __call__(self, points_batch):
+        return tf.squeeze(tf.nn.relu(points_batch @ self.hidden + self.bias) @ self.out, -1)
 
-    def loss(self, places, labels):
-        return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels, self(places)))
+    def loss(self, points_batch, labels):
+        return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels, self(points_batch)))
 
-    def accuracy(self, places, labels):
-        return tf.reduce_mean(tf.cast((self(places) > 0) == (labels > 0.5), tf.float32))
+    def accuracy(self, points_batch, labels):
+        return tf.reduce_mean(tf.cast((self(points_batch) > 0) == (labels > 0.5), tf.float32))
 
 
-def checkpoint(model):
+def make_checkpoint_manager(model):
     return tf.train.CheckpointManager(tf.train.Checkpoint(model=model), os.environ.get("JOB_DIR", "output"), 2)
 
 
@@ -55,14 +55,14 @@ def coordinate(resolver):
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     with strategy.scope():
         model = Model()
-    saver = checkpoint(model)
+    saver = make_checkpoint_manager(model)
 
     @tf.function
     def steps(iterator):
-        for _ in range(PER_STEP):
-            places, labels = next(iterator)
+        for _ in range(STEPS_PER_CALL):
+            points_batch, labels = next(iterator)
             with tf.GradientTape() as tape:
-                loss = model.loss(places, labels)
+                loss = model.loss(points_batch, labels)
             for variable, gradient in zip(
                 model.trainable_variables, tape.gradient(loss, model.trainable_variables), strict=True
             ):
@@ -72,21 +72,21 @@ def coordinate(resolver):
         return loss
 
     iterator = iter(coordinator.create_per_worker_dataset(points))
-    for _ in range(STEPS // PER_STEP):
-        for _ in range(PER_STEP):
+    for _ in range(STEPS // STEPS_PER_CALL):
+        for _ in range(STEPS_PER_CALL):
             last = coordinator.schedule(steps, args=(iterator,))
         coordinator.join()
         print(f"step {model.step.numpy()}: loss {last.fetch():.3f}", flush=True)
         saver.save()
-    places, labels = next(iter(points()))
-    accuracy = float(model.accuracy(places, labels))
+    points_batch, labels = next(iter(points()))
+    accuracy = float(model.accuracy(points_batch, labels))
     print(f"Final metrics after {model.step.numpy()} steps, accuracy: {accuracy:.3f}", flush=True)
 
 
 def evaluate():
     model = Model()
-    saver = checkpoint(model)
-    places, labels = next(iter(points()))
+    saver = make_checkpoint_manager(model)
+    points_batch, labels = next(iter(points()))
     for path in tf.train.checkpoints_iterator(saver.directory):
         name = os.path.basename(path)
         try:
@@ -94,7 +94,7 @@ def evaluate():
         except (tf.errors.NotFoundError, tf.errors.DataLossError):
             print(f"{name} is gone: the coordinator keeps the newest two", flush=True)
             continue
-        print(f"evaluated {name}: accuracy {float(model.accuracy(places, labels)):.3f}", flush=True)
+        print(f"evaluated {name}: accuracy {float(model.accuracy(points_batch, labels)):.3f}", flush=True)
 
 
 def main():

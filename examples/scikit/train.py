@@ -1,4 +1,4 @@
-"""A plain scikit-learn script: fits two models to handwritten digits, and keeps the better one."""
+"""Fit two scikit-learn models to handwritten digits, and save the better one."""
 
 import argparse
 import os

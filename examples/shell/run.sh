@@ -1,5 +1,5 @@
 #!/bin/sh
-# Any program runs: this one counts the words of its arguments, and leaves the sum.
+# Any program can be a job: this one counts the words of its arguments and writes the sum.
 set -eu
 count=$(printf '%s\n' "$@" | wc -w)
 echo "$TYPE $INDEX counted $count words"

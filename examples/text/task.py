@@ -1,6 +1,6 @@
-"""`python -m text.task`: classifies the topic of a sequence of words, by pooling or a GRU.
+"""Classify the topic of a sequence of words by pooling or a GRU: `python -m text.task`.
 
-The embedding is nearly the whole model: parameter servers hold a part of it each. The texts are generated, the same each time.
+The embedding is nearly the whole model; each parameter server holds a part of it. The texts are generated, the same each time.
 """
 
 import functools
@@ -9,17 +9,17 @@ import scaletier
 
 
 def texts(args, seed, number):
-    """Return batch `number`: words int32 [batch, length], 0 behind the end, and topics int32 [batch]."""
+    """Return batch `number`: words int32 [batch, length], 0 after the end, and topics int32 [batch]."""
     import tensorflow as tf
 
     seeds = tf.random.split(tf.stack([tf.constant(seed, tf.int64), number]), 4)
     shape = [args.batch_size, args.length]
     topics = tf.random.stateless_uniform(shape[:1], seeds[0], 0, args.topics, tf.int32)
-    # Some words are frequent and most are rare; one of four is of the text's topic, which its number tells.
-    often = tf.random.stateless_uniform(shape, seeds[1]) ** 4
-    words = 1 + tf.cast(often * (args.vocabulary - args.topics - 1), tf.int32)
-    about = words - words % args.topics + topics[:, tf.newaxis]
-    words = tf.where(tf.random.stateless_uniform(shape, seeds[2]) < 0.25, tf.maximum(about, 1), words)
+    # Some words are frequent and most are rare; one word of four belongs to the text's topic: its number modulo `topics`.
+    frequency = tf.random.stateless_uniform(shape, seeds[1]) ** 4
+    words = 1 + tf.cast(frequency * (args.vocabulary - args.topics - 1), tf.int32)
+    topic_words = words - words % args.topics + topics[:, tf.newaxis]
+    words = tf.where(tf.random.stateless_uniform(shape, seeds[2]) < 0.25, tf.maximum(topic_words, 1), words)
     ends = tf.random.stateless_uniform([args.batch_size, 1], seeds[3], args.length // 2, args.length + 1, tf.int32)
     return tf.where(tf.range(args.length) < ends, words, 0), topics
 
@@ -53,7 +53,7 @@ def main():
     parser.add_argument("--vocabulary", type=int, default=50_000)
     parser.add_argument("--embedding", type=int, default=64)
     parser.add_argument("--units", type=int, default=32, help="of the GRU")
-    parser.add_argument("--length", type=int, default=40, help="words of a text at most")
+    parser.add_argument("--length", type=int, default=40, help="most words of a text")
     parser.add_argument("--topics", type=int, default=4)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--learning-rate", type=float, default=0.01)

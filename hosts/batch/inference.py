@@ -1,4 +1,4 @@
-"""Run the records of a shard through the model: each gives a line of output, or an error."""
+"""Run the records of a shard through the model; each record gives a line of output or an error."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hosts.batch.instances import KEY, of_line, of_record
+from hosts.batch.instances import KEY, parse_line, parse_record
 from hosts.serving.rest import Arrays, RestError, get_signature, parse_request, prediction_rows
 from hosts.serving.saved import tensorflow
 from hosts.serving.signatures import Signature
@@ -21,49 +21,48 @@ class ShardPredictor:
     def __init__(self, run: Callable[[str, Arrays], Arrays], signatures: Mapping[str, Signature], name: str) -> None:
         self._run, self._name = run, name
         self._signature = get_signature(signatures, name)
-        # A batch needs a signature of which each input row gives one output row.
+        # Records can be batched only if the signature gives one output row for each input row.
         self._batch_size = BATCH if self._signature.by_rows else 1
 
     @property
     def takes_key(self) -> bool:
-        """True if the signature has an integer input `key`: it gets the record's number in the whole input."""
+        """True if the signature has an integer input `key`, which gets the record's number in the whole input."""
         key = self._signature.inputs.get(KEY)
         return key is not None and key.dtype is not None and np.dtype(key.dtype).kind in "iu"
 
     def predict(self, records: Iterator[bytes], as_lines: bool, key: int, errors: list[dict[str, Any]]) -> Iterator[bytes]:
-        """Yield a line of output for each record of a shard that has a result; add the others to `errors`.
+        """Yield a line of output for each record of a shard that has a result; append an error for each other record.
 
         Args:
-            records: the shard's records: TFRecords, or lines if `as_lines` is set.
-            as_lines: skip empty lines.
+            records: the shard's TFRecords, or its lines if `as_lines` is set; empty lines are skipped.
             key: the number of the shard's first record in the whole input.
-            errors: gets `line`, the number of the record in the shard from 1, and a reason for each record without a result.
+            errors: gets, for each record without a result, `line`, its number in the shard from 1, and `error`, the reason.
         """
-        waiting: list[tuple[int, Any]] = []
+        pending: list[tuple[int, Any]] = []
         for number, record in enumerate(records):
             if as_lines and not record.strip():
                 continue
             try:
-                value = of_line(record, self._signature) if as_lines else of_record(record, self._signature, key + number)
-                waiting.append((number, value))
+                value = parse_line(record, self._signature) if as_lines else parse_record(record, self._signature, key + number)
+                pending.append((number, value))
             except RestError as error:
-                waiting.append((number, error))
-            if len(waiting) == self._batch_size:
-                yield from self._predict_batch(waiting, errors)
-                waiting = []
-        yield from self._predict_batch(waiting, errors)
+                pending.append((number, error))
+            if len(pending) == self._batch_size:
+                yield from self._predict_batch(pending, errors)
+                pending = []
+        yield from self._predict_batch(pending, errors)
 
     def _predict_batch(self, instances: Sequence[tuple[int, Any]], errors: list[dict[str, Any]]) -> Iterator[bytes]:
-        good = iter(self._results([value for _, value in instances if not isinstance(value, RestError)]))
+        results = iter(self._compute_results([value for _, value in instances if not isinstance(value, RestError)]))
         for number, value in instances:
-            result = value if isinstance(value, RestError) else next(good)
+            result = value if isinstance(value, RestError) else next(results)
             if isinstance(result, RestError):
                 errors.append({"line": number + 1, "error": str(result)})
             else:
                 yield result + b"\n"
 
-    def _results(self, instances: Sequence[Any]) -> list[bytes | RestError]:
-        """Return each instance's result or error. Halve a batch that is refused, or too large for the memory."""
+    def _compute_results(self, instances: Sequence[Any]) -> list[bytes | RestError]:
+        """Return each instance's result or error. Halve a batch that the model refuses or that is too large for memory."""
         if not instances:
             return []
         try:
@@ -76,4 +75,4 @@ class ShardPredictor:
             if len(instances) == 1:
                 raise
         half = len(instances) // 2
-        return [*self._results(instances[:half]), *self._results(instances[half:])]
+        return [*self._compute_results(instances[:half]), *self._compute_results(instances[half:])]

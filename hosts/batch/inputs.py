@@ -1,4 +1,4 @@
-"""Read the input files: detect their kind and size, and yield the records of a shard.
+"""Read the input files: detect their kind and size, and yield the records of each shard.
 
 TensorFlow reads the files, so they may be in any bucket that it supports.
 """
@@ -21,42 +21,42 @@ from hosts.serving.saved import tensorflow
 
 T = TypeVar("T")
 Record = tuple[int, int, bytes | None]
-"""The byte at which a record begins, the byte after its end, and its content; None instead of content ends the file."""
+"""The byte at which a record begins, the byte after its end, and its content, which is None at the file's end."""
 
 _GZIP = b"\x1f\x8b"
 _HEAD = 4096
 # Bytes of a TFRecord: the length, its checksum, the data, the data's checksum. Source: TensorFlow, record_writer.h.
 _LENGTH, _LENGTH_CRC, _DATA_CRC = 8, 4, 4
 _BLOCK = 65_536
-_MOST_PACKED = 1032
+_MAX_GZIP_RATIO = 1032
 """One byte of gzip unpacks to at most this many bytes."""
-_ENDED_EARLY = "cannot be read from here on"
-_PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0)
-"""Seconds between attempts to read, for failures that pass."""
+_UNREADABLE_FROM_HERE = "cannot be read from here on"
+_RETRY_PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0)
+"""Seconds between attempts to read after a temporary failure."""
 
 
 class UnreadableError(Exception):
-    """Report a file that cannot be accessed, in one line; `passing` is True if a later attempt may succeed.
+    """A file cannot be accessed; the message is one line. `temporary` is True if a later attempt may succeed.
 
-    Damaged content is no such error: it is reported by `Count.damage` and `InputFile.damage`.
+    Damaged content raises no such error: `Count.damage` and `InputFile.damage` have the reason.
     """
 
     def __init__(self, path: str, error: Exception) -> None:
-        super().__init__(f"{path} cannot be read: {why(error)}")
+        super().__init__(f"{path} cannot be read: {error_line(error)}")
         errors = tensorflow().errors
         permanent = (errors.NotFoundError, errors.PermissionDeniedError, errors.UnauthenticatedError)
         invalid = (errors.InvalidArgumentError, errors.FailedPreconditionError, errors.UnimplementedError)
-        self.passing = not isinstance(error, (*permanent, *invalid))
+        self.temporary = not isinstance(error, (*permanent, *invalid))
 
 
-class _ShorterError(Exception):
-    """A file has fewer bytes than when it was inspected."""
+class _TruncatedError(Exception):
+    """A file has fewer bytes than at its inspection."""
 
 
 def detect_kind(head: bytes) -> tuple[bool, bool]:
-    """Return whether a file with this head has TFRecords instead of lines, and whether it is compressed with gzip.
+    """Return True if a file with this head has TFRecords, False for lines, and True if it is compressed with gzip.
 
-    A TFRecord begins with its length in eight bytes; the last of them are 0, and text has no 0. Source: TensorFlow, tf_record.
+    A TFRecord begins with its length in eight bytes, the last of which are 0; text has no 0. Source: TensorFlow, tf_record.
     ValueError if the gzip data is damaged.
     """
     packed = head.startswith(_GZIP)
@@ -68,55 +68,55 @@ def detect_kind(head: bytes) -> tuple[bool, bool]:
 
 
 def inspect_file(path: str) -> InputFile:
-    """Return a file with its kind and size; UnreadableError if it cannot be accessed, even after retries for half a minute."""
+    """Return a file with its kind and size; UnreadableError if access still fails after retries for half a minute."""
 
     def read() -> InputFile:
         size = int(tensorflow().file_io.stat_v2(path).length)
         with tensorflow().file_io.FileIO(path, "rb") as opened:
             try:
                 records, packed = detect_kind(opened.read(_HEAD))
-            except _damages(ValueError) as error:
+            except _damage_errors(ValueError) as error:
                 return InputFile(path, damage=_describe(error))
             if packed and size >= 4:
                 opened.seek(size - 4)
                 # gzip stores the unpacked size modulo 4 GiB, and only of the file's last member: RFC 1952. It is a hint.
-                size = min(int.from_bytes(opened.read(4), "little"), _MOST_PACKED * size)
+                size = min(int.from_bytes(opened.read(4), "little"), _MAX_GZIP_RATIO * size)
             return InputFile(path, size, records, packed)
 
     return _retry(path, read)
 
 
 class InputReader:
-    """Read shards in their order; so a gzip file is unpacked only once for all of them."""
+    """Read shards in order, so that a gzip file is unpacked only once for all its shards."""
 
     def __init__(self) -> None:
         self._path = ""
         self._records: Iterator[Record] = iter(())
-        self._ahead: Record | None = None
+        self._lookahead: Record | None = None
         self._at: int
         self._end: int
         self.count: Count
-        """The count of the last shard that was read; set once `read` has yielded its last record."""
+        """The count of the last shard; set when `read` has yielded its last record."""
 
     def read(self, file: InputFile, shard: Shard) -> Iterator[bytes]:
         """Yield a shard's records or lines; stop at damage, which `count` reports. UnreadableError as by `inspect_file`."""
         if not file.packed or file.path != self._path or shard.start < self._end:
-            self._path, self._at, self._ahead = file.path, shard.start, None
+            self._path, self._at, self._lookahead = file.path, shard.start, None
             self._records = records(file, shard.start)
         self._end = shard.end
         number, start, damage = 0, None, file.damage
         try:
-            while not damage and (record := self._ahead or self._next(file)):
+            while not damage and (record := self._lookahead or self._next(file)):
                 begin, end, content = record
                 if content is None or begin >= shard.end:
-                    self._at, self._ahead = begin, record
+                    self._at, self._lookahead = begin, record
                     break
-                self._at, self._ahead = end, None
-                if begin >= shard.start:  # an earlier one belongs to the shard before
+                self._at, self._lookahead = end, None
+                if begin >= shard.start:  # an earlier record belongs to the previous shard
                     start = begin if start is None else start
                     number += 1
                     yield content
-        except _damages(_ShorterError) as error:
+        except _damage_errors(_TruncatedError) as error:
             damage = _describe(error)
         self.count = Count(number, self._at if start is None else start, self._at, damage)
 
@@ -125,7 +125,7 @@ class InputReader:
             try:
                 return next(self._records, None)
             except tensorflow().errors.OpError as error:
-                if not isinstance(error, _damages()):
+                if not isinstance(error, _damage_errors()):
                     self._records = records(file, self._at)
                 raise
 
@@ -134,10 +134,10 @@ class InputReader:
 
 def _retry(path: str, read: Callable[[], T]) -> T:
     """Call `read` until it succeeds, up to six times; raise at once if the content is damaged."""
-    for pause in (*_PAUSES, None):
+    for pause in (*_RETRY_PAUSES, None):
         try:
             return read()
-        except _damages():
+        except _damage_errors():
             raise
         except tensorflow().errors.OpError as error:
             if pause is None:
@@ -146,8 +146,8 @@ def _retry(path: str, read: Callable[[], T]) -> T:
     raise AssertionError
 
 
-def _damages(*more: type[Exception]) -> tuple[type[Exception], ...]:
-    """Return the types of errors that mean damaged content, and `more`. All others mean that the access failed."""
+def _damage_errors(*more: type[Exception]) -> tuple[type[Exception], ...]:
+    """Return the types of errors that mean damaged content, and `more`. Other errors mean that the access failed."""
     errors = tensorflow().errors
     return (*more, errors.DataLossError, errors.OutOfRangeError, zlib.error, EOFError, gzip.BadGzipFile)
 
@@ -155,15 +155,15 @@ def _damages(*more: type[Exception]) -> tuple[type[Exception], ...]:
 def records(file: InputFile, start: int) -> Iterator[Record]:
     """Yield the records, or lines without line ends, that begin at byte `start` or later; the last item marks the file's end.
 
-    Damaged content raises one of the errors of `_damages`.
+    Damaged content raises one of the errors of `_damage_errors`.
     """
     for begin, end, content in _tfrecords(file, start) if file.records else _lines(file, start):
         if begin >= start:
             yield begin, end, content
 
 
-class _Bytes(io.RawIOBase):
-    """Provide the bytes of a TensorFlow file for Python's line reader; TensorFlow's own drops each \\r."""
+class _RawFile(io.RawIOBase):
+    """Provide the bytes of a TensorFlow file to Python's line reader: TensorFlow's reader drops each \\r."""
 
     def __init__(self, opened: Any) -> None:
         self._opened = opened
@@ -181,7 +181,7 @@ def _lines(file: InputFile, start: int) -> Iterator[Record]:
     with tensorflow().file_io.FileIO(file.path, "rb") as opened:
         byte = max(0, start - 1) if not file.packed else 0
         opened.seek(byte)
-        source = gzip.GzipFile(fileobj=opened) if file.packed else io.BufferedReader(_Bytes(opened), _BLOCK)
+        source = gzip.GzipFile(fileobj=opened) if file.packed else io.BufferedReader(_RawFile(opened), _BLOCK)
         if byte:
             byte += len(source.readline())
         for line in source:
@@ -189,7 +189,7 @@ def _lines(file: InputFile, start: int) -> Iterator[Record]:
             yield byte, byte + len(line), content if byte else content.removeprefix(BOM_UTF8)
             byte += len(line)
         if byte < file.size and not file.packed:
-            raise _ShorterError(f"it has changed: it has {byte} bytes and had {file.size}")
+            raise _TruncatedError(f"it has changed: it has {byte} bytes and had {file.size}")
         yield byte, byte, None
 
 
@@ -201,34 +201,34 @@ def _tfrecords(file: InputFile, start: int) -> Iterator[Record]:
             yield byte, end, record
             byte = end
         if byte < file.size:  # TensorFlow does not notice if a file was truncated between two records
-            raise _ShorterError(f"it is truncated: it has {byte} bytes after unpacking and had {file.size}")
+            raise _TruncatedError(f"it is truncated: it has {byte} bytes after unpacking and had {file.size}")
         yield byte, byte, None
         return
     reader = tensorflow().record_io.RandomRecordReader(file.path)
-    byte = _first(file, reader, start) if start else 0
+    byte = _find_first_record(file, reader, start) if start else 0
     while byte < file.size:
         try:
             record, end = reader.read(byte)
         except IndexError:
-            raise _ShorterError(f"it has changed: it has {byte} bytes and had {file.size}") from None
+            raise _TruncatedError(f"it has changed: it has {byte} bytes and had {file.size}") from None
         yield byte, end, record
         byte = end
     yield byte, byte, None
 
 
-def _first(file: InputFile, reader: Any, start: int) -> int:
-    """Return the byte at which the first complete TFRecord at `start` or later begins; the file's size if there is none."""
+def _find_first_record(file: InputFile, reader: Any, start: int) -> int:
+    """Return the first byte of the first complete TFRecord at `start` or later; the file's size if there is none."""
     head = _LENGTH + _LENGTH_CRC
     with tensorflow().file_io.FileIO(file.path, "rb") as opened:
         opened.seek(start)
         block, byte = b"", start
         while more := opened.read(_BLOCK):
             block += more
-            for place in map(int, _heads(block)):
+            for place in map(int, _find_headers(block)):
                 begin, length = byte + place, int.from_bytes(block[place : place + _LENGTH], "little")
                 if begin + head + length + _DATA_CRC > file.size:
-                    continue  # data can look like a head by chance, or contain a TFRecord
-                with contextlib.suppress(*_damages(IndexError)):
+                    continue  # data can look like a header by chance, or contain a TFRecord
+                with contextlib.suppress(*_damage_errors(IndexError)):
                     reader.read(begin)
                     return begin
             keep = block[1 - head :]
@@ -236,8 +236,8 @@ def _first(file: InputFile, reader: Any, start: int) -> int:
     return file.size
 
 
-def _heads(block: bytes) -> Any:
-    """Return the places in a block at which eight bytes are followed by their checksum: possible heads of TFRecords."""
+def _find_headers(block: bytes) -> Any:
+    """Return the indices in a block of eight bytes that their checksum follows: possible headers of TFRecords."""
     if len(block) < _LENGTH + _LENGTH_CRC:
         return ()
     windows = np.lib.stride_tricks.sliding_window_view(np.frombuffer(block, np.uint8), _LENGTH + _LENGTH_CRC)
@@ -253,9 +253,9 @@ def _heads(block: bytes) -> Any:
 
 
 def _describe(error: Exception) -> str:
-    return f"{_ENDED_EARLY}: {why(error)}"
+    return f"{_UNREADABLE_FROM_HERE}: {error_line(error)}"
 
 
-def why(error: Exception) -> str:
+def error_line(error: Exception) -> str:
     """Return the message of a TensorFlow error as one line."""
     return str(getattr(error, "message", error)).partition("\n")[0].partition(" [Op:")[0].strip()

@@ -14,11 +14,11 @@ from hosts.serving.signatures import Signature, Tensor
 
 _RAW = "_raw"
 KEY = "key"
-"""The name of an integer input that gets the number of the record, counted over all input files."""
+"""The integer input of this name gets the record's number, counted over all input files."""
 
 
-def of_line(line: bytes, signature: Signature) -> Any:
-    """Return the JSON value of a line, or the line itself, if it is no JSON, for a single input of strings."""
+def parse_line(line: bytes, signature: Signature) -> Any:
+    """Return the JSON value of a line; the line itself if it is no JSON and the signature has one input, of strings."""
     try:
         return orjson.loads(line)
     except orjson.JSONDecodeError as error:
@@ -27,12 +27,12 @@ def of_line(line: bytes, signature: Signature) -> Any:
         raise RestError(400, f"is no JSON: {error}") from None
 
 
-def of_record(record: bytes, signature: Signature, key: int) -> Any:
-    """Return the features of a tf.train.Example that have the names of inputs, in the inputs' shapes.
+def parse_record(record: bytes, signature: Signature, key: int) -> Any:
+    """Return the input values of a tf.train.Example: the features that have the inputs' names, in the inputs' shapes.
 
-    A missing numeric input is read from NAME_raw, one byte per element, as images are stored: integers unchanged, floats
-    divided by 255. A missing integer input `key` gets the argument `key`. A single input of strings gets the whole record if no
-    feature has its name.
+    If the feature of a numeric input NAME is missing, read the feature NAME_raw, one byte per element, as images are stored;
+    bytes for a float input are divided by 255. A missing integer input `key` gets the argument `key`. A single input of strings
+    gets the whole record if no feature has its name.
     """
     inputs = signature.inputs
     try:
@@ -64,15 +64,15 @@ def _values(feature: Any) -> list[Any]:
 
 
 def _numbers_from_bytes(values: list[Any], kind: np.dtype[Any]) -> Any:
-    """Return the bytes of a single bytes value as numbers: uint8, or float32 from 0 to 1; other values unchanged."""
+    """Convert a single bytes value to uint8, or for floats to float32 from 0 to 1; return other values unchanged."""
     if len(values) != 1 or not isinstance(values[0], bytes):
         return values
     elements = np.frombuffer(values[0], np.uint8)
-    return elements if kind.kind in "biu" else elements / np.float32(255)  # bfloat16 is of a kind of its own
+    return elements if kind.kind in "biu" else elements / np.float32(255)  # the kind of bfloat16 is "V"
 
 
 def _shaped(values: Any, tensor: Tensor) -> Any:
-    """Return the values in the input's shape without its first dimension, which is that of the batch.
+    """Return the values in the input's shape without the first dimension, the batch.
 
     Values that do not fit the shape stay flat; a later check refuses them.
     """

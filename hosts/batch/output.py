@@ -4,7 +4,7 @@
 |---|---|
 | `prediction.results-00000-of-00020` | a line for each instance of a shard |
 | `prediction.errors_stats-00000-of-00001` | a line for each instance without a result |
-| `metrics.json` | the counts of both; it is written last |
+| `metrics.json` | the number of lines in both; written last |
 | `.parts/plan.json` | the input files as the chief inspected them |
 | `.parts/counts-0.json` | record counts of a replica's shards, if the model has an input `key`, the record's number |
 | `.parts/00000.json` | the outcome of a shard that is done |
@@ -29,7 +29,7 @@ _PLAN = f"{_PARTS}/plan.json"
 
 
 class BatchError(Exception):
-    """Report in one line why there are no predictions, with the exit code."""
+    """No predictions are possible; the message is one line with the reason, and `code` is the exit code."""
 
     def __init__(self, message: str, code: int = 1) -> None:
         super().__init__(message)
@@ -69,7 +69,7 @@ class PredictionOutput:
         return ShardOutcome(**{**data, "count": Count(**data["count"])})
 
     def not_done(self, shards: Iterable[Shard]) -> list[Shard]:
-        """Return the shards that are not done; an empty list if all were done and merged, and `.parts` was deleted."""
+        """Return the shards that are not done; an empty list if `.parts` was deleted after the merge."""
         try:
             done = set(self._io.list_directory_v2(f"{self._folder}/{_PARTS}"))
         except tensorflow().errors.NotFoundError:
@@ -128,8 +128,7 @@ class PredictionOutput:
         self._write(METRICS, [json.dumps(metrics).encode()])
         return metrics
 
-    def tidy(self) -> None:
-        """Delete the intermediate files."""
+    def delete_parts(self) -> None:
         if self._io.file_exists_v2(f"{self._folder}/{_PARTS}"):
             self._io.delete_recursively_v2(f"{self._folder}/{_PARTS}")
 

@@ -9,15 +9,15 @@ from pathlib import Path
 
 FILE = "hosts/batch/request.json"
 RESTART_EXIT = 143
-"""The exit code if the input or the bucket did not answer; the package declares it in `restartCodes`."""
+"""The exit code if the input or the bucket does not answer; the package lists it in `restartCodes`."""
 
 
 @dataclass(frozen=True)
 class Request:
     """The inputs and the model of a batch prediction.
 
-    `inputs` are the paths of the input files on the hosts, in order. `model_digests` maps each path in the model's folder to
-    its SHA-256; its key in JSON is `files`.
+    `inputs` are the paths of the input files on the hosts, in order. `model_digests`, in JSON `files`, maps each path in the
+    model's folder to its SHA-256.
     """
 
     inputs: tuple[str, ...]
@@ -32,6 +32,6 @@ class Request:
         return cls(tuple(data["inputs"]), data["files"])
 
     @classmethod
-    def of_package(cls) -> Request:
+    def from_package(cls) -> Request:
         """Return the request in the package that contains this module."""
         return cls.from_json((Path(__file__).resolve().parents[2] / FILE).read_bytes())

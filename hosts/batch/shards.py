@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# The shards of a replica; more than one, so that a restarted replica repeats only a part of its work.
-PER_REPLICA = 4
-_ENDLESS = 2**62
-_NOT_JOINED = (
+# More than one, so that a restarted replica repeats only a part of its work.
+SHARDS_PER_REPLICA = 4
+_NO_END = 2**62
+_NOT_CONTINUOUS = (
     "cannot be read from here on: it is damaged, it changed after the scan, or a record contains TFRecords (then gzip the file)"
 )
 
@@ -19,10 +19,10 @@ class InputFile:
     """A file of the input.
 
     Attributes:
-        size: its bytes, after unpacking; only a hint for a gzip file.
+        size: its bytes; of a gzip file those after unpacking, as a hint.
         records: True if it has TFRecords, False if it has lines.
         packed: True if it is compressed with gzip.
-        damage: why nothing of it can be read; empty if it can.
+        damage: the reason if nothing of it can be read; else empty.
     """
 
     path: str
@@ -34,9 +34,9 @@ class InputFile:
 
 @dataclass(frozen=True)
 class Shard:
-    """The records that begin in the bytes from `start` to before `end` of a file.
+    """The records of a file that begin at byte `start` or later and before byte `end`.
 
-    `number`, from 0, is that of this shard of `total`; `file` is the index of the file in the input.
+    This is shard `number`, from 0, of `total`; `file` is the index of the file in the input.
     """
 
     number: int
@@ -47,31 +47,30 @@ class Shard:
 
 
 def cut(files: Sequence[InputFile], replicas: int) -> list[Shard]:
-    """Cut the files into about PER_REPLICA shards per replica.
+    """Cut the files into about SHARDS_PER_REPLICA shards per replica.
 
     Each byte is in one shard, in order, and no shard spans two files. An empty file has a shard, too. The last shard of a gzip
     file is unlimited, because the file's size is only a hint.
     """
-    size = max(1, -(-sum(file.size for file in files) // (PER_REPLICA * replicas)))
+    size = max(1, -(-sum(file.size for file in files) // (SHARDS_PER_REPLICA * replicas)))
     counts = [max(1, -(-file.size // size)) for file in files]
     shards: list[Shard] = []
     for index, (file, count) in enumerate(zip(files, counts, strict=True)):
-        for place in range(count):
-            end = _ENDLESS if file.packed and place == count - 1 else file.size * (place + 1) // count
-            shards.append(Shard(len(shards), sum(counts), index, file.size * place // count, end))
+        for part in range(count):
+            end = _NO_END if file.packed and part == count - 1 else file.size * (part + 1) // count
+            shards.append(Shard(len(shards), sum(counts), index, file.size * part // count, end))
     return shards
 
 
 def shards_of(shards: Sequence[Shard], rank: int, replicas: int) -> list[Shard]:
-    """Return the shards of one replica."""
     return [shard for shard in shards if shard.number % replicas == rank]
 
 
 @dataclass(frozen=True)
 class Count:
-    """Count what was read of a shard: its `records`, from byte `start` of the first to `end` after the last.
+    """The number of records that were read of a shard, from byte `start` of the first to `end` after the last.
 
-    `damage` is the reason if reading stopped at a damaged place; else empty.
+    `damage` is the reason if reading stopped at a damaged part; else empty.
     """
 
     records: int
@@ -83,8 +82,8 @@ class Count:
 class Tally:
     """Count the records of shards that are added in order, and check that each shard continues the one before.
 
-    `line` is the number of records so far in the current file, `key` in the whole input. So before a shard is added, `key` is
-    the number of its first record, from 0.
+    `line` is the number of records added so far of the current file, `key` of the whole input. So before a shard is added,
+    `key` is the number of its first record, from 0.
     """
 
     def __init__(self) -> None:
@@ -95,16 +94,16 @@ class Tally:
         """Add the next shard.
 
         Returns:
-            Whether its records are valid, so that they were counted. If not: the reason, or "" if it was already reported.
+            True if its records are valid and were counted; if not, the reason, or "" if it was returned for an earlier shard.
         """
         if shard.start == 0:
             self.line, self._byte, self._readable = 0, 0, True
         if not self._readable:
             return False, ""
-        # If the first record does not begin where the last one ended, it was found within a record's data, or the file changed.
+        # A first record that does not begin where the last one ended is data of another record, or the file has changed.
         if count.start != self._byte and (count.records or not count.damage):
             self._readable = False
-            return False, _NOT_JOINED
+            return False, _NOT_CONTINUOUS
         self.line, self.key, self._byte = self.line + count.records, self.key + count.records, count.end
         self._readable = not count.damage
         return True, ""

@@ -1,8 +1,8 @@
 """Run one replica's part of a batch prediction: `python -m hosts.batch.task`.
 
 Exit codes: 0: done, even if some instances have no result. 1: no instance has a result, the model is not the deployed one, or
-TensorFlow failed, for example for want of memory or disk space.
-2: the command line is invalid. 143: the input or the bucket did not answer for a while; the task must be started again.
+TensorFlow failed, for example without enough memory or disk space. 2: the command line is invalid. 143: the input or the
+bucket did not answer for a while; start the task again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hosts.batch.inference import ShardPredictor
-from hosts.batch.inputs import InputReader, UnreadableError, inspect_file, why
+from hosts.batch.inputs import InputReader, UnreadableError, error_line, inspect_file
 from hosts.batch.output import BatchError, PredictionOutput
 from hosts.batch.request import RESTART_EXIT, Request
 from hosts.batch.shards import Count, InputFile, Shard, ShardOutcome, Tally, cut, shards_of
@@ -32,7 +32,6 @@ _POLL_SECONDS = 0.25
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m hosts.batch.task", description="Predict a batch.")
     parser.add_argument("--data", required=True, help="the input files as the user gave them")
     parser.add_argument("--model", required=True, help="the folder of the model")
@@ -44,15 +43,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rank, replicas = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     errors = tensorflow().errors
     try:
-        BatchTask(Request.of_package(), flags.model, PredictionOutput(flags.job_dir), flags.signature, rank, replicas).run()
+        BatchTask(Request.from_package(), flags.model, PredictionOutput(flags.job_dir), flags.signature, rank, replicas).run()
     except BatchError as error:
         return _fail(str(error), error.code)
     except UnreadableError as error:
-        return _fail(str(error), RESTART_EXIT if error.passing else 1)
+        return _fail(str(error), RESTART_EXIT if error.temporary else 1)
     except (errors.UnavailableError, errors.DeadlineExceededError, errors.AbortedError) as error:
-        return _fail(f"the bucket does not answer: {why(error)}", RESTART_EXIT)
+        return _fail(f"the bucket does not answer: {error_line(error)}", RESTART_EXIT)
     except errors.OpError as error:
-        return _fail(f"TensorFlow cannot continue: {why(error)} ({type(error).__name__})", 1)
+        return _fail(f"TensorFlow cannot continue: {error_line(error)} ({type(error).__name__})", 1)
     return 0
 
 
@@ -73,7 +72,7 @@ class BatchTask:
     replicas: int
 
     def run(self) -> None:
-        """Predict this replica's shards, and as the chief finish the output. Skip what an earlier run has done."""
+        """Predict this replica's shards, except those that an earlier run has done; the chief also finishes the output."""
         start = time.monotonic()
         output = self.output
         if output.metrics is None:
@@ -86,12 +85,12 @@ class BatchTask:
                     self._wait_for(lambda: not output.not_done(shards))
                     output.finish(files, shards)
         if self.rank == 0 and (metrics := output.metrics):
-            output.tidy()
+            output.delete_parts()
             seconds = time.monotonic() - start
             _print(f"Predicted {metrics['instances']} instances, {metrics['errors']} errors ({seconds:.1f} sec)")
 
     def _wait_for(self, read: Callable[[], T | None]) -> T | None:
-        """Wait until `read` returns what another replica writes, and return it; None if the batch was finished meanwhile.
+        """Wait until another replica has written what `read` returns, and return it; None if the batch is finished.
 
         There is no timeout: the wait ends only with the job.
         """
@@ -122,7 +121,7 @@ class BatchTask:
                 tally.add(shard, outcome.count)
 
     def _count(self, files: Sequence[InputFile], shards: Sequence[Shard]) -> list[int]:
-        """Return the number of each shard's first record in the whole input. Each replica counts its own shards."""
+        """Return the number of each shard's first record in the whole input, counting only this replica's shards itself."""
         if self.output.counts(self.rank) is None:
             reader, counts = InputReader(), list[Count]()
             for shard in shards_of(shards, self.rank, self.replicas):

@@ -25,17 +25,17 @@ from jobs.folder_bucket import open_bucket
 
 _BUCKET_SECONDS = 20.0
 _BACKLOG = 1024
-_IDLE_SECONDS = 30.0
-# Without a model to serve the process has just started, and a deployment probably follows.
-_SOON_SECONDS = 0.1
+_IDLE_TIMEOUT = 30.0
+# A process without a model has probably just been started for a deployment: it polls often.
+_IDLE_POLL_SECONDS = 0.1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve the models of a bucket until SIGTERM; return 2 if the bucket's address is invalid."""
-    parser = argparse.ArgumentParser(prog="python -m hosts.serving", description="Answers for the models of a bucket.")
+    parser = argparse.ArgumentParser(prog="python -m hosts.serving", description="Serve the models of a bucket.")
     parser.add_argument("--bucket", required=True, help="directory, or gs://name")
-    parser.add_argument("--cache", required=True, type=Path, help="directory of this server's own")
-    parser.add_argument("--host", nargs="+", default=["127.0.0.1"], help="addresses to listen at")
+    parser.add_argument("--cache", required=True, type=Path, help="directory that no other server uses")
+    parser.add_argument("--host", nargs="+", default=["127.0.0.1"], help="addresses to listen on")
     parser.add_argument("--port", type=int, default=8501)
     parser.add_argument("--poll-seconds", type=float, default=1.0)
     options = parser.parse_args(arguments)
@@ -66,9 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         timeout_graceful_shutdown=5,
     )
     server = uvicorn.Server(config)
-    # Uvicorn handles a signal only while it runs. It ends by raising it once more, and the process has something left to do.
+    # Uvicorn handles signals only while it runs, and raises them again at its end: this handler lets `manager.close` run.
     signal.signal(signal.SIGTERM, lambda *_: setattr(server, "should_exit", True))
-    threading.Thread(target=_follow, args=(manager, options.poll_seconds), name="manager", daemon=True).start()
+    threading.Thread(target=_reconcile_forever, args=(manager, options.poll_seconds), name="manager", daemon=True).start()
     with contextlib.suppress(KeyboardInterrupt):
         server.run(sockets)
     manager.close()
@@ -81,20 +81,20 @@ def _load(folder: Path) -> SavedModel:
     return saved
 
 
-def _follow(manager: ModelManager, seconds: float) -> None:
-    tensorflow()  # its import takes longest, and meanwhile requests are answered by 503
-    wanted_at = time.monotonic()
+def _reconcile_forever(manager: ModelManager, seconds: float) -> None:
+    tensorflow()  # import it first, which takes longest: until it is imported, requests get 503
+    last_used_at = time.monotonic()
     while True:
         try:
             manager.reconcile()
         except Exception:  # noqa: BLE001  loaded models keep answering, and the next poll may succeed
             traceback.print_exc()
         if not manager.idle:
-            wanted_at = time.monotonic()
-        elif time.monotonic() - wanted_at > _IDLE_SECONDS:
-            os.kill(os.getpid(), signal.SIGTERM)  # its memory is of more use to jobs; fab deploy starts it again
+            last_used_at = time.monotonic()
+        elif time.monotonic() - last_used_at > _IDLE_TIMEOUT:
+            os.kill(os.getpid(), signal.SIGTERM)  # frees the memory for jobs; fab deploy starts the server again
             return
-        time.sleep(min(seconds, _SOON_SECONDS) if manager.idle else seconds)
+        time.sleep(min(seconds, _IDLE_POLL_SECONDS) if manager.idle else seconds)
 
 
 if __name__ == "__main__":

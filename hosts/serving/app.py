@@ -25,27 +25,27 @@ from hosts.serving.rest import RestError
 from hosts.serving.saved import error_reason
 from hosts.serving.signatures import Tensor
 
-MOST_BYTES = 16 << 20
-"""The largest request, in bytes of JSON, unpacked: some three thousand images of MNIST."""
-MOST_BYTES_IN_PROGRESS = 2 * MOST_BYTES
-"""The bytes of all requests in progress at most: in memory they are ten times as large."""
+MAX_REQUEST_BYTES = 16 << 20
+"""The largest request, in bytes of uncompressed JSON: about three thousand images of MNIST."""
+MAX_BYTES_IN_PROGRESS = 2 * MAX_REQUEST_BYTES
+"""The most bytes of all requests in progress; in memory they take ten times as much."""
 _LARGE_BYTES = 2**18
 _UNPACKED_BYTES = 2**16
 REQUEST_TIMEOUT = 60.0
-"""The longest that a request may wait and be computed."""
+"""Seconds in which a request must be answered."""
 BODY_SECONDS = 30.0
-"""Seconds for the body to arrive, which is 16 MB at 5 Mbit/s."""
+"""Seconds in which the body must arrive: enough for 16 MB at 5 Mbit/s."""
 _UNKNOWN = "?"
 _Result = TypeVar("_Result")
 
 
-class _Name(StringConvertor):
-    """A part of a path up to the colon in front of a method."""
+class _NameConvertor(StringConvertor):
+    """Match a segment of a path up to the colon before a method, as in `v1:predict`."""
 
     regex = "[^/:]+"
 
 
-register_url_convertor("name", _Name())
+register_url_convertor("name", _NameConvertor())
 
 
 class ServerMetrics:
@@ -72,7 +72,6 @@ class ServerMetrics:
         self.loaded = Gauge("scaletier_versions_available", "Versions that answer", ("model",), registry=self.registry)
 
     def text(self, manager: ModelManager) -> bytes:
-        """Return the metrics in Prometheus' text format."""
         self.loaded.clear()
         for name, served in manager.models.items():
             self.loaded.labels(name).set(sum(loaded.state is LoadState.AVAILABLE for loaded in served.versions.values()))
@@ -81,48 +80,48 @@ class ServerMetrics:
 
 
 class RequestMemoryLimit:
-    """A limit on the bytes of requests in progress; bytes count once they have arrived, or are copied."""
+    """A limit on the bytes of all requests in progress, counted when they arrive or are copied."""
 
     def __init__(self) -> None:
-        self._taken = 0
+        self._bytes_in_progress = 0
 
     @contextlib.asynccontextmanager
     async def content(self, request: Request) -> AsyncIterator[bytes]:
-        """Yield a request's body, whose bytes count against the limit until this ends.
+        """Yield a request's body; its bytes count against the limit while the context is open.
 
         Raises:
-            RestError: 413 if it is too large, 503 if the limit is reached, or as by `_content`.
+            RestError: 413 if the body is too large, 503 if the limit is reached, or one of `_content`.
         """
         size = 0
 
-        def take(more: int) -> None:
+        def count_bytes(more: int) -> None:
             nonlocal size
             self._check(size + more, more)
             size += more
-            self._taken += more
+            self._bytes_in_progress += more
 
         declared = request.headers.get("content-length", "")
         if declared.isdecimal():
             self._check(int(declared), int(declared))
         try:
-            yield await _content(request, take)
+            yield await _content(request, count_bytes)
         finally:
-            self._taken -= size
+            self._bytes_in_progress -= size
 
     @contextlib.contextmanager
     def copies(self, size: int) -> Iterator[None]:
-        """Count the bytes that copying adds to a request until this ends; RestError 413 or 503 as for its own bytes."""
+        """Count the bytes that copying adds to a request while the context is open; RestError as by `content`."""
         self._check(size, size, "the request, with its context in each example,")
-        self._taken += size
+        self._bytes_in_progress += size
         try:
             yield
         finally:
-            self._taken -= size
+            self._bytes_in_progress -= size
 
     def _check(self, size: int, more: int, what: str = "the request") -> None:
-        if size > MOST_BYTES:
-            raise RestError(413, f"{what} is larger than {MOST_BYTES >> 20} MB: ask for fewer instances at once")
-        if self._taken + more > MOST_BYTES_IN_PROGRESS:
+        if size > MAX_REQUEST_BYTES:
+            raise RestError(413, f"{what} is larger than {MAX_REQUEST_BYTES >> 20} MB: ask for fewer instances at once")
+        if self._bytes_in_progress + more > MAX_BYTES_IN_PROGRESS:
             raise RestError(503, "too many large requests at once", 1)
 
 
@@ -162,9 +161,9 @@ def app(manager: ModelManager, metrics: ServerMetrics) -> Starlette:
             return name, *rest.parse_request(body, rest.get_signature(signatures, name))
 
         async with limit.content(request) as content:
-            name, inputs, by_rows = await _work(len(content), read, content)
+            name, inputs, by_rows = await _run(len(content), read, content)
             outputs = await _compute(loaded, name, inputs)
-            answer = await _work(len(content), rest.answer, outputs, by_rows)
+            answer = await _run(len(content), rest.predict_response, outputs, by_rows)
         return Response(answer, media_type="application/json")
 
     async def classify(request: Request) -> Response:
@@ -179,12 +178,12 @@ def app(manager: ModelManager, metrics: ServerMetrics) -> Starlette:
             return name, body, rest.copied_bytes(body)
 
         async with limit.content(request) as content:
-            name, body, copied = await _work(len(content), read, content)
+            name, body, copied = await _run(len(content), read, content)
             with limit.copies(copied):
                 size = len(content) + copied
-                inputs = await _work(size, lambda: model.examples(name, rest.examples(body)))
+                inputs = await _run(size, lambda: model.examples(name, rest.examples(body)))
                 outputs = await _compute(loaded, name, inputs)
-                return Response(await _work(size, rest.classify_response, outputs), media_type="application/json")
+                return Response(await _run(size, rest.classify_response, outputs), media_type="application/json")
 
     async def prometheus(_: Request) -> Response:
         return Response(metrics.text(manager), media_type=CONTENT_TYPE_LATEST)
@@ -198,10 +197,10 @@ def app(manager: ModelManager, metrics: ServerMetrics) -> Starlette:
             try:
                 response = await work(request)
             except RestError as error:
-                response = _refused(error)
-            except Exception as error:  # noqa: BLE001  whatever a model does, its client gets an answer, and the others, too
+                response = _error_response(error)
+            except Exception as error:  # noqa: BLE001  a client gets an answer whatever error a model raises
                 response = _json({"error": f"{type(error).__name__}: {error_reason(error)}"}, 500)
-            # All unknown names share one label, whatever names clients invent.
+            # All unknown names share one label, so that clients cannot create labels without limit.
             model = request.path_params["model"] if request.path_params["model"] in manager.models else _UNKNOWN
             metrics.requests.labels(model, method, str(response.status_code)).inc()
             metrics.seconds.labels(model, method).observe(time.perf_counter() - began)
@@ -218,13 +217,13 @@ def app(manager: ModelManager, metrics: ServerMetrics) -> Starlette:
             Route(path, timed("status", status)),
         ]
     routes += [Route("/health", health), Route("/metrics", prometheus), Route("/monitoring/prometheus/metrics", prometheus)]
-    return Starlette(routes=routes, exception_handlers={HTTPException: _other})
+    return Starlette(routes=routes, exception_handlers={HTTPException: _unknown_path})
 
 
-async def _content(request: Request, take: Callable[[int], None]) -> bytes:
-    """Return the request's body, unpacked. `take` gets the bytes of each piece, and may refuse it.
+async def _content(request: Request, count_bytes: Callable[[int], None]) -> bytes:
+    """Return the request's uncompressed body. Call `count_bytes` with the size of each piece; it raises RestError at a limit.
 
-    RestError 408 if it takes too long, 415 if its encoding is unknown, 400 if it is no gzip.
+    RestError 408 if the body arrives too slowly, 415 if its encoding is unknown, 400 if it is no gzip.
     """
     encoding = request.headers.get("content-encoding", "identity").lower()
     if encoding not in ("identity", "gzip"):
@@ -235,7 +234,7 @@ async def _content(request: Request, take: Callable[[int], None]) -> bytes:
         async with asyncio.timeout(BODY_SECONDS):
             async for received in request.stream():
                 for piece in _unpack(unpacker, received) if unpacker else (received,):
-                    take(len(piece))
+                    count_bytes(len(piece))
                     pieces.append(piece)
     except TimeoutError:
         raise RestError(
@@ -247,7 +246,7 @@ async def _content(request: Request, take: Callable[[int], None]) -> bytes:
 
 
 def _unpack(unpacker: zlib._Decompress, packed: bytes) -> Iterator[bytes]:
-    """Yield the bytes unpacked from a part of a gzip stream, a few at a time, since they may be a thousand times as many."""
+    """Decompress a part of a gzip stream in small pieces, since it may grow a thousandfold."""
     try:
         while packed and not unpacker.eof:
             yield unpacker.decompress(packed, _UNPACKED_BYTES)
@@ -258,8 +257,8 @@ def _unpack(unpacker: zlib._Decompress, packed: bytes) -> Iterator[bytes]:
         raise RestError(400, "the request is no gzip: bytes follow its end")
 
 
-async def _work(size: int, function: Callable[..., _Result], *arguments: Any) -> _Result:
-    """Call a function for a request of so many bytes: if large, outside of the thread that all requests share."""
+async def _run(size: int, function: Callable[..., _Result], *arguments: Any) -> _Result:
+    """Call a function on a request of `size` bytes: for a large one in another thread, so that the event loop continues."""
     return await asyncio.to_thread(function, *arguments) if size > _LARGE_BYTES else function(*arguments)
 
 
@@ -291,16 +290,16 @@ def _json(value: Any, status: int = 200) -> Response:
     return Response(orjson.dumps(value), status, media_type="application/json")
 
 
-def _refused(error: RestError) -> Response:
+def _error_response(error: RestError) -> Response:
     response = _json({"error": str(error)}, error.status)
     if error.retry_after is not None:
         response.headers["Retry-After"] = str(error.retry_after)
     if error.status == 408:
-        response.headers["Connection"] = "close"  # the rest of the request may never come
+        response.headers["Connection"] = "close"  # the rest of the request may never arrive
     return response
 
 
-async def _other(_: Request, error: Exception) -> Response:
+async def _unknown_path(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     requests = "POST /v1/models/MODEL:predict or MODEL:classify, GET /v1/models/MODEL or MODEL/metadata"
     return _json({"error": f"{error.detail}: {requests}"}, error.status_code)

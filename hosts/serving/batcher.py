@@ -1,4 +1,4 @@
-"""Batch the requests that arrive during a computation: a batch waits for the previous one only."""
+"""Batch the requests that arrive during a computation. A batch waits for the previous batch only, not for more requests."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ class _Request:
 
 
 class Batcher:
-    """One thread that runs a model. `put` is for all threads."""
+    """A thread that runs a model. Any thread may call `put`."""
 
     def __init__(
         self,
         run: Run,
         signatures: dict[str, Signature],
-        most_rows: int = 128,
-        most_waiting: int = 512,
+        max_rows: int = 128,
+        max_waiting: int = 512,
         on_batch: OnBatch = lambda _: None,
     ) -> None:
         """Start the thread that computes; `on_batch` is called with the rows of every batch."""
-        self._run, self._signatures, self._most_rows, self._on_batch = run, signatures, most_rows, on_batch
+        self._run, self._signatures, self._max_rows, self._on_batch = run, signatures, max_rows, on_batch
         self._waiting: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
-        self._most_waiting = most_waiting
+        self._max_waiting = max_waiting
         self._closed = False
         self._not_by_rows: set[str] = set()
         self._lock = threading.Lock()
@@ -58,44 +58,44 @@ class Batcher:
             and len({len(a) for a in inputs.values()}) == 1
         )
         request = _Request(signature, inputs, len(next(iter(inputs.values()))) if batchable else 0)
-        if self._waiting.qsize() >= self._most_waiting:
+        if self._waiting.qsize() >= self._max_waiting:
             raise RestError(503, "too many requests wait for this model", retry_after=1)
         with self._lock:
             if not self._closed:
                 self._waiting.put(request)
                 return request.future
-        # A request that found this model just before it was dropped still gets an answer.
+        # A request that got this batcher just before `close` is still answered.
         threading.Thread(target=self._compute, args=([request],), daemon=True).start()
         return request.future
 
     def close(self) -> None:
-        """End once the waiting requests are answered."""
+        """Stop the thread after the waiting requests are answered."""
         with self._lock:
             self._closed = True
             self._waiting.put(None)
 
     def _work(self) -> None:
-        following: _Request | None = None
+        next_request: _Request | None = None
         while True:
-            first = following or self._waiting.get()
+            first = next_request or self._waiting.get()
             if first is None:
                 return
-            batch, following, ended = self._gather(first)
+            batch, next_request, closed = self._gather(first)
             self._compute(batch)
-            if ended:
+            if closed:
                 return
 
     def _gather(self, first: _Request) -> tuple[list[_Request], _Request | None, bool]:
-        """Return the waiting requests that fit the first, the next one, and whether the end has come."""
+        """Return a batch that begins with `first`, a request that does not fit it, and whether `close` was called."""
         batch, rows = [first], first.rows
-        while first.rows and first.signature not in self._not_by_rows and rows < self._most_rows:
+        while first.rows and first.signature not in self._not_by_rows and rows < self._max_rows:
             try:
                 other = self._waiting.get_nowait()
             except queue.Empty:
                 break
             if other is None:
                 return batch, None, True
-            if not other.rows or other.batch_key != first.batch_key or rows + other.rows > self._most_rows:
+            if not other.rows or other.batch_key != first.batch_key or rows + other.rows > self._max_rows:
                 return batch, other, False
             batch.append(other)
             rows += other.rows
@@ -112,12 +112,12 @@ class Batcher:
         try:
             inputs = {name: np.concatenate([request.inputs[name] for request in batch]) for name in first.inputs}
             outputs = self._run(first.signature, inputs)
-        except Exception:  # noqa: BLE001  one bad request must not spoil those that it was computed with
+        except Exception:  # noqa: BLE001  one bad request must not fail the others of its batch
             for request in batch:
                 self._compute_one(request)
             return
         if any(array.ndim == 0 or len(array) != rows for array in outputs.values()):
-            # Whatever its shapes say, this model gives other rows than it got: none of them is to reach another client.
+            # Despite its shapes, the signature does not give one row for each input row: no client may get the rows of another.
             self._not_by_rows.add(first.signature)
             for request in batch:
                 self._compute_one(request)
@@ -133,7 +133,7 @@ class Batcher:
         try:
             outputs = self._run(request.signature, request.inputs)
             self._on_batch(max(request.rows, 1))
-        except Exception as error:  # noqa: BLE001  it is the request's answer
+        except Exception as error:  # noqa: BLE001  the client gets it as the answer
             request.future.set_exception(error)
         else:
             request.future.set_result(outputs)

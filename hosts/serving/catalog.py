@@ -17,20 +17,20 @@ _TOKEN = re.compile(r"[A-Za-z0-9]{0,64}")
 
 
 class Catalog:
-    """The models' records in the bucket. Its methods raise BucketError if the bucket fails."""
+    """The records of models in the bucket. All methods raise BucketError if the bucket fails."""
 
     def __init__(self, store: RecordStore, sleep: Callable[[float], None] = time.sleep) -> None:
         self._store, self._sleep = store, sleep
 
     def models(self) -> tuple[list[Model], list[str]]:
         """Return every model by name, and a line about each unreadable record."""
-        records, bad = [], []
+        records, unreadable = [], []
         for path, content in sorted(self._store.scan(EVERY_MODEL).items()):
             try:
                 records.append(_model(model_of(path), content))
             except RecordError as error:
-                bad.append(f"{model_of(path)}: {error}")
-        return records, bad
+                unreadable.append(f"{model_of(path)}: {error}")
+        return records, unreadable
 
     def in_use(self) -> bool:
         """Return True if the bucket has a queue or a job."""
@@ -44,8 +44,8 @@ class Catalog:
     def change(self, name: str, change: Callable[[Model], Model], create: bool = False) -> Model:
         """Apply a change to the newest record and return the result.
 
-        If another writer was quicker, the change is applied again to the newer record. So `change` must be idempotent.
-        ModelError if the model does not exist, unless it may be created, or `change` refuses.
+        If another writer has changed the record meanwhile, call `change` again with the newer record; it must be idempotent.
+        ModelError if the model does not exist and `create` is False, or if `change` raises it.
         """
         for _ in range(_TRIES):
             item = self._store.read(path_of(name))

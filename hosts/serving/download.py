@@ -9,15 +9,16 @@ from pathlib import Path
 
 MODEL_FILE = "saved_model.pb"
 LARGEST_MODEL_FILE = (1 << 31) - 1
-"""The most bytes that it can have: those of a protocol buffer."""
+"""The size limit of a protocol buffer, in bytes."""
 NO_SIGNATURE = "has no signature: export it with one (tf.saved_model.save(…, signatures=…))"
-"""The error of a model without a signature, at its deployment, when it is loaded, and in a batch."""
+"""The error of a model without a signature, when it is deployed, loaded, or used for a batch."""
 
 
 def fetch(files: Mapping[str, str], folder: Path, download: Callable[[str, Path], bool]) -> None:
-    """Download `files`, each path with its SHA-256, into a folder without others.
+    """Replace a folder by `files`, a mapping from path to SHA-256.
 
-    `download` writes one of them to a file, and returns False if the bucket lacks it. ValueError if a file differs.
+    `download(path, target)` writes one file to `target`; it returns False if the bucket lacks the file. ValueError if a file is
+    missing or differs.
     """
     shutil.rmtree(folder, ignore_errors=True)
     for path, digest in files.items():

@@ -1,4 +1,4 @@
-"""The versions of this server: it polls the bucket, loads the served ones and unloads the others."""
+"""The model versions of this server: poll the bucket, load the versions to serve, and unload the others."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from jobs.bucket import Bucket, BucketError, Conflict
 
 _RETRY_SECONDS = 1
 _RELOAD_SECONDS = 60.0
-# A download fails with these for want of space on this host, not because of the bucket.
+# These errors of a download mean that this host's disk is full, not that the bucket fails.
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -31,7 +31,7 @@ Load = Callable[[Path], SavedModel]
 
 @dataclass(frozen=True)
 class LoadedVersion:
-    """A version on this server; what is not AVAILABLE has no model."""
+    """A version on this server; only an AVAILABLE one has a model."""
 
     name: str
     state: LoadState
@@ -39,24 +39,22 @@ class LoadedVersion:
     model: SavedModel | None = None
     batcher: Batcher | None = None
     deployment: str = ""
-    tries: int = 0
-    """The number of failed loads. The last was `at`, or this server found then that an earlier one had ended in it."""
-    at: float = math.inf
+    failures: int = 0
+    """The number of failed loads, including those that killed an earlier server process."""
+    failed_at: float = math.inf
+    """The time of the last failed load, or when this process noticed it."""
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model on this server. `default` answers if a request names no version, None while there is none."""
+    """A model on this server. `default` answers requests that name no version; None if there is no default."""
 
     default: LoadedVersion | None
     versions: Mapping[str, LoadedVersion]
 
 
 class ModelManager:
-    """The loaded models. One thread calls `reconcile`; all may call `find` and `models`.
-
-    Their results are immutable and are replaced as a whole.
-    """
+    """The loaded models. One thread calls `reconcile`; any thread may use `find` and `models`, whose results are immutable."""
 
     def __init__(
         self,
@@ -69,21 +67,20 @@ class ModelManager:
     ) -> None:
         """Prepare a server without models.
 
-        `cache` is a folder of this server's own. `on_batch` is called with each model's batches by their rows.
+        No other server uses the folder `cache`. `on_batch` is called with the model and the number of rows of each batch.
         """
         self._clock = clock
         self._markers: set[Path] = set()
-        self._marking, self._closed = threading.Lock(), False
+        self._markers_lock, self._closed = threading.Lock(), False
         self._catalog, self._files, self._cache, self._load, self._on_batch = catalog, files, cache, load, on_batch
         self._models: Mapping[str, ServedModel] = {}
         self.polled = False
         """True once the bucket was read."""
         self.ready = False
-        """True once no version was LOADING after a poll; later deployments do not change it."""
+        """True from the first poll on after which no version is LOADING, also during later deployments."""
 
     @property
     def models(self) -> Mapping[str, ServedModel]:
-        """The present models by name."""
         return self._models
 
     def versions_of(self, model: str, version: str | None) -> list[LoadedVersion]:
@@ -97,7 +94,7 @@ class ModelManager:
         return [served.versions[version]]
 
     def find(self, model: str, version: str | None) -> LoadedVersion:
-        """Return the version that is to answer; RestError as by `versions_of`, and 503 for one that may be loaded soon."""
+        """Return the version that answers a request; RestError as by `versions_of`, 503 if not loaded yet, 500 if it failed."""
         loaded = self._served_model(model).default if version is None else self.versions_of(model, version)[0]
         if loaded is None or loaded.state is LoadState.LOADING:
             raise RestError(503, f"model {model} is not loaded yet", _RETRY_SECONDS)
@@ -119,23 +116,23 @@ class ModelManager:
         return self.polled and not self._models
 
     def reconcile(self) -> None:
-        """Load and unload versions by the records in the bucket. Raises nothing for errors of a model or the bucket."""
+        """Load and unload versions by the records in the bucket; log errors of a model or the bucket."""
         try:
-            records, bad = self._catalog.models()
+            records, unreadable_lines = self._catalog.models()
         except (BucketError, Conflict) as error:
             _log_warning(f"the bucket does not answer: {error}")
             return
-        for line in bad:
+        for line in unreadable_lines:
             _log_warning(line)
-        broken = {line.partition(":")[0] for line in bad}
+        unreadable = {line.partition(":")[0] for line in unreadable_lines}
         loadable = {model.name for model in records if _loadable(model)}
-        deleted = self._models.keys() - loadable - broken
-        if deleted and not records and not bad and not self._bucket_in_use():
+        deleted = self._models.keys() - loadable - unreadable
+        if deleted and not records and not unreadable_lines and not self._bucket_in_use():
             _log_warning("the bucket is empty, so it is probably not mounted: loaded models are kept")
             return
-        if not self.polled and (records or bad or self._bucket_in_use()):
-            self._remove_unused_folders(loadable | broken)
-        # Load READY versions first, which were served before a restart: loading a new one may crash the process.
+        if not self.polled and (records or unreadable_lines or self._bucket_in_use()):
+            self._remove_unused_folders(loadable | unreadable)
+        # Load READY versions first, so that they are served again after a restart: loading a new version may crash the process.
         for state in (VersionState.READY, VersionState.CREATING):
             for model in records:
                 if any(version.state is state for version in _loadable(model)):
@@ -155,7 +152,7 @@ class ModelManager:
             return False
 
     def _reconcile(self, model: Model, state: VersionState) -> None:
-        """Load the versions of that state, and drop those that are no longer recorded."""
+        """Load the model's versions of this state, and drop versions that are no longer recorded."""
         previous = dict(self._models[model.name].versions) if model.name in self._models else {}
         versions = {
             v.name: previous[v.name] for v in _loadable(model) if v.name in previous and previous[v.name].deployment == v.token
@@ -166,8 +163,8 @@ class ModelManager:
         self._publish(model, versions)
         for version in _loadable(model):
             loaded = versions[version.name]
-            if version.state is state and (loaded.state is LoadState.LOADING or self._try_again(version, loaded)):
-                versions = {**versions, version.name: self._load_version(model.name, version, loaded.tries)}
+            if version.state is state and (loaded.state is LoadState.LOADING or self._retry_due(version, loaded)):
+                versions = {**versions, version.name: self._load_version(model.name, version, loaded.failures)}
                 self._publish(model, versions)
         for name, loaded in previous.items():
             if versions.get(name) is not loaded and loaded.batcher:
@@ -177,57 +174,61 @@ class ModelManager:
     def _publish(self, model: Model, versions: Mapping[str, LoadedVersion]) -> None:
         """Publish the versions of a model. The previous default stays until the recorded one is AVAILABLE."""
         recorded = versions.get(model.default)
-        before = self._models[model.name].default if model.name in self._models else None
+        old = self._models[model.name].default if model.name in self._models else None
         default = recorded
-        if (recorded is None or recorded.state is not LoadState.AVAILABLE) and before and before.state is LoadState.AVAILABLE:
-            still = versions.get(before.name)
-            default = still if still and still.state is LoadState.AVAILABLE else before if recorded else recorded
+        if (recorded is None or recorded.state is not LoadState.AVAILABLE) and old and old.state is LoadState.AVAILABLE:
+            same_name = versions.get(old.name)
+            default = same_name if same_name and same_name.state is LoadState.AVAILABLE else old if recorded else None
         self._models = {**self._models, model.name: ServedModel(default, dict(versions))}
 
-    def _try_again(self, version: Version, loaded: LoadedVersion) -> bool:
-        """Return True if a version is to be loaded again, after a pause that doubles each time."""
+    def _retry_due(self, version: Version, loaded: LoadedVersion) -> bool:
+        """Return True if a failed version is due to be loaded again; the pause doubles after each failure."""
         if version.state is not VersionState.READY or loaded.state is not LoadState.END:
             return False
-        return self._clock() - loaded.at >= math.ldexp(_RELOAD_SECONDS, loaded.tries - 1)
+        return self._clock() - loaded.failed_at >= math.ldexp(_RELOAD_SECONDS, loaded.failures - 1)
 
-    def _load_version(self, model: str, version: Version, tries: int) -> LoadedVersion:
-        """Load a version and return the result; `tries` loads have failed before."""
+    def _load_version(self, model: str, version: Version, failures: int) -> LoadedVersion:
+        """Load a version, of which `failures` loads have failed, and return the result."""
         marker = self._cache / f".loading-{model}-{version.name}-{version.token}"
-        if not tries and marker not in self._markers and marker.exists():
+        if not failures and marker not in self._markers and marker.exists():
             later = ", and tries it again later" if version.state is VersionState.READY else ""
             why = f"the server ended while it loaded this{later}: fab undeploy and fab deploy try it at once"
-            ended = _tries_in(marker)
-            return LoadedVersion(version.name, LoadState.END, why, deployment=version.token, tries=ended, at=self._clock())
+            crashes = _load_number(marker)
+            return LoadedVersion(
+                version.name, LoadState.END, why, deployment=version.token, failures=crashes, failed_at=self._clock()
+            )
         try:
-            with self._marking:
+            with self._markers_lock:
                 if self._closed:
                     return LoadedVersion(version.name, LoadState.LOADING, deployment=version.token)
                 self._markers.add(marker)
                 self._cache.mkdir(parents=True, exist_ok=True)
-                marker.write_text(str(tries + 1))
+                marker.write_text(str(failures + 1))
             folder = self._fetch(model, version)
             saved = self._load(folder)
             batcher = Batcher(saved.run, saved.signatures, on_batch=lambda rows: self._on_batch(model, rows))
-        except Exception as error:  # noqa: BLE001  whatever a model does, the server continues
+        except Exception as error:  # noqa: BLE001  the server continues whatever error a model raises
             if isinstance(error, BucketError) and error.errno not in _DISK_FULL:
                 _log_warning(f"version {version.name} of model {model}: the bucket does not answer: {error}")
-                return LoadedVersion(version.name, LoadState.LOADING, deployment=version.token)  # next time
+                return LoadedVersion(version.name, LoadState.LOADING, deployment=version.token)  # tried again at the next poll
             why = f"{type(error).__name__}: {error_reason(error)}"
             _log_warning(f"version {version.name} of model {model} cannot be loaded: {why}")
-            return LoadedVersion(version.name, LoadState.END, why, deployment=version.token, tries=tries + 1, at=self._clock())
+            return LoadedVersion(
+                version.name, LoadState.END, why, deployment=version.token, failures=failures + 1, failed_at=self._clock()
+            )
         finally:
             marker.unlink(missing_ok=True)
         return LoadedVersion(version.name, LoadState.AVAILABLE, model=saved, batcher=batcher, deployment=version.token)
 
     def close(self) -> None:
-        """Begin no further load, and remove the marker files of those in progress: the process's end is no model's fault."""
-        with self._marking:
+        """Start no more loads, and remove the marker files of running loads: no model caused this end of the process."""
+        with self._markers_lock:
             self._closed = True
             for marker in self._markers:
                 marker.unlink(missing_ok=True)
 
     def _fetch(self, model: str, version: Version) -> Path:
-        """Return the version's files in a local folder, each as it was deployed; ValueError if one differs."""
+        """Return a local folder with the version's files as they were deployed; ValueError if one differs."""
         folder = self._cache / model / f"{version.name}-{version.token}"
         source = folder_of(model, version.name)
         fetch(version.files, folder, lambda path, target: self._files.download(f"{source}/{path}", target))
@@ -240,7 +241,7 @@ class ModelManager:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _remove_unused_folders(self, names: Collection[str]) -> None:
-        """Remove the cached files of all models but these: they may have been deleted while no server ran."""
+        """Remove the cached files of models not in `names`: some may have been deleted while the server did not run."""
         for folder in self._cache.glob("*"):
             if folder.is_dir() and folder.name not in names:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -256,12 +257,12 @@ class ModelManager:
 
 
 def _loadable(model: Model) -> list[Version]:
-    """Return the versions that this server must have."""
+    """Return the versions that this server must load."""
     return [version for version in model.versions if version.loadable]
 
 
-def _tries_in(marker: Path) -> int:
-    """Return which try to load a version the marker file is of; 1 if the server ended before that was written."""
+def _load_number(marker: Path) -> int:
+    """Return the number of the load that wrote this marker file; 1 if the server was killed before writing the number."""
     content = marker.read_bytes()
     return int(content) if content.isdigit() else 1
 

@@ -1,7 +1,7 @@
 """The record of a model, `models/<model>/model.json`, with all its versions and their states.
 
-It is one object. A write succeeds only if the object has not changed since the read; the loser retries. So a name has one
-owner, and there is one default. Names are Cloud ML's (`projects.models.versions`) if it has them.
+A write succeeds only if the object has not changed since it was read; otherwise the writer reads it again. So a version name
+has one owner, and a model one default. Fields have the names of Cloud ML's `projects.models.versions` if they exist there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def path_of(model: str) -> str:
 
 
 def model_of(path: str) -> str:
-    """Return the model to which the record belongs."""
+    """Return the name of the model whose record has this path."""
     return path.split("/")[1]
 
 
@@ -41,14 +41,14 @@ class LoadState(StrEnum):
     LOADING = "LOADING"
     AVAILABLE = "AVAILABLE"
     END = "END"
-    """It could not be loaded."""
+    """The version could not be loaded."""
 
 
 class VersionState(StrEnum):
     """The state of a version in the bucket; only a READY one may be the default.
 
-    CREATING: its files are uploaded, or servers test whether they can load it. An UNDEPLOYED one is kept, but not served. A
-    DELETED one has no files any more; its name stays reserved.
+    CREATING: its files are being uploaded, or servers test whether they can load it. UNDEPLOYED: its files are kept, but it is
+    not served. DELETED: its files are deleted; its name stays reserved.
     """
 
     CREATING = "CREATING"
@@ -59,7 +59,7 @@ class VersionState(StrEnum):
 
 
 class ModelError(ValueError):
-    """An invalid change: one line with the reason and what is valid."""
+    """An invalid change of a model; the message is one line with the reason and what is valid."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Version:
 
     Attributes:
         size: the bytes of its files.
-        files: the SHA-256 of each file by its path below the version's folder; empty until complete.
+        files: the SHA-256 of each file by its path below the version's folder; empty until all are uploaded.
         manifest: a summary of the manifest of the job that trained it.
         token: identifies the deployment.
     """
@@ -87,18 +87,18 @@ class Version:
 
     @property
     def loadable(self) -> bool:
-        """True if servers are to load it: it is served, or will be if that succeeds."""
+        """True if servers must load it: it is READY, or becomes READY if they can load it."""
         return bool(self.files) and self.state in (VersionState.READY, VersionState.CREATING)
 
     @property
     def redeployable(self) -> bool:
-        """True if its files exist, and it is not served: undeployed, or its deployment ended before READY."""
+        """True if its files exist and it is not READY: it was undeployed, or its deployment ended early."""
         return bool(self.files) and self.state is not VersionState.READY
 
 
 @dataclass(frozen=True)
 class Model(Record):
-    """A model; `default` is the version that answers if a request names none, empty while there is none."""
+    """A model; `default` is the version that answers a request without a version, empty if there is none."""
 
     kind: ClassVar[str] = "model.json"
 
@@ -109,7 +109,7 @@ class Model(Record):
 
     @property
     def existing_versions(self) -> list[Version]:
-        """The versions that were not deleted, in the order in which they were made."""
+        """The versions that were not deleted, in the order of their creation."""
         return [version for version in self.versions if version.state is not VersionState.DELETED]
 
     def version(self, name: str) -> Version:
@@ -125,28 +125,28 @@ class Model(Record):
         if any(other.name == version.name and other.token == version.token for other in self.versions):
             return self
         for other in self.versions:
-            never_was = other.state is VersionState.FAILED and not other.files
-            if other.name == version.name and not never_was:
-                was = f"it is {other.state}" if other.state is not VersionState.DELETED else "it was deleted"
+            never_uploaded = other.state is VersionState.FAILED and not other.files
+            if other.name == version.name and not never_uploaded:
+                detail = f"it is {other.state}" if other.state is not VersionState.DELETED else "it was deleted"
                 raise ModelError(
-                    f"version {version.name} of model {self.name} was made at {other.createTime} ({was}), and a name is used "
-                    "once: take another"
+                    f"version {version.name} of model {self.name} was made at {other.createTime} ({detail}), and a name is "
+                    "used once: take another"
                 )
         others = [other for other in self.versions if other.name != version.name]
         return replace(self, versions=[*others, version])
 
     def set_files(self, name: str, token: str, files: Mapping[str, str], size: int) -> Model:
-        """Return the model with all files of a version, for servers to load; ModelError if it is another deployment's."""
-        return self._changed(replace(self._creating(name, token), files=dict(files), size=size))
+        """Return the model with the uploaded files of a version; ModelError if another command has changed the version."""
+        return self._with_version(replace(self._creating_version(name, token), files=dict(files), size=size))
 
     def mark_ready(self, name: str, token: str) -> Model:
-        """Return the model with a version that servers have loaded; the first is the default. Errors as by `set_files`."""
-        model = self._changed(replace(self._creating(name, token), state=VersionState.READY))
+        """Return the model with a version READY, which is the default if there is none yet. Errors as by `set_files`."""
+        model = self._with_version(replace(self._creating_version(name, token), state=VersionState.READY))
         return model if model.default else replace(model, default=name)
 
     def mark_failed(self, name: str, token: str, why: str) -> Model:
-        """Return the model with a version that failed. Errors are those of `set_files`."""
-        return self._changed(replace(self._creating(name, token), state=VersionState.FAILED, errorMessage=why))
+        """Return the model with a version FAILED. Errors as by `set_files`."""
+        return self._with_version(replace(self._creating_version(name, token), state=VersionState.FAILED, errorMessage=why))
 
     def with_default(self, name: str) -> Model:
         """Return the model with another default; ModelError if the version is not served."""
@@ -159,14 +159,14 @@ class Model(Record):
         return replace(self, default=name)
 
     def undeploy(self, name: str) -> Model:
-        """Return the model with a version no longer served, whose files stay; ModelError if it is the default of several."""
+        """Return the model with a version UNDEPLOYED; ModelError if it is the default and others are READY."""
         version = self.version(name)
         if not version.files:
             raise ModelError(f"version {name} of model {self.name} is {version.state}: there is nothing to undeploy")
-        return self._without_default(name)._changed(replace(version, state=VersionState.UNDEPLOYED, errorMessage=""))
+        return self._without_default(name)._with_version(replace(version, state=VersionState.UNDEPLOYED, errorMessage=""))
 
     def redeploy(self, name: str, token: str) -> Model:
-        """Return the model with an unserved version, which has its files, to be loaded again."""
+        """Return the model with an unserved version CREATING, so that servers load its files again."""
         version = self.version(name)
         if version.token == token:
             return self
@@ -175,15 +175,15 @@ class Model(Record):
                 f"version {name} of model {self.name} is {version.state}: only a version that has files and is not "
                 "served can be redeployed"
             )
-        return self._changed(replace(version, state=VersionState.CREATING, token=token, errorMessage=""))
+        return self._with_version(replace(version, state=VersionState.CREATING, token=token, errorMessage=""))
 
     def delete(self, name: str) -> Model:
-        """Return the model without a version, whose name stays reserved; ModelError if it is the default of several."""
+        """Return the model with a version DELETED; ModelError if it is the default and others are READY."""
         version = self.version(name)
         deleted = replace(version, state=VersionState.DELETED, files={}, size=0, manifest={})
-        return self._without_default(name)._changed(deleted)
+        return self._without_default(name)._with_version(deleted)
 
-    def _creating(self, name: str, token: str) -> Version:
+    def _creating_version(self, name: str, token: str) -> Version:
         version = self.version(name)
         if version.state is not VersionState.CREATING or version.token != token:
             raise ModelError(f"version {name} of model {self.name} is {version.state} by now: another command changed it")
@@ -199,5 +199,5 @@ class Model(Record):
             )
         return replace(self, default="")
 
-    def _changed(self, version: Version) -> Model:
+    def _with_version(self, version: Version) -> Model:
         return replace(self, versions=[version if other.name == version.name else other for other in self.versions])

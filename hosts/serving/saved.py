@@ -1,6 +1,6 @@
-"""A SavedModel in a session of TensorFlow, for the model server and for a batch.
+"""Run a SavedModel in a TensorFlow session, for the model server and for batch predictions.
 
-As in TensorFlow Serving, a signature is a part of the graph. Only this module imports TensorFlow.
+As in TensorFlow Serving, a signature is a part of the graph. Server and batches import TensorFlow only by this module.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from hosts.serving.rest import Arrays, RestError, parse_request, string_to_bytes
 from hosts.serving.signatures import TAG, Signature, Tensor, read_signatures
 
 # The first line of TensorFlow's error for a graph.
-_NO_REASON = "Graph execution error:"
+_ERROR_PREFIX = "Graph execution error:"
 
 
 @dataclass(frozen=True)
 class Library:
-    """Modules of TensorFlow, in its own names."""
+    """The TensorFlow modules that are used here."""
 
     errors: Any
     file_io: Any
@@ -43,12 +43,12 @@ class Library:
 
 @cache
 def tensorflow() -> Library:
-    """Import TensorFlow's C++ and the half of its Python that runs a graph.
+    """Import TensorFlow's C++ library and the Python modules that run a graph.
 
-    All of it takes 2 s to import on a processor, these modules 1 s: a replica of a small batch does little else. So the
-    modules are imported without the package's `__init__`; a test checks that this works in the hosts' version.
+    The whole package takes 2 s of CPU time, these modules 1 s, most of the time of a small batch. So they are imported without
+    the package's `__init__`; a test checks that this works in the hosts' version.
     """
-    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")  # as trainers have it
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")  # the default of trainers, too
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # a trainer may use the same GPU
     spec = importlib.util.find_spec("tensorflow")
     if "tensorflow" not in sys.modules and spec is not None and spec.submodule_search_locations:
@@ -73,7 +73,7 @@ def tensorflow() -> Library:
 
 
 class SavedModel:
-    """A SavedModel that was loaded. `run` is for one thread at a time."""
+    """A loaded SavedModel. Only one thread at a time may call `run`."""
 
     def __init__(self, folder: Path) -> None:
         """Load a SavedModel; raise TensorFlow's error if that fails."""
@@ -90,9 +90,9 @@ class SavedModel:
         return self._session.make_callable({name: tensor.name for name, tensor in signature.outputs.items()}, feed_list=inputs)
 
     def warm_up(self) -> None:
-        """Run signatures with zeros, so that the first request does not wait for TensorFlow's set-up."""
+        """Run signatures with zeros, so that the first request does not wait for TensorFlow's initialization."""
         for name, signature in self.signatures.items():
-            with contextlib.suppress(Exception):  # zeros are no input of every model
+            with contextlib.suppress(Exception):  # some models refuse zeros
                 self.run(name, {key: _zeros(tensor) for key, tensor in signature.inputs.items()})
 
     def run(self, signature: str, inputs: Arrays) -> Arrays:
@@ -100,13 +100,13 @@ class SavedModel:
         try:
             outputs = self._calls[signature](*(inputs[name] for name in sorted(inputs)))
             return {name: np.asarray(output) for name, output in outputs.items()}
-        except _failures():
+        except _server_errors():
             raise
         except (tensorflow().errors.OpError, ValueError, TypeError) as error:
             raise RestError(400, f"the model refuses the input: {error_reason(error)}") from None
 
     def examples(self, signature: str, examples: Sequence[Mapping[str, Any]]) -> Arrays:
-        """Return a signature's inputs for examples: as serialized tf.train.Example if it takes one text, else by name."""
+        """Return a signature's inputs for examples: serialized tf.train.Example for one string input, else features by name."""
         inputs = self.signatures[signature].inputs
         if len(inputs) == 1 and next(iter(inputs.values())).dtype is None:
             serialized = [_example(example) for example in examples]
@@ -116,14 +116,14 @@ class SavedModel:
 
 def error_reason(error: Exception) -> str:
     """Return the reason of a model's error in one line."""
-    return str(error).removeprefix(_NO_REASON).strip().partition("\n")[0]
+    return str(error).removeprefix(_ERROR_PREFIX).strip().partition("\n")[0]
 
 
-def _failures() -> tuple[type[Exception], ...]:
-    """Return the types of errors that no input causes. All others mean that the model refuses the input."""
+def _server_errors() -> tuple[type[Exception], ...]:
+    """Return the types of errors that no input causes. Other errors mean that the model refuses the input."""
     errors = tensorflow().errors
-    passing = (errors.UnavailableError, errors.DeadlineExceededError, errors.AbortedError, errors.CancelledError)
-    return (*passing, errors.ResourceExhaustedError, errors.InternalError)  # a GPU's own errors are the last
+    temporary = (errors.UnavailableError, errors.DeadlineExceededError, errors.AbortedError, errors.CancelledError)
+    return (*temporary, errors.ResourceExhaustedError, errors.InternalError)  # InternalError: errors of a GPU
 
 
 def _zeros(tensor: Tensor) -> np.ndarray[Any, Any]:
@@ -133,7 +133,7 @@ def _zeros(tensor: Tensor) -> np.ndarray[Any, Any]:
 
 
 def _example(features: Mapping[str, Any]) -> bytes:
-    """Return a tf.train.Example; numbers with a point are floats, whole ones int64, strings and `{"b64": …}` bytes."""
+    """Return a serialized tf.train.Example: a list of int64 if all values are integers, else of floats; strings are bytes."""
     example = tensorflow().example.Example()
     for name, value in features.items():
         values = [string_to_bytes(item) for item in (value if isinstance(value, list) else [value])]

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 TAG = "serve"
-"""The tag of the graph that is served; it may have no other one."""
+"""The only tag of the graph that is served."""
 # The names of TensorFlow's internal signatures begin with this.
 _PRIVATE = "__saved_model"
-# Numbers of types in types.proto.
+# Numbers of data types in types.proto.
 _STRING = 7
 _TYPES = {
     1: "float32",
@@ -127,7 +127,7 @@ def _values(message: bytes, number: int) -> list[Any]:
 
 def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
     """Yield the number and the value of each field of a message, in order."""
-    at = 0  # the place of the next byte
+    at = 0  # the index of the next byte
     while at < len(message):
         tag, at = _varint(message, at)
         kind = tag & 7
@@ -148,7 +148,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """Decode a number with seven bits per byte; return it and the place of the byte after it."""
+    """Decode a number with seven bits per byte; return it and the index of the byte after it."""
     value = shift = 0
     while True:
         byte = message[at]

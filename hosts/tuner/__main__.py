@@ -1,7 +1,7 @@
-"""`python -I hosts/tuner/__main__.py JOB REPLICA`: the trials that this replica of a job runs.
+"""Run this replica's trials of a job: `python -I hosts/tuner/__main__.py JOB REPLICA`.
 
-With `-I`, as the working directory is the user's package, whose modules could hide those of the standard library. The trials'
-environment comes by stdin.
+`-I` is needed because the working directory is the user's package, whose modules could hide those of the standard library. The
+trials' environment is read from stdin.
 """
 
 import sys

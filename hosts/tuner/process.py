@@ -25,7 +25,7 @@ _POLL_SECONDS = 0.1
 
 
 class TrialChild:
-    """Run a trial as a child in this process group, with this process's output."""
+    """Run a trial as a child in this process group; it inherits stdout and stderr."""
 
     def __init__(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start the trial; OSError if that fails."""
@@ -40,29 +40,29 @@ class TrialChild:
             status = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             return None
-        _end_others()
+        _kill_others()
         return status
 
     def stop(self, seconds: float) -> None:
         """Send SIGTERM to all processes of the trial now, and SIGKILL after this many seconds."""
-        for pid in _others():
+        for pid in _other_pids():
             _signal(pid, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
-        _end_others()
+        _kill_others()
         self._process.wait()
 
     def terminate(self, seconds: float) -> None:
-        """Do nothing: the trial is in our process group, so it already got the signal."""
+        """Do nothing: the trial is in this process group, so it already got the signal."""
 
     @property
     def out_of_memory(self) -> bool:
-        """True if the kernel killed one of its processes for want of memory."""
+        """True if the kernel's OOM killer has killed one of its processes."""
         return oom_kills() > self._oom_kills
 
 
 class TrialUnit:
-    """Run a trial in a systemd unit of its own, with this process's output."""
+    """Run a trial in a systemd unit of its own that writes to this process's stdout."""
 
     def __init__(self, launcher: Launcher, run: ProgramSpec) -> None:
         """Start the trial; OSError if that fails."""
@@ -78,7 +78,7 @@ class TrialUnit:
         return end.status
 
     def stop(self, seconds: float) -> None:
-        """Send SIGTERM to the processes that the stop signal names, after a part of the time to all, at the end SIGKILL."""
+        """Send SIGTERM to the processes that `stopSignal` selects, after a part of the time to all, at the end SIGKILL."""
         self._launched.stop(seconds)
         if not self._launched.wait(FIRST_PROCESS_SHARE * seconds):
             self._launched.signal(signal.SIGTERM)
@@ -109,15 +109,15 @@ def trial_launcher(
     return spawn
 
 
-def _end_others() -> None:
+def _kill_others() -> None:
     """Send SIGKILL to all other processes of the group, until none is left."""
-    while others := _others():
-        for pid in others:
+    while pids := _other_pids():
+        for pid in pids:
             _signal(pid, signal.SIGKILL)
         time.sleep(_POLL_SECONDS)
 
 
-def _others() -> list[int]:
+def _other_pids() -> list[int]:
     """Return the process ids of this process group, without this process and without zombies."""
     group, own, pids = os.getpgrp(), os.getpid(), []
     for path in Path("/proc").iterdir():

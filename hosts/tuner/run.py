@@ -1,7 +1,7 @@
-"""The trials that one replica of a job runs: no replica assigns trials, each claims its own.
+"""Run the trials of one replica of a job. No replica assigns trials: each replica claims its own.
 
-A trial is one record, which is created, taken over and ended by conditional writes alone. So two replicas never begin the same
-number, and if two believe that they have a trial, one write fails.
+A trial is one record, which is created, claimed again and ended only by conditional writes. So two replicas never create the
+same number, and if two replicas run the same trial, the write of one fails.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Spawn = Callable[[Sequence[str], Mapping[str, str]], TrialChild | TrialUnit]
 def main(job_id: str, name: str, request: str) -> int:
     """Run trials until none is left; return the exit code.
 
-    `request` is JSON by the agent: `cwd`, the trials' working directory, and `env`, their environment.
+    `request` is JSON from the agent: `cwd`, the trials' working directory, and `env`, their environment.
 
     Returns:
         0 if all trials are done; 143 if it was stopped; 1 if too many trials FAILED, none reported the metric, a module is
@@ -71,7 +71,7 @@ def main(job_id: str, name: str, request: str) -> int:
         trial_launcher(client, job_id, Path(description["cwd"]), plan.stopSignal, plan.stopSeconds) if client else TrialChild
     )
     scratch = trial_reports_folder(state) if client else None
-    tuner = Tuner(ledger, plan, plan.study, name, host, suggest, spawn, lambda: last_words(log), description["env"], scratch)
+    tuner = Tuner(ledger, plan, plan.study, name, host, suggest, spawn, lambda: last_log_line(log), description["env"], scratch)
     signal.signal(signal.SIGTERM, lambda *_: tuner.terminate())
     return tuner.run()
 
@@ -87,7 +87,7 @@ def _plan(ledger: Ledger, job_id: str, seconds: float) -> Plan:
 
 
 class Tuner:
-    """One replica's part of a study."""
+    """Run one replica's trials of a study."""
 
     def __init__(
         self,
@@ -98,33 +98,32 @@ class Tuner:
         host: HostFile,
         suggest: Callable[[Study, Sequence[Trial], int], dict[str, str]],
         spawn: Spawn,
-        last_words: Callable[[], str] = str,
+        last_log_line: Callable[[], str] = str,
         environ: Mapping[str, str] = os.environ,
         scratch: Path | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Prepare the trials of a replica.
+        """Prepare to run the trials of replica `name`.
 
-        `last_words` returns the last line of the trial that has just ended, from the replica's log. `environ` is the
-        environment of all trials. `scratch` is where the folders of their reports are made, by default in /tmp.
+        `last_log_line` returns the last line of the trial that has just ended, from the replica's log. `environ` is the
+        environment of all trials. `scratch` is the parent of the folders for their reports, by default /tmp.
         """
         self._environ, self._scratch = environ, scratch
         self._ledger, self._plan, self._study, self._name, self._host = ledger, plan, study, name, host
-        self._suggest, self._spawn, self._last_words, self._sleep = suggest, spawn, last_words, sleep
+        self._suggest, self._spawn, self._last_log_line, self._sleep = suggest, spawn, last_log_line, sleep
         self._trials = Trials(ledger, plan.jobId)
-        # The trial of the last claim. If its answer was lost, this replica may have it: to run it is then no restart.
+        # The trial of the last claim. If the bucket's answer was lost, the claim may have succeeded: its run is no restart.
         self._claimed: Trial | None = None
         self._child: TrialChild | TrialUnit | None = None
         self._terminated = False
 
     def terminate(self) -> None:
-        """Stop the trial, as the job or this host's part of it is being stopped."""
+        """Stop the trial, because the job or this replica is being stopped."""
         self._terminated = True
         if self._child:
             self._child.terminate(self._plan.stopSeconds)
 
     def run(self) -> int:
-        """Run trials until none is left; return the exit code."""
         while not self._terminated:
             try:
                 trials = self._trials.read()
@@ -136,7 +135,7 @@ class Tuner:
                     continue
             except Conflict:
                 continue
-            except (OSError, RecordError) as error:  # also of a folder that cannot be made now
+            except (OSError, RecordError) as error:  # OSError: also if a trial's folder cannot be created now
                 _print(f"trials cannot be read or written now, trying again: {error}")
             self._sleep(self._host.pollSeconds)
         return TERMINATED
@@ -152,23 +151,24 @@ class Tuner:
             )
         if len(trials) < study.trial_count or any(not trial.final for trial in trials):
             return None
-        first = best(study, trials)
-        if first is None or first.finalMetric is None:
+        winner = best(study, trials)
+        if winner is None or winner.finalMetric is None:
             return _fail(f"no trial reported a value of {study.hyperparameterMetricTag}")
         if self._name == self._plan.chief:
-            tag, final = study.hyperparameterMetricTag, first.finalMetric
+            tag, final = study.hyperparameterMetricTag, winner.finalMetric
             early = sum(trial.isTrialStoppedEarly for trial in trials)
             counts = f"{len(failed)} FAILED{f', {early} stopped early' if early else ''}"
             _print(
-                f"Trials: {len(trials)} done, {counts}; best is trial {first.trialId}: {' '.join(flags(first.hyperparameters))}"
+                f"Trials: {len(trials)} done, {counts}; best is trial {winner.trialId}: "
+                f"{' '.join(flags(winner.hyperparameters))}"
             )
             _print(f"Final metrics after {final.trainingStep} steps, {tag}: {final.objectiveValue:.6g}")
         return 0
 
     def _claim(self, trials: Sequence[Trial]) -> Stored[Trial] | None:
-        """Claim a trial: its own, that of a replica which is lost or not in the plan, or a new one; None if none is left."""
+        """Claim a trial of this replica, of one that is lost or not in the plan, or a new trial; None if none is left."""
         job = self._ledger.job(self._plan.jobId)
-        # A dropped replica is an optional one that the job continues without.
+        # A dropped replica is an optional one without which the job continues.
         missing = {*(job.record.lostReplicas if job else ()), *(job.record.droppedReplicas if job else ())}
         for trial in trials:
             unknown_replica = trial.replica not in self._plan.replicas
@@ -185,7 +185,7 @@ class Tuner:
     def _claim_again(self, trial: Trial) -> Stored[Trial] | None:
         stored = self._ledger.trial(self._plan.jobId, trial.trialId)
         if stored is None or stored.record != trial:
-            return None  # it has changed meanwhile
+            return None  # the record has changed meanwhile
         if trial == self._claimed:
             return stored
         if trial.restarts >= self._plan.maxRestarts:
@@ -196,15 +196,15 @@ class Tuner:
         return self._ledger.change_trial(self._plan.jobId, stored, self._claimed)
 
     def _make_folder(self, trial: Trial) -> None:
-        """Create the trial's folder, before the claim, unless it is in gs://; OSError if that is not possible now."""
+        """Create the trial's folder before the claim, unless it is in gs://; OSError if that fails."""
         folder = self._study.folder(trial.trialId)
         if folder.startswith("/"):
             Path(folder).mkdir(parents=True, exist_ok=True)
 
     def _run(self, stored: Stored[Trial]) -> None:
-        """Run a trial to its end, or until another replica has it, or this one is stopped."""
+        """Run a trial to its end, or until another replica has claimed it or this replica is stopped."""
         trial, study = stored.record, self._study
-        with _folder(self._scratch) as scratch:
+        with _reports_folder(self._scratch) as scratch:
             self._claimed = None
             file = scratch / "output.metrics"
             metrics = TrialMetrics(study.hyperparameterMetricTag, file, study.folder(trial.trialId), trial.allMetrics)
@@ -220,49 +220,53 @@ class Tuner:
             if self._terminated:  # checked last: terminate() may be called at any time
                 child.terminate(self._plan.stopSeconds)
             try:
-                watched = self._watch(stored, child, metrics)
+                outcome = self._watch(stored, child, metrics)
             except BaseException:
-                child.stop(self._plan.stopSeconds)  # the trial will run again, and must not run twice at once
+                child.stop(self._plan.stopSeconds)  # the trial will run again, and two processes must not run it at once
                 raise
             finally:
                 self._child = None
-            if watched is None or self._terminated:
+            if outcome is None or self._terminated:
                 return
-            status, stored, early = watched
+            status, stored, early = outcome
             self._record_end(stored, self._final_record(stored.record, status, child.out_of_memory, metrics, early))
 
     def _watch(
         self, stored: Stored[Trial], child: TrialChild | TrialUnit, metrics: TrialMetrics
     ) -> tuple[int, Stored[Trial], bool] | None:
-        """Return the exit, the record and whether it was stopped early; None if this replica no longer has the trial."""
-        looked = beat = time.monotonic()
+        """Return the exit status, the record, and True if stopped early; None if this replica no longer has the trial."""
+        summaries_read_at = reported_at = time.monotonic()
         while (status := child.wait(self._host.pollSeconds)) is None:
-            moment = time.monotonic()
-            summaries = self._study.enableTrialEarlyStopping and moment - looked >= _SUMMARIES_SECONDS
+            time_now = time.monotonic()
+            summaries = self._study.enableTrialEarlyStopping and time_now - summaries_read_at >= _SUMMARIES_SECONDS
             measured = _measured(metrics, summaries)
-            looked = moment if summaries else looked
-            news = measured and measured != stored.record.allMetrics
-            if self._terminated or not (news or moment - beat >= self._plan.heartbeatSeconds):
+            summaries_read_at = time_now if summaries else summaries_read_at
+            changed = measured and measured != stored.record.allMetrics
+            if self._terminated or not (changed or time_now - reported_at >= self._plan.heartbeatSeconds):
                 continue
-            beat = moment
+            reported_at = time_now
             try:
-                lags = news and self._study.enableTrialEarlyStopping and should_stop(self._study, measured, self._trials.read())
+                stop_early = (
+                    changed and self._study.enableTrialEarlyStopping and should_stop(self._study, measured, self._trials.read())
+                )
                 current = (
-                    self._write(stored, replace(stored.record, allMetrics=measured)) if news else self._current(stored.record)
+                    self._write(stored, replace(stored.record, allMetrics=measured))
+                    if changed
+                    else self._current(stored.record)
                 )
                 if current is None:
                     child.stop(self._plan.stopSeconds)
                     return None
                 stored = current
-                if lags:
+                if stop_early:
                     child.stop(self._plan.stopSeconds)
                     return 0, stored, True
             except BucketError:
-                continue  # it is reported again at the next poll
+                continue  # try again at the next poll
         return status, stored, False
 
     def _current(self, trial: Trial) -> Stored[Trial] | None:
-        """Return the present record; print why and return None if it is unreadable or another replica or incarnation's."""
+        """Return the current record; None if unreadable, or of another replica or another restart of the trial."""
         try:
             current = self._ledger.trial(self._plan.jobId, trial.trialId)
         except RecordError as error:
@@ -270,13 +274,13 @@ class Tuner:
             return None
         if current and (current.record.replica, current.record.restarts) == (trial.replica, trial.restarts):
             return current
-        _print(f"Trial {trial.trialId} is another replica's by now")
+        _print(f"Trial {trial.trialId} is run by another replica or restart now")
         return None
 
     def _write(self, stored: Stored[Trial], trial: Trial) -> Stored[Trial] | None:
-        """Write the next record of this replica's trial; return None if it no longer has the trial.
+        """Write the next record of this replica's trial; return None if this replica no longer has the trial.
 
-        A Conflict may also be with a write of one's own whose answer was lost.
+        A Conflict may also come from an earlier write of this replica whose answer was lost.
         """
         try:
             return self._ledger.change_trial(self._plan.jobId, stored, trial)
@@ -292,18 +296,18 @@ class Tuner:
     def _final_record(self, trial: Trial, status: int, out_of_memory: bool, metrics: TrialMetrics, early: bool) -> Trial:
         """Return the final record of a trial: FAILED unless it exited with 0 and a finite metric.
 
-        If the trial is to run again, only its metrics change.
+        If the trial will run again, return its record with only the metrics changed.
         """
         if status:
-            # A signal is no fault of the trainer, and restartCodes are no failures: the trial runs again.
+            # After a signal or an exit code of restartCodes the trial has not failed: it runs again.
             restarts = should_restart(self._plan, status) and trial.restarts < self._plan.maxRestarts
             if restarts and not out_of_memory:
                 return replace(trial, allMetrics=_measured(metrics, summaries=False) or trial.allMetrics)
-            words = self._last_words()
+            words = self._last_log_line()
             return self._failed(trial, f"it ended with {describe_end(status, out_of_memory)}{f': {words}' if words else ''}")
         tag = self._study.hyperparameterMetricTag
         try:
-            measured = metrics.reported() or trial.allMetrics if early else metrics.final_measurements()
+            measured = metrics.read_reports() or trial.allMetrics if early else metrics.final_measurements()
         except Exception as error:  # noqa: BLE001  TensorBoard's reader, of files that a trainer wrote
             return self._failed(trial, f"its metrics cannot be read: {error}")
         if not measured:
@@ -326,7 +330,7 @@ class Tuner:
         return replace(trial, state=TrialState.FAILED, endTime=now(), errorMessage=why)
 
     def _record_end(self, stored: Stored[Trial], trial: Trial) -> None:
-        """Write and log a trial's end, until the bucket answers or this is stopped, unless this replica no longer has it."""
+        """Write and log a trial's end if this replica still has it; retry until the bucket answers or the tuner is stopped."""
         if trial != stored.record:
             while True:
                 try:
@@ -351,22 +355,22 @@ class Tuner:
         return [*self._plan.program(python), *((flag, folder) if flag else ()), *flags(trial.hyperparameters)]
 
     def _environment(self, trial: Trial, file: Path) -> dict[str, str]:
-        """Return a trial's environment: the job's, and as in Cloud ML its number, folder, metric, and file for reports."""
+        """Return a trial's environment: the job's, and Cloud ML's variables for its number, folder, metric and reports."""
         folder, number = self._study.folder(trial.trialId), str(trial.trialId)
         config = json.loads(self._environ.get("TF_CONFIG") or "{}")
         config["task"] = {**config.get("task", {}), "trial": number}
         cloud_ml = {"CLOUD_ML_TRIAL_ID": number, "CLOUD_ML_HP_METRIC_TAG": self._study.hyperparameterMetricTag}
-        ours = {**cloud_ml, METRIC_FILE: str(file), "JOB_DIR": folder}
+        trial_variables = {**cloud_ml, METRIC_FILE: str(file), "JOB_DIR": folder}
         task = self._plan.tasks.get(self._name)
         of_job = {name: self._environ[name] for name in (task.environment if task else ()) if name in self._environ}
-        own = variables.expand_environment(of_job, {**self._environ, **ours})  # without secrets
-        return {**self._environ, **own, **ours, "TF_CONFIG": json.dumps(config)}
+        expanded = variables.expand_environment(of_job, {**self._environ, **trial_variables})  # without secrets
+        return {**self._environ, **expanded, **trial_variables, "TF_CONFIG": json.dumps(config)}
 
 
-def last_words(log: Path) -> str:
-    """Return a program's last line, preferably one with an error; empty if it is not in the log yet.
+def last_log_line(log: Path) -> str:
+    """Return the last line of a program's log, preferably an error; empty if there is none yet.
 
-    The agent, which reads the output of this process and its trials, may log it a moment later.
+    First wait a moment for the agent, which writes the output of this process and its trials to the log.
     """
     time.sleep(_LOG_SECONDS)
     lines: list[dict[str, str]] = []
@@ -374,28 +378,28 @@ def last_words(log: Path) -> str:
         entries, _ = last_entries(ChunkFolder(log), LogFilter(_LOG_LINES))
         lines = [json.loads(entry.line) for entry in entries if entry.line.startswith(b"{")]
     printed = [line for line in lines if line.get("message", "").strip()]
-    loud = [line for line in printed if line.get("severity") in ("ERROR", "CRITICAL")]
-    return (loud or printed or [{"message": ""}])[-1]["message"].strip()[:_LOG_CHARACTERS]
+    errors = [line for line in printed if line.get("severity") in ("ERROR", "CRITICAL")]
+    return (errors or printed or [{"message": ""}])[-1]["message"].strip()[:_LOG_CHARACTERS]
 
 
 def _measured(metrics: TrialMetrics, summaries: bool) -> list[Measurement]:
-    """Return the measurements so far, with the summaries if requested; unreadable ones are left out."""
+    """Return the measurements so far, from summaries too if requested; an empty list if they cannot be read."""
     try:
-        return thin(_finite(metrics.reported() or (metrics.evaluated() if summaries else [])))
+        return thin(_finite(metrics.read_reports() or (metrics.read_evaluations() if summaries else [])))
     except Exception as error:  # noqa: BLE001  TensorBoard's reader, of files that a trainer wrote, or half wrote
         _print(f"the trial's metrics cannot be read now: {error}")
         return []
 
 
 @contextmanager
-def _folder(above: Path | None) -> Iterator[Path]:
-    """Yield a folder for a trial's reports, and remove it.
+def _reports_folder(parent: Path | None) -> Iterator[Path]:
+    """Yield a folder for a trial's reports, and remove it afterwards.
 
-    Folders that the trial made in it belong to another user: the launcher removes them.
+    The launcher removes folders that the trial has created in it, because they belong to another user.
     """
-    folder = Path(tempfile.mkdtemp(prefix="trial-", dir=above))
+    folder = Path(tempfile.mkdtemp(prefix="trial-", dir=parent))
     try:
-        if above:
+        if parent:
             folder.chmod(0o770)  # for the trial, to whose group the launcher gives it
         yield folder
     finally:

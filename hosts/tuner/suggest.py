@@ -20,7 +20,7 @@ from optuna.trial import TrialState as State
 
 from jobs.study import Algorithm, Goal, Parameter, ParameterType, ScaleType, Study, Trial, TrialState, format_value
 
-# A point is suggested again only if this many seeds give no new one.
+# The number of seeds to try until one gives a point that no trial has used.
 _SEEDS = 20
 _DIGITS = 6
 optuna.logging.set_verbosity(optuna.logging.WARNING)  # otherwise each study logs its creation
@@ -29,24 +29,24 @@ _STATES = {TrialState.RUNNING: State.RUNNING, TrialState.SUCCEEDED: State.COMPLE
 
 
 def suggest(study: Study, trials: Sequence[Trial], number: int) -> dict[str, str]:
-    """Return the hyperparameters of the trial with this number, in the order of the study's.
+    """Return the hyperparameters of the trial with this number, in the order of the study's parameters.
 
-    They are the same for the same trials and the same seed of the study. ValueError if all points of a grid are used.
+    Equal trials and seeds of the study give equal hyperparameters. ValueError if a grid search has used all points.
     """
-    tried = [*(prior.hyperparameters for prior in study.earlier), *(trial.hyperparameters for trial in trials)]
-    drawn = [] if study.algorithm is Algorithm.GRID_SEARCH else _sampled(study, trials, number)
-    last = None
-    for last in drawn:
-        if last not in tried:
-            return last
-    # Sampling may miss the last of a few points.
-    if candidate := next((point for point in _grid(study) if point not in tried), last):
-        return candidate
+    used_points = [*(prior.hyperparameters for prior in study.earlier), *(trial.hyperparameters for trial in trials)]
+    samples = [] if study.algorithm is Algorithm.GRID_SEARCH else _samples(study, trials, number)
+    sample = None
+    for sample in samples:
+        if sample not in used_points:
+            return sample
+    # If few points are left, sampling may miss them.
+    if unused := next((point for point in _grid(study) if point not in used_points), sample):
+        return unused
     raise ValueError("every point of the grid was tried")
 
 
 def _grid(study: Study) -> Iterator[dict[str, str]]:
-    """Yield the points of the grid, the last parameter changing first; none if a parameter has infinitely many values."""
+    """Yield the points of the grid, the last parameter changing fastest; nothing if a parameter is continuous."""
     for place in range(study.grid_size or 0):
         values: dict[str, str] = {}
         for parameter in reversed(study.params):
@@ -56,11 +56,11 @@ def _grid(study: Study) -> Iterator[dict[str, str]]:
         yield {parameter.parameterName: values[parameter.parameterName] for parameter in study.params}
 
 
-def _sampled(study: Study, trials: Sequence[Trial], number: int) -> Iterator[dict[str, str]]:
+def _samples(study: Study, trials: Sequence[Trial], number: int) -> Iterator[dict[str, str]]:
     direction: Literal["maximize", "minimize"] = "maximize" if study.goal is Goal.MAXIMIZE else "minimize"
     frozen_trials = _frozen_trials(study, trials)
-    for again in range(_SEEDS):
-        sampler = _sampler(study, zlib.crc32(f"{study.seed} {number} {again}".encode()))
+    for attempt in range(_SEEDS):
+        sampler = _sampler(study, zlib.crc32(f"{study.seed} {number} {attempt}".encode()))
         optuna_study = optuna.create_study(direction=direction, sampler=sampler)
         optuna_study.add_trials(frozen_trials)
         drawn = optuna_study.ask({each.parameterName: _distribution(each) for each in study.params}).params
@@ -96,7 +96,7 @@ def _bounds(parameter: Parameter) -> tuple[float, float]:
 
 
 def _distribution(parameter: Parameter) -> BaseDistribution:
-    """Return a parameter's distribution; a DISCRETE one is drawn by index, so that neighbours are known."""
+    """Return a parameter's distribution; of a DISCRETE one that of the index, so that the sampler knows the order."""
     if parameter.type is ParameterType.CATEGORICAL:
         return CategoricalDistribution(parameter.categoricalValues)
     if parameter.type is ParameterType.DISCRETE:

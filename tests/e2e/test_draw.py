@@ -42,15 +42,15 @@ return [...document.querySelectorAll('.card')].map(card => ({
 """
 # Texts that are wider than their box.
 CUT = """
-const words = [...document.querySelectorAll('h1, h2, p:not(.unseen), li, button, .percent, .answer')];
+const words = [...document.querySelectorAll('h1, h2, p:not(.visually-hidden), li, button, .percent, .answer')];
 return words.filter(each => each.scrollWidth > each.clientWidth + 1 && getComputedStyle(each).display !== 'inline')
   .map(each => each.textContent);
 """
 DRAWINGS = """
-const pixels = document.querySelector('#seen').getContext('2d').getImageData(0, 0, 28, 28).data;
+const pixels = document.querySelector('#preview').getContext('2d').getImageData(0, 0, 28, 28).data;
 return [...pixels].filter((_, place) => place % 4 === 0);
 """
-PREPARED = "const { prepared } = await import('/digit.js'); return prepared(%s, %d);"
+TO_MNIST_IMAGE = "const { toMnistImage } = await import('/digit.js'); return toMnistImage(%s, %d);"
 TESTS = """
 return [...document.querySelectorAll('.tests button')].map(each => each.getAttribute('aria-label'));
 """
@@ -242,7 +242,7 @@ def metadata(inputs: dict[str, Any], outputs: dict[str, Any]) -> dict[str, Any]:
 IMAGE, KEY, PROBABILITIES = tensor("DT_FLOAT", -1, 784), tensor("DT_INT64", -1), tensor("DT_FLOAT", -1, 10)
 ANYTHING = {"dtype": "DT_FLOAT", "tensor_shape": {"unknown_rank": True}}
 PRICES = metadata({"rooms": tensor("DT_INT32", -1, 3), "text": ANYTHING}, {"price": tensor("DT_FLOAT", -1)})
-MODEL = "const { questionOf, described, request, probabilities } = await import('/model.js'); return %s;"
+MODEL = "const { parseSignature, describeSignature, request, probabilities } = await import('/model.js'); return %s;"
 
 
 def test_models_that_accept_drawings_are_detected(browser: Browser, url: str) -> None:
@@ -263,12 +263,12 @@ def test_models_that_accept_drawings_are_detected(browser: Browser, url: str) ->
     ]
     browser.open(url)
     questions = browser.value(
-        MODEL % f"{json.dumps([metadata(inputs, outputs) for inputs, outputs, _ in cases])}.map(questionOf)"
+        MODEL % f"{json.dumps([metadata(inputs, outputs) for inputs, outputs, _ in cases])}.map(parseSignature)"
     )
     names = ("image", "key", "output")
     assert questions == [question and dict(zip(names, question, strict=True)) for *_, question in cases]
     unsigned = {"metadata": {"signature_def": {"signature_def": {}}}}
-    assert browser.value(MODEL % f"{json.dumps([PRICES, unsigned])}.map(described)") == [
+    assert browser.value(MODEL % f"{json.dumps([PRICES, unsigned])}.map(describeSignature)") == [
         "takes rooms int32 [?, 3], text float of any shape, gives price float [?]",
         "has no signature serving_default",
     ]
@@ -340,16 +340,16 @@ def levels(side: int, *boxes: tuple[int, int, int, int, int]) -> list[list[int]]
 )
 def test_a_drawing_is_preprocessed_like_mnist(browser: Browser, url: str, sheet: list[list[int]]) -> None:
     browser.open(url)
-    pixels = browser.value(PREPARED % (json.dumps([*chain(*sheet)]), len(sheet)))
+    pixels = browser.value(TO_MNIST_IMAGE % (json.dumps([*chain(*sheet)]), len(sheet)))
     assert pixels == pytest.approx(preprocess(sheet), abs=1e-4)
 
 
 def test_a_stroke_matches_hand_computed_values(browser: Browser, url: str) -> None:
     """A box of 40 × 10 in a corner: 20 × 5, centred, with half a pixel rounded up."""
     browser.open(url)
-    pixels = browser.value(PREPARED % (json.dumps([*chain(*levels(80, (0, 0, 10, 40, 255)))]), 80))
+    pixels = browser.value(TO_MNIST_IMAGE % (json.dumps([*chain(*levels(80, (0, 0, 10, 40, 255)))]), 80))
     assert [index for index, value in enumerate(pixels) if value] == [
         row * 28 + x for row in range(4, 24) for x in range(12, 17)
     ]
     assert {*pixels} == {0, 1}
-    assert browser.value(PREPARED % ([0] * 16, 4)) is None
+    assert browser.value(TO_MNIST_IMAGE % ([0] * 16, 4)) is None

@@ -63,7 +63,7 @@ def test_the_browser_shows_the_curve_the_digits_and_the_graph(cluster: Stack, or
         assert len({x for x, _ in curve}) == len(curve), "one point a step"
         assert len({y for _, y in curve}) > 5, "the loss changes"
         tags = browser.await_value(f"{url}#images", PICTURES, any)
-        assert all(re.fullmatch(r"mistakes/\d taken for \d", tag) for tag in tags), tags
+        assert all(re.fullmatch(r"mistakes/\d predicted as \d", tag) for tag in tags), tags
         browser.await_value(f"{url}#graphs", NODES, lambda count: count > 0)
         assert "Traceback" not in interrupt(process)
     wait_for(lambda: not runs_on_host(cluster), "TensorBoard ended on the host", 300)

@@ -304,6 +304,6 @@ PARSERS: Mapping[str, Parser] = {
         ),
     ),
     "an instance to predict": Parser(
-        lambda data: instances.of_line(data, Signature({}, {})), (RestError,), (b'{"key": 1, "image": [0.1, 2]}',)
+        lambda data: instances.parse_line(data, Signature({}, {})), (RestError,), (b'{"key": 1, "image": [0.1, 2]}',)
     ),
 }

@@ -107,7 +107,7 @@ def test_a_nan_loss_ends_the_job(train: Any, tmp_path: Path, capfd: pytest.Captu
     [
         (["--train-data=/nowhere/train*"], "data /nowhere/train* matches no file"),
         (["--batch-size=41"], "batch size 41 is larger than the data: "),
-        ([f"--train-data={__file__}"], "has no sound TFRecord at byte 0 (record 0): make the file again, or pass"),
+        ([f"--train-data={__file__}"], "has no intact TFRecord at byte 0 (record 0): make the file again, or pass"),
     ],
 )
 def test_wrong_data_is_one_line_and_exit_code_2(
@@ -130,7 +130,7 @@ def test_a_corrupt_record_is_named_when_it_is_read(
     assert train(f"--train-data={corrupt}") == 2
     place = f"byte {35 * size} (record 35)"
     assert capfd.readouterr().err.splitlines()[-1] == (
-        f"error: {corrupt} has no sound TFRecord at {place}: make the file again, or pass --skip-corrupt-records"
+        f"error: {corrupt} has no intact TFRecord at {place}: make the file again, or pass --skip-corrupt-records"
     )
 
 

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # In its own process group, as a replica starts it: it ends only processes of the group.
 HARNESS = """
 import os, sys, time
-from hosts.tuner.process import TrialChild, _others
+from hosts.tuner.process import TrialChild, _other_pids
 child = TrialChild(["sh", "-c", sys.argv[1]], dict(os.environ))
 while len(sys.argv) > 2 and not os.path.exists(sys.argv[2]):
     time.sleep(0.01)
@@ -50,14 +50,14 @@ def test_a_signal_is_distinguished_from_an_exit_code() -> None:
 
 
 def test_background_processes_are_ended() -> None:
-    output = harness(f"print(child.wait({PATIENCE})); print(_others())", "sleep 300 & sleep 300 & exit 0")
+    output = harness(f"print(child.wait({PATIENCE})); print(_other_pids())", "sleep 300 & sleep 300 & exit 0")
     assert output == "0\n[]\n"
 
 
 def test_a_stop_sends_sigterm_first(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     output = harness(
-        f"child.stop({limit(20)}); print(_others())",
+        f"child.stop({limit(20)}); print(_other_pids())",
         f"trap 'echo saved; exit 0' TERM; touch {ready}; while :; do sleep 0.1; done",
         ready,
     )
@@ -67,7 +67,7 @@ def test_a_stop_sends_sigterm_first(tmp_path: Path) -> None:
 def test_a_trial_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     output = harness(
-        "child.stop(0.5); print(child._process.returncode, _others())",
+        "child.stop(0.5); print(child._process.returncode, _other_pids())",
         f"trap '' TERM; touch {ready}; sleep infinity & wait; sleep infinity",
         ready,
     )

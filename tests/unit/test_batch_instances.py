@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hosts.batch.inference import BATCH, ShardPredictor
 from hosts.batch.inputs import detect_kind
-from hosts.batch.instances import of_line, of_record
+from hosts.batch.instances import parse_line, parse_record
 from hosts.serving.rest import Arrays, RestError, parse_request, prediction_rows
 from hosts.serving.signatures import Signature, Tensor
 from scaletier.tensorflow_setup import import_tensorflow
@@ -36,7 +36,7 @@ def record(**features: Any) -> bytes:
 
 def arrays(signature: Signature, *records: bytes) -> dict[str, Any]:
     """Return the model's inputs."""
-    instances = [of_record(each, signature, 40 + place) for place, each in enumerate(records)]
+    instances = [parse_record(each, signature, 40 + place) for place, each in enumerate(records)]
     return {name: array.tolist() for name, array in parse_request({"instances": instances}, signature)[0].items()}
 
 
@@ -68,10 +68,10 @@ def test_raw_values_that_are_not_one_text_are_used_as_they_are() -> None:
 def test_a_record_s_number_is_the_key_of_whole_numbers(dtype: str | None, takes: bool) -> None:
     signature = Signature({"key": Tensor(dtype, (None,)), "x": Tensor("float32", (None,))}, {})
     if takes:
-        assert of_record(record(x=[0.5]), signature, 40) == {"key": 40, "x": 0.5}
+        assert parse_record(record(x=[0.5]), signature, 40) == {"key": 40, "x": 0.5}
     else:
         with pytest.raises(RestError, match=r"^has the features x; this signature takes key, x$"):
-            of_record(record(x=[0.5]), signature, 40)
+            parse_record(record(x=[0.5]), signature, 40)
     predictor = ShardPredictor(DoublingModel().run, {"serving_default": signature}, "serving_default")
     assert predictor.takes_key == takes
     assert not ShardPredictor(DoublingModel().run, DoublingModel().signatures, "serving_default").takes_key
@@ -92,14 +92,14 @@ def test_a_record_s_number_is_the_key_of_whole_numbers(dtype: str | None, takes:
 )
 def test_features_get_the_shape_of_the_input(shape: Any, values: list[float], expected: Any) -> None:
     """Values that do not fit stay flat, and the server refuses them."""
-    instance = of_record(record(x=values), Signature({"x": Tensor("float32", shape)}, {}), 0)
+    instance = parse_record(record(x=values), Signature({"x": Tensor("float32", shape)}, {}), 0)
     assert np.asarray(instance["x"]).tolist() == expected
 
 
 def test_an_empty_feature_is_an_empty_row() -> None:
     signature = Signature({"n": Tensor("int64", (None, None)), "x": Tensor("float32", (None, None, 2))}, {})
     one = tf.train.Example(features=tf.train.Features(feature={"n": tf.train.Feature(), "x": tf.train.Feature()}))
-    inputs = parse_request({"instances": [of_record(one.SerializeToString(), signature, 0)]}, signature)[0]
+    inputs = parse_request({"instances": [parse_record(one.SerializeToString(), signature, 0)]}, signature)[0]
     assert {name: (array.shape, array.dtype) for name, array in inputs.items()} == {
         "n": ((1, 0), np.int64),
         "x": ((1, 0, 2), np.float32),
@@ -134,20 +134,20 @@ def test_a_record_that_does_not_fit_the_signature_is_refused(content: bytes, mes
 
 
 def test_a_line_is_a_json_value() -> None:
-    assert of_line(b'{"x": [1, 2]}', IMAGE) == {"x": [1, 2]}
+    assert parse_line(b'{"x": [1, 2]}', IMAGE) == {"x": [1, 2]}
     for line in (b"{", b"NaN", b"\xff"):
         with pytest.raises(RestError, match="is no JSON"):
-            of_line(line, IMAGE)
+            parse_line(line, IMAGE)
 
 
 def test_a_line_of_text_is_the_only_input_of_strings() -> None:
     words = Signature({"word": Tensor(None, (None,))}, {})
     lines = (b"a good film", b'"quoted"', b'{"word": "named"}', b"it's 5 > 3", b"\xff")
-    inputs = [parse_request({"instances": [of_line(line, words)]}, words)[0]["word"].tolist() for line in lines]
+    inputs = [parse_request({"instances": [parse_line(line, words)]}, words)[0]["word"].tolist() for line in lines]
     assert inputs == [[b"a good film"], [b"quoted"], [b"named"], [b"it's 5 > 3"], [b"\xff"]]
     two = Signature({"word": Tensor(None, (None,)), "other": Tensor(None, (None,))}, {})
     with pytest.raises(RestError, match="is no JSON"):
-        of_line(b"a good film", two)
+        parse_line(b"a good film", two)
 
 
 @pytest.mark.parametrize("lines", [b'{"x": 1}\n', b"1\n", b"", "é".encode()])

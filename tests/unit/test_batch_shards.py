@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hosts.batch.shards import PER_REPLICA, Count, InputFile, Shard, Tally, cut, shards_of
+from hosts.batch.shards import SHARDS_PER_REPLICA, Count, InputFile, Shard, Tally, cut, shards_of
 
 FILES = st.lists(st.integers(0, 5000).map(lambda size: InputFile("/bucket/f", size)), min_size=1, max_size=12)
 
@@ -18,7 +18,7 @@ def test_every_byte_is_in_one_shard_and_the_order_is_kept(files: list[InputFile]
     assert positions == [(index, byte) for index, file in enumerate(files) for byte in range(file.size)]
     assert [(shard.number, shard.total) for shard in shards] == [(n, len(shards)) for n in range(len(shards))]
     assert {shard.file for shard in shards} == set(range(len(files))), "an empty file has a shard too"
-    assert len(shards) <= PER_REPLICA * replicas + len(files)
+    assert len(shards) <= SHARDS_PER_REPLICA * replicas + len(files)
     numbers = [shard.number for rank in range(replicas) for shard in shards_of(shards, rank, replicas)]
     assert sorted(numbers) == list(range(len(shards)))
 
@@ -39,7 +39,7 @@ def test_the_shards_of_files() -> None:
 def test_one_large_file_is_shared_evenly() -> None:
     shards = cut([InputFile("/bucket/f", 10_000)], 5)
     assert {shard.end - shard.start for shard in shards} == {500}
-    assert [len(shards_of(shards, rank, 5)) for rank in range(5)] == [PER_REPLICA] * 5
+    assert [len(shards_of(shards, rank, 5)) for rank in range(5)] == [SHARDS_PER_REPLICA] * 5
 
 
 def test_the_last_shard_of_a_packed_file_is_open() -> None:

@@ -306,11 +306,11 @@ def test_the_first_record_behind_a_byte_is_found(tmp_path: Path, monkeypatch: py
         path.write_bytes(b"\xff" * before + record)
         file, reader = InputFile(str(path), before + len(record), records=True), FakeReader()
         random_reader = tensorflow().record_io.RandomRecordReader(str(path))
-        assert inputs._first(file, random_reader, 2) == before
-        assert inputs._first(file, reader, 2) == file.size, "no whole record"
+        assert inputs._find_first_record(file, random_reader, 2) == before
+        assert inputs._find_first_record(file, reader, 2) == file.size, "no whole record"
         assert set(reader.places) == {before}
         reader.places.clear()
-        assert inputs._first(file, reader, before + 1) == file.size
+        assert inputs._find_first_record(file, reader, before + 1) == file.size
         assert reader.places == []
 
 
@@ -320,7 +320,7 @@ def test_a_head_whose_record_would_end_behind_the_file_is_not_read(tmp_path: Pat
     for size, places in ((len(record) + 2, [2]), (len(record) + 1, [])):
         path.write_bytes((b"\xff\xff" + record)[:size])
         reader = FakeReader()
-        assert inputs._first(InputFile(str(path), size, records=True), reader, 1) == size
+        assert inputs._find_first_record(InputFile(str(path), size, records=True), reader, 1) == size
         assert reader.places == places
 
 
@@ -486,7 +486,7 @@ def test_an_unreadable_file_does_not_count_as_damaged(
     good: int,
 ) -> None:
     request = make_request(a=lines(*range(9)), b=lines(3))
-    monkeypatch.setattr(Request, "of_package", lambda: request)
+    monkeypatch.setattr(Request, "from_package", lambda: request)
     pauses = failing(error(None, None, "not now\nand more"), good, 99)
     assert task.main(["--data", "a", "--model", str(model), "--job-dir", str(tmp_path / "out")]) == code
     assert capsys.readouterr().err == f"error: {request.inputs[0]} cannot be read: not now\n"
@@ -500,7 +500,7 @@ def test_an_unresponsive_output_exits_with_143(
     def raise_unavailable(*_: object) -> None:
         raise tf.errors.UnavailableError(None, None, "HTTP response code 503")
 
-    monkeypatch.setattr(Request, "of_package", lambda: make_request(a=lines(1)))
+    monkeypatch.setattr(Request, "from_package", lambda: make_request(a=lines(1)))
     monkeypatch.setattr(PredictionOutput, "_write", raise_unavailable)
     assert task.main(["--data", "a", "--model", str(model), "--job-dir", str(tmp_path / "out")]) == 143
     assert capsys.readouterr().err == "error: the bucket does not answer: HTTP response code 503\n"
@@ -520,7 +520,7 @@ def test_a_failure_of_tensorflow_is_one_line(
     def fail(*_: object) -> None:
         raise getattr(tf.errors, name)(None, None, "out/part; No space left on device\n\nmore")
 
-    monkeypatch.setattr(Request, "of_package", lambda: make_request(a=lines(1)))
+    monkeypatch.setattr(Request, "from_package", lambda: make_request(a=lines(1)))
     monkeypatch.setattr(PredictionOutput, "_write", fail)
     assert task.main(["--data", "a", "--model", str(model), "--job-dir", str(tmp_path / "out")]) == 1
     message = f"error: TensorFlow cannot continue: out/part; No space left on device ({name})\n"
@@ -598,14 +598,14 @@ def test_a_model_that_differs_from_the_deployed_one_is_refused(make_request: Mak
 def test_the_command_line(
     make_request: MakeRequest, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Request, "of_package", lambda: make_request(a=lines(1)))
+    monkeypatch.setattr(Request, "from_package", lambda: make_request(a=lines(1)))
     monkeypatch.setenv("JOB_DIR", str(tmp_path / "out"))
     assert task.main(["--data", "a", "--model", str(model)]) == 0
-    monkeypatch.setattr(Request, "of_package", lambda: make_request(a=b""))
+    monkeypatch.setattr(Request, "from_package", lambda: make_request(a=b""))
     assert task.main(["--data", "a", "--model", str(model), "--job-dir", str(tmp_path / "other")]) == 1
     assert capsys.readouterr().err == "error: nothing could be read: all input files are empty\n"
     arguments = ["--data", "a", "--model", str(model), "--job-dir", str(tmp_path / "third"), "--signature", "other"]
-    monkeypatch.setattr(Request, "of_package", lambda: make_request(a=lines(1)))
+    monkeypatch.setattr(Request, "from_package", lambda: make_request(a=lines(1)))
     assert task.main(arguments) == 2
     assert capsys.readouterr().err == "error: there is no signature 'other'; there are serving_default\n"
 

@@ -51,7 +51,7 @@ def mock_tensorflow_1() -> dict[str, MagicMock]:
 def load_packaged(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> ModuleType:
     monkeypatch.setattr("importlib.metadata.version", lambda name: "1.0")
     monkeypatch.setattr("sys.argv", ["packaged.task", *arguments])
-    mocks = {"tabulate": MagicMock(), "packaged": MagicMock(), "packaged.model": MagicMock(SLOPE=3.0, LEVEL=-1.0)}
+    mocks = {"tabulate": MagicMock(), "packaged": MagicMock(), "packaged.model": MagicMock(SLOPE=3.0, INTERCEPT=-1.0)}
     mocks["tabulate"].tabulate.return_value = "step loss"
     mocks["packaged.model"].step.return_value = 0.5
     return load(monkeypatch, "packaged/src/packaged/task.py", mocks)

@@ -212,12 +212,12 @@ def test_invalid_requests_are_refused(server: Starlette, method: str, path: str,
 
 
 def test_a_too_large_request_is_refused(server: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(module, "MAX_REQUEST_BYTES", 1 << 20)
     for headers, body in (([(b"content-length", b"104857600")], b""), ((), b"x" * ((1 << 20) + 1))):
         status, reply, _ = ask(server, "POST", "/v1/models/mnist:predict", body, headers)
         assert (status, reply["error"]) == (413, "the request is larger than 1 MB: ask for fewer instances at once")
     body = json.dumps(ROWS).encode()
-    monkeypatch.setattr(module, "MOST_BYTES", len(body))
+    monkeypatch.setattr(module, "MAX_REQUEST_BYTES", len(body))
     for pieces, expected in (([body], 200), ([body[:9], body[9:]], 200), ([body[:9], body[9:] + b" "], 413)):
         assert run_concurrently(send_request(server, "POST", "/v1/models/mnist:predict", pieces))[0][0] == expected
 
@@ -253,14 +253,14 @@ def test_unpacked_bytes_count(server: Starlette, monkeypatch: pytest.MonkeyPatch
             yield piece
 
     monkeypatch.setattr(module, "_unpack", record)
-    monkeypatch.setattr(module, "MOST_BYTES", len(body))
+    monkeypatch.setattr(module, "MAX_REQUEST_BYTES", len(body))
     assert ask(server, "POST", path, gzip.compress(body), GZIP)[0] == 200
     unpacked.clear()
     status, reply, _ = ask(server, "POST", path, gzip.compress(body + b" " * 10_000), GZIP)
     assert (status, reply["error"]) == (413, "the request is larger than 0 MB: ask for fewer instances at once")
     assert unpacked == [1 << 10], "no more is unpacked"
-    monkeypatch.setattr(module, "MOST_BYTES", 1 << 20)
-    monkeypatch.setattr(module, "MOST_BYTES_IN_PROGRESS", len(body))
+    monkeypatch.setattr(module, "MAX_REQUEST_BYTES", 1 << 20)
+    monkeypatch.setattr(module, "MAX_BYTES_IN_PROGRESS", len(body))
     assert ask(server, "POST", path, gzip.compress(body + b" "), GZIP)[0] == 503
     assert ask(server, "POST", path, gzip.compress(body), GZIP)[0] == 200, "its memory is released"
 
@@ -271,8 +271,8 @@ def test_a_context_counts_once_for_each_example(server: Starlette, monkeypatch: 
     copied = len(b'{"key":1,"image":[0.25,0.75]}') * 99
     answer = [[["0", 0.25], ["1", 0.75]]] * 99
     for name, status, message in (
-        ("MOST_BYTES", 413, "the request, with its context in each example, is larger than 0 MB"),
-        ("MOST_BYTES_IN_PROGRESS", 503, "too many large requests at once"),
+        ("MAX_REQUEST_BYTES", 413, "the request, with its context in each example, is larger than 0 MB"),
+        ("MAX_BYTES_IN_PROGRESS", 503, "too many large requests at once"),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, copied - 1)
@@ -285,7 +285,7 @@ def test_a_context_counts_once_for_each_example(server: Starlette, monkeypatch: 
 
 def test_concurrent_large_requests_are_limited(server: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
     body = json.dumps(ROWS).encode()
-    monkeypatch.setattr(module, "MOST_BYTES_IN_PROGRESS", len(body))
+    monkeypatch.setattr(module, "MAX_BYTES_IN_PROGRESS", len(body))
     for headers in ([], [(b"content-length", b"%d" % (len(body) + 1))]):
         status, reply, reply_headers = ask(server, "POST", "/v1/models/mnist:predict", body + b" ", headers)
         assert (status, reply["error"], reply_headers["retry-after"]) == (503, "too many large requests at once", "1")
@@ -303,7 +303,7 @@ def test_announced_bytes_use_no_memory(server: Starlette, monkeypatch: pytest.Mo
     assert [status for status, *_ in answers] == [408] * 3 + [200] * 20
     assert "did not arrive within" in answers[0][1]["error"]
     assert answers[0][2]["connection"] == "close"
-    monkeypatch.setattr(module, "MOST_BYTES_IN_PROGRESS", len(body))
+    monkeypatch.setattr(module, "MAX_BYTES_IN_PROGRESS", len(body))
     assert ask(server, "POST", path, ROWS)[0] == 200, "their memory is released"
 
 
@@ -321,7 +321,7 @@ def test_a_large_request_is_parsed_in_a_thread(server: Starlette, monkeypatch: p
         monkeypatch.setattr(rest, name, record)
 
     record_thread("body_of")
-    record_thread("answer")
+    record_thread("predict_response")
     for most, in_main in ((len(body), True), (len(body) - 1, False)):
         monkeypatch.setattr(module, "_LARGE_BYTES", most)
         answer = ask(server, "POST", "/v1/models/mnist:predict", body)
@@ -433,7 +433,7 @@ def test_a_sigterm_before_the_server_runs_ends_it(tmp_path: Path, monkeypatch: p
         run(server, sockets)
 
     monkeypatch.setattr(uvicorn.Server, "run", interrupted)
-    monkeypatch.setattr("hosts.serving.__main__._follow", lambda *_: None)
+    monkeypatch.setattr("hosts.serving.__main__._reconcile_forever", lambda *_: None)
     try:
         assert main(["--bucket", str(tmp_path), "--cache", str(tmp_path), "--port", "0"]) == 0
     finally:

@@ -494,7 +494,7 @@ def put(batcher: Batcher, *values: float) -> Future[Arrays]:
 
 
 def test_requests_during_a_computation_are_batched() -> None:
-    blocked = BlockedBatcher(most_rows=4)
+    blocked = BlockedBatcher(max_rows=4)
     waiting = [put(blocked.batcher, 2, 3), put(blocked.batcher, 4), put(blocked.batcher, 5, 6)]
     assert blocked.results(*waiting) == [[0], [4, 6], [8], [10, 12]]
     assert blocked.calls == [[0], [2, 3, 4], [5, 6]], "batches of the maximum size, in order of arrival"
@@ -517,7 +517,7 @@ def test_only_requests_of_one_shape_are_batched() -> None:
 
 
 def test_a_cancelled_request_is_not_computed() -> None:
-    blocked = BlockedBatcher(most_rows=1)
+    blocked = BlockedBatcher(max_rows=1)
     cancelled, other = put(blocked.batcher, 1), put(blocked.batcher, 2)
     assert cancelled.cancel()
     assert blocked.results(other) == [[0], [4]]
@@ -533,7 +533,7 @@ def test_an_invalid_request_fails_no_other() -> None:
 
 
 def test_too_many_and_late_requests_are_refused() -> None:
-    blocked = BlockedBatcher(most_waiting=2)
+    blocked = BlockedBatcher(max_waiting=2)
     waiting = [put(blocked.batcher, 1), put(blocked.batcher, 2)]
     with pytest.raises(RestError, match="too many requests wait") as caught:
         put(blocked.batcher, 3)

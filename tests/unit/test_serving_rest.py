@@ -133,22 +133,22 @@ def test_invalid_json_is_refused(content: bytes) -> None:
 
 def test_an_answer_by_rows_and_by_columns() -> None:
     outputs = {"a": np.array([1, 2], np.int64), "b": np.array([[0.5], [0.25]], np.float32)}
-    assert json.loads(rest.answer(outputs, True)) == {"predictions": [{"a": 1, "b": [0.5]}, {"a": 2, "b": [0.25]}]}
-    assert json.loads(rest.answer(outputs, False)) == {"outputs": {"a": [1, 2], "b": [[0.5], [0.25]]}}
-    assert json.loads(rest.answer({"b": outputs["b"]}, True)) == {"predictions": [[0.5], [0.25]]}
-    assert json.loads(rest.answer({"b": outputs["b"]}, False)) == {"outputs": [[0.5], [0.25]]}
-    assert rest.answer({}, False) == b'{"outputs":{}}'
+    assert json.loads(rest.predict_response(outputs, True)) == {"predictions": [{"a": 1, "b": [0.5]}, {"a": 2, "b": [0.25]}]}
+    assert json.loads(rest.predict_response(outputs, False)) == {"outputs": {"a": [1, 2], "b": [[0.5], [0.25]]}}
+    assert json.loads(rest.predict_response({"b": outputs["b"]}, True)) == {"predictions": [[0.5], [0.25]]}
+    assert json.loads(rest.predict_response({"b": outputs["b"]}, False)) == {"outputs": [[0.5], [0.25]]}
+    assert rest.predict_response({}, False) == b'{"outputs":{}}'
     for odd in ({"a": np.zeros(2), "b": np.zeros(())}, {"a": np.zeros(2), "b": np.zeros(3)}, {"a": np.zeros(())}):
         with pytest.raises(RestError, match="have not one row for each instance"):
-            rest.answer(odd, True)
+            rest.predict_response(odd, True)
 
 
 def test_an_answer_with_strings_bytes_and_nan() -> None:
     texts = {"label": np.array([b"cat"], object), "image_bytes": np.array([b"\xff"], object)}
-    assert json.loads(rest.answer(texts, True)) == {"predictions": [{"label": "cat", "image_bytes": {"b64": "/w=="}}]}
+    assert json.loads(rest.predict_response(texts, True)) == {"predictions": [{"label": "cat", "image_bytes": {"b64": "/w=="}}]}
     for kind in ("S", "U"):
-        assert rest.answer({"y": np.array(["cat"], kind)}, True) == b'{"predictions":["cat"]}'
-    assert rest.answer({"y": np.array([np.nan, np.inf, 1.0])}, True) == b'{"predictions":[NaN,Infinity,1.0]}'
+        assert rest.predict_response({"y": np.array(["cat"], kind)}, True) == b'{"predictions":["cat"]}'
+    assert rest.predict_response({"y": np.array([np.nan, np.inf, 1.0])}, True) == b'{"predictions":[NaN,Infinity,1.0]}'
 
 
 def test_classify_requests_and_answers() -> None:

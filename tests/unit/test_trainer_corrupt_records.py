@@ -94,7 +94,7 @@ def test_a_file_cut_within_a_header(directory: Path, remaining: int) -> None:
     path = directory / f"header-{remaining}.tfrecord"
     offsets = write(path, [b"a" * 20, b"b" * 20])
     path.write_bytes(path.read_bytes()[: offsets[1] + remaining])
-    assert corrupt_records._following(str(path), offsets[1]) == offsets[1] + remaining
+    assert corrupt_records._next_record(str(path), offsets[1]) == offsets[1] + remaining
     assert locate([str(path)]) is None
     assert read_all(segments([str(path)], skip=True)) == [b"a" * 20]
 

@@ -195,7 +195,7 @@ def test_invalid_csv_is_one_line(tmp_path_factory: pytest.TempPathFactory, conte
         ([csv_row(1, [0, 256, *[0] * 782])], ":2 has '256' in column 3; valid are whole numbers of 0 to 255"),
         ([csv_row(1, [0] * 783 + [0.5])], ":2 has '0.5' in column 785; valid are whole numbers of 0 to 255"),
         ([], " holds no images"),
-        ([csv_row(1, [0] * 784), csv_row(1, [1] * 784)], " holds one class only: there is nothing to tell apart"),
+        ([csv_row(1, [0] * 784), csv_row(1, [1] * 784)], " holds one class only: two or more are needed"),
     ],
 )
 def test_csv_errors(tmp_path: Path, lines: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -225,12 +225,12 @@ def classes(top: Path, *names: str) -> None:
     ("prepare", "message"),
     [
         (lambda top: None, "{top} has no folders of images; valid are <class>/*.png, jpg or bmp, in train/ and test/ or not"),
-        (lambda top: classes(top, "a"), "{top} holds one class only, a: there is nothing to tell apart"),
-        (lambda top: classes(top, *"abcdefghijk"), "{top} holds 11 classes; the models tell 10 apart at most"),
+        (lambda top: classes(top, "a"), "{top} holds one class only, a: two or more are needed"),
+        (lambda top: classes(top, *"abcdefghijk"), "{top} holds 11 classes; the models distinguish 10 at most"),
         (lambda top: (classes(top, "a"), (top / "b").mkdir()), "{top}/b holds no image; valid are png, jpg and bmp"),
         (
             lambda top: classes(top, "train/a", "train/b", "test/a", "test/c"),
-            "{top}/test has the class c, of which there is none in train",
+            "{top}/test has the class c, which is not in train",
         ),
         (
             lambda top: (classes(top, "a", "b"), (top / "b" / "broken.jpg").write_bytes(b"\xff\xd8\xff")),

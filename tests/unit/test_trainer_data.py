@@ -96,7 +96,7 @@ def test_corrupt_records_are_refused_or_skipped(tmp_path: Path, capsys: pytest.C
     size = len(content) // EACH
     content[3 * size + 100] ^= 1
     path.write_bytes(content)
-    line = f"{path} has no sound TFRecord at byte {3 * size} (record 3): make the file again, or pass --skip-corrupt-records"
+    line = f"{path} has no intact TFRecord at byte {3 * size} (record 3): make the file again, or pass --skip-corrupt-records"
     assert damaged(files) == line
     with pytest.raises(DataError) as error:
         check(files, COUNT)

@@ -110,7 +110,7 @@ def test_mistaken_digits_are_named_and_joined(tmp_path: Path) -> None:
     evaluation_.batch(pictures, np.array([9, 4, 9]), np.eye(10, dtype=np.float32)[[4, 9, 4]])
     evaluation_.done(7, METRICS, Summaries(str(tmp_path)), str(tmp_path), last=False)
     read_back = read_summaries(tmp_path)
-    names = ["mistakes/4 taken for 9", "mistakes/9 taken for 4"]
+    names = ["mistakes/4 predicted as 9", "mistakes/9 predicted as 4"]
     assert sorted(read_back.PluginRunToTagToContent("images")["summaries"]) == names
     width, height, *pictures = make_ndarray(read_back.Tensors("summaries", names[1])[0].tensor_proto)
     assert (width, height) == (b"28", b"28")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.progress import counted
+from trainer.progress import with_progress
 
 
 def test_only_slow_iterations_print_progress(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -13,7 +13,7 @@ def test_only_slow_iterations_print_progress(monkeypatch: pytest.MonkeyPatch, ca
 
     def items(seconds: float) -> list[int]:
         consumed = []
-        for item in counted(range(5), "reading row", 5000):
+        for item in with_progress(range(5), "reading row", 5000):
             now[0] += seconds
             consumed.append(item)
         return consumed

@@ -17,7 +17,7 @@ import pytest
 from tensorboard.compat import tensorflow_stub
 
 from hosts.tuner import measure
-from hosts.tuner.measure import FEWEST_HISTORIES, TrialMetrics, should_stop
+from hosts.tuner.measure import MIN_HISTORIES, TrialMetrics, should_stop
 from jobs.study import METRIC_TAG, Goal, Measurement, Parameter, ParameterType, Study, Trial, TrialState
 from scaletier.summaries import Summaries, tf
 
@@ -31,13 +31,13 @@ def metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrialMetrics:
 
 
 def test_the_unchanged_public_package_reports(metrics: TrialMetrics) -> None:
-    assert metrics.reported() == []
+    assert metrics.read_reports() == []
     reporter = hypertune.HyperTune()
     for step in range(150):  # it keeps the last hundred, and we read them before they were removed
         reporter.report_hyperparameter_tuning_metric("accuracy", step / 1000, step)
         if step == 90:
-            assert len(metrics.reported()) == 91
-    assert metrics.reported() == [Measurement(step, step / 1000) for step in range(150)]
+            assert len(metrics.read_reports()) == 91
+    assert metrics.read_reports() == [Measurement(step, step / 1000) for step in range(150)]
     reporter.report_hyperparameter_tuning_metric("loss", 0.2, 150)
     assert metrics.final_measurements()[-1] == Measurement(149, 0.149)
     assert metrics.other_metrics == {"loss"}
@@ -49,7 +49,7 @@ def test_reports_are_in_order_of_arrival(metrics: TrialMetrics) -> None:
     for at, value in ((1000, 0.1), (400, 0.9)):
         line = {"timestamp": at, "accuracy": str(value), "global_step": "1"}
         file.write_text((file.read_text() if file.exists() else "") + json.dumps(line) + "\n")
-    assert metrics.reported()[-1] == Measurement(1, 0.9)
+    assert metrics.read_reports()[-1] == Measurement(1, 0.9)
 
 
 def test_a_damaged_summary_does_not_hide_metrics_json(metrics: TrialMetrics, tmp_path: Path) -> None:
@@ -72,8 +72,8 @@ def test_an_incomplete_line_is_read_again(metrics: TrialMetrics) -> None:
         '{"accuracy": "x", "global_step": "1", "timestamp": 1}\n' + complete_line,
     ):
         file.write_text(content)
-        metrics.reported()
-    assert metrics.reported() == [Measurement(1, 0.5)]
+        metrics.read_reports()
+    assert metrics.read_reports() == [Measurement(1, 0.5)]
 
 
 def test_reports_take_precedence_over_files(metrics: TrialMetrics, tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_reports_take_precedence_over_files(metrics: TrialMetrics, tmp_path: Pat
 def test_a_file_without_metrics_is_ignored(metrics: TrialMetrics, tmp_path: Path, content: str) -> None:
     (tmp_path / "output").mkdir()
     (tmp_path / "output/metrics.json").write_text(content)
-    assert metrics.from_file() == []
+    assert metrics.read_metrics_file() == []
 
 
 def test_metrics_json_is_read_after_its_folder_was_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,9 +123,9 @@ def test_metrics_json_is_read_after_its_folder_was_listed(tmp_path: Path, monkey
     monkeypatch.setattr("fsspec.config.conf", {})
     fsspec.register_implementation("listing", Listing, clobber=True)
     metrics = TrialMetrics("accuracy", tmp_path / "none", "listing://bucket/1")
-    assert metrics.from_file() == []
+    assert metrics.read_metrics_file() == []
     files["bucket/1/metrics.json"] = b'{"steps": 9, "accuracy": 0.75}'
-    assert metrics.from_file() == [Measurement(9, 0.75)]
+    assert metrics.read_metrics_file() == [Measurement(9, 0.75)]
 
 
 def test_evaluation_summaries_precede_training_summaries(metrics: TrialMetrics, tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_evaluation_summaries_precede_training_summaries(metrics: TrialMetrics, 
     assert [each.objectiveValue for each in measurements] == pytest.approx([0.81, 0.82])
     assert metrics.other_metrics == {"loss"}
     Summaries(f"{tmp_path}/output/validation").scalars(3, {"accuracy": 0.85})
-    assert metrics.evaluated()[-1].trainingStep == 3, "the reports since then"
+    assert metrics.read_evaluations()[-1].trainingStep == 3, "the reports since then"
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_evaluation_summaries_precede_training_summaries(metrics: TrialMetrics, 
 )
 def test_whole_words_name_an_evaluation(metrics: TrialMetrics, tmp_path: Path, evaluation: str, training: str) -> None:
     Summaries(f"{tmp_path}/output").scalars(1, {f"{training}/accuracy": 0.75, f"{evaluation}/accuracy": 0.5})
-    assert metrics.evaluated() == metrics.final_measurements() == [Measurement(1, 0.5)]
+    assert metrics.read_evaluations() == metrics.final_measurements() == [Measurement(1, 0.5)]
 
 
 @pytest.mark.parametrize("tag", [METRIC_TAG, "train_accuracy", "accuracy", "val/accuracy"])
@@ -169,18 +169,18 @@ def test_the_run_names_an_evaluation_whatever_the_tag_has(tmp_path: Path, tag: s
     for run, value in (("train", 0.75), ("validation", 0.5)):
         Summaries(f"{tmp_path}/{run}").scalars(1, {tag: value})
     metrics = TrialMetrics(tag, tmp_path / "none", str(tmp_path))
-    assert metrics.evaluated() == metrics.final_measurements() == [Measurement(1, 0.5)]
+    assert metrics.read_evaluations() == metrics.final_measurements() == [Measurement(1, 0.5)]
 
 
 def test_a_tag_of_a_validation_is_one_in_any_run(tmp_path: Path) -> None:
     Summaries(f"{tmp_path}/train").scalars(1, {"val_accuracy": 0.5, METRIC_TAG: 0.75})
-    assert TrialMetrics("val_accuracy", tmp_path / "none", str(tmp_path)).evaluated() == [Measurement(1, 0.5)]
-    assert TrialMetrics(METRIC_TAG, tmp_path / "none", str(tmp_path)).evaluated() == []
+    assert TrialMetrics("val_accuracy", tmp_path / "none", str(tmp_path)).read_evaluations() == [Measurement(1, 0.5)]
+    assert TrialMetrics(METRIC_TAG, tmp_path / "none", str(tmp_path)).read_evaluations() == []
 
 
 def test_a_validation_is_preferred_to_a_test(metrics: TrialMetrics, tmp_path: Path) -> None:
     Summaries(f"{tmp_path}/output").scalars(1, {"test/accuracy": 0.75, "val/accuracy": 0.5, "a/accuracy": 0.25})
-    assert metrics.evaluated() == metrics.final_measurements() == [Measurement(1, 0.5)]
+    assert metrics.read_evaluations() == metrics.final_measurements() == [Measurement(1, 0.5)]
 
 
 def test_a_trial_is_not_stopped_by_training_metrics_alone(
@@ -188,7 +188,7 @@ def test_a_trial_is_not_stopped_by_training_metrics_alone(
 ) -> None:
     Summaries(f"{tmp_path}/output").scalars(5, {"master-0/accuracy": 0.99})
     monkeypatch.delitem(sys.modules, "tensorboard.compat.notf", raising=False)
-    assert metrics.evaluated() == []
+    assert metrics.read_evaluations() == []
     assert "tensorboard.compat.notf" in sys.modules, "TensorBoard does without TensorFlow"
     assert metrics.final_measurements()[-1].trainingStep == 5, "at its end training metrics are used"
 
@@ -230,7 +230,7 @@ def test_only_regular_files_of_limited_size_are_read(
     output.mkdir()
     if kind == "large":
         monkeypatch.setattr(measure, "LARGEST_FILE", 8)
-        monkeypatch.setattr(measure, "LARGEST_READ", 8)
+        monkeypatch.setattr(measure, "LARGEST_RECORD", 8)
     for name, folder in (("output.metrics", tmp_path / "scratch"), ("metrics.json", output), ("events.out.tfevents.1", output)):
         file = folder / name
         if kind == "link":
@@ -245,7 +245,7 @@ def test_only_regular_files_of_limited_size_are_read(
                 listener.bind(name)
         else:
             shutil.copy(other / name, file)
-    assert (metrics.reported(), metrics.from_file(), metrics.evaluated()) == ([], [], [])
+    assert (metrics.read_reports(), metrics.read_metrics_file(), metrics.read_evaluations()) == ([], [], [])
     assert metrics.final_measurements() == []
 
 
@@ -255,7 +255,7 @@ def test_no_link_to_a_folder_is_followed_to_summaries(metrics: TrialMetrics, tmp
     (tmp_path / "output").mkdir()
     (tmp_path / "output/link").symlink_to(tmp_path / "other")
     (summary,) = (tmp_path / "other").rglob("*tfevents*")
-    assert metrics.evaluated() == []
+    assert metrics.read_evaluations() == []
     with pytest.raises(NotADirectoryError):
         measure.open_file(tmp_path / "output", tmp_path / "output/link" / summary.relative_to(tmp_path / "other"))
 
@@ -276,11 +276,11 @@ def test_the_median_rule_stops_a_trial() -> None:
     assert not should_stop(down, below, other_trials)
     assert should_stop(down, above, other_trials)
     assert not should_stop(up, [], other_trials)
-    assert not should_stop(up, below, other_trials[: FEWEST_HISTORIES - 1]), "too few to compare with"
+    assert not should_stop(up, below, other_trials[: MIN_HISTORIES - 1]), "too few to compare with"
     assert not should_stop(up, below, [*other_trials[:4], succeeded_trial(0.5, 0.5, early=True)]), (
         "early-stopped trials do not count"
     )
-    huge_trials = [succeeded_trial(1.5e308, 1.5e308)] * FEWEST_HISTORIES
+    huge_trials = [succeeded_trial(1.5e308, 1.5e308)] * MIN_HISTORIES
     assert not should_stop(up, below, huge_trials), "they have no average"
-    late_trials = [Trial(1, {}, "m", state=TrialState.SUCCEEDED, allMetrics=[Measurement(50, 0.9)])] * FEWEST_HISTORIES
+    late_trials = [Trial(1, {}, "m", state=TrialState.SUCCEEDED, allMetrics=[Measurement(50, 0.9)])] * MIN_HISTORIES
     assert not should_stop(up, below, late_trials), "no trial reported up to this step"

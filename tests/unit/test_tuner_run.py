@@ -25,7 +25,7 @@ from hosts.agent.launcher_client import SOCKET_VARIABLE, Launcher
 from hosts.tuner import run
 from hosts.tuner.measure import TrialMetrics
 from hosts.tuner.process import TrialChild
-from hosts.tuner.run import Tuner, _folder, last_words
+from hosts.tuner.run import Tuner, _reports_folder, last_log_line
 from hosts.tuner.suggest import suggest
 from jobs.bucket import BucketError, Conflict, Item
 from jobs.chunks import Chunk
@@ -131,7 +131,7 @@ def test_a_folder_of_the_trial_s_own_does_not_end_the_tuner() -> None:
     above.chmod(0o777)
     try:
         os.seteuid(65534)
-        with _folder(above) as folder:
+        with _reports_folder(above) as folder:
             assert oct(folder.stat().st_mode & 0o777) == "0o770"
             os.seteuid(0)
             (folder / "own").mkdir(0o700)
@@ -251,7 +251,7 @@ def test_a_reassigned_trial_is_dropped_by_its_former_replica(
     assert claimed
     tuner._run(claimed)
     assert children[0].stopped
-    assert capsys.readouterr().out.splitlines()[1:] == ["Trial 1 is another replica's by now"]
+    assert capsys.readouterr().out.splitlines()[1:] == ["Trial 1 is run by another replica or restart now"]
     first = world.trials()[0]
     assert (first.replica, first.state, first.allMetrics) == ("master-0", TrialState.RUNNING, [])
 
@@ -322,7 +322,7 @@ def test_a_trial_gets_the_variables_of_its_task(world: TuningWorld, monkeypatch:
 
 def test_the_last_line_of_a_program_is_the_error(tmp_path: Path) -> None:
     log = tmp_path / "job01"
-    assert last_words(log) == ""
+    assert last_log_line(log) == ""
     log_lines = [
         *(("INFO", "step 1"), ("ERROR", "the first"), ("CRITICAL", f"  ValueError: no such thing{'!' * 300}  ")),
         *(("INFO", "bye"), ("INFO", " ")),
@@ -330,9 +330,9 @@ def test_the_last_line_of_a_program_is_the_error(tmp_path: Path) -> None:
     log.mkdir()
     chunk = log / Chunk(1769860800, 0, 0, 0).name
     chunk.write_text("".join(json.dumps({"severity": severity, "message": text}) + "\n" for severity, text in log_lines))
-    assert last_words(log) == f"ValueError: no such thing{'!' * 275}"
+    assert last_log_line(log) == f"ValueError: no such thing{'!' * 275}"
     chunk.write_text('{"severity": "INFO", "message": "bye"}\n{"severity": "ERROR", "message": ""}\nno JSON\n')
-    assert last_words(log) == "bye"
+    assert last_log_line(log) == "bye"
 
 
 def test_the_error_of_a_wrong_tag_names_the_reported_metrics(world: TuningWorld) -> None:
@@ -489,7 +489,7 @@ def test_summaries_are_read_now_and_then_for_early_stopping(
     looks: list[float] = []
 
     class Summaries(TrialMetrics):
-        def evaluated(self) -> list[Measurement]:
+        def read_evaluations(self) -> list[Measurement]:
             looks.append(clock[0])
             return [Measurement(len(looks), 0.1)]
 
@@ -553,7 +553,7 @@ def test_unreadable_metrics_fail_a_trial_at_its_end_only(
     world: TuningWorld, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Damaged(TrialMetrics):
-        def reported(self) -> list[Measurement]:
+        def read_reports(self) -> list[Measurement]:
             raise RuntimeError("damaged")
 
     monkeypatch.setattr(run, "TrialMetrics", Damaged)
@@ -652,7 +652,7 @@ class RunMain:
         monkeypatch.delenv(SOCKET_VARIABLE, raising=False)
         monkeypatch.setattr(run, "TrialChild", self.spawn)
         monkeypatch.setattr(run, "trial_launcher", lambda *given: self.launchers.append(given) or self.spawn)
-        monkeypatch.setattr(run, "last_words", lambda log: f"the last line of {log}")
+        monkeypatch.setattr(run, "last_log_line", lambda log: f"the last line of {log}")
         monkeypatch.setattr(signal, "signal", self.handlers.__setitem__)
 
     def write_host(self) -> None:

@@ -1,1 +1,1 @@
-"""A trainer that is a project with dependencies."""
+"""A trainer in a project with a pyproject.toml and dependencies."""

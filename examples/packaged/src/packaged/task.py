@@ -1,4 +1,4 @@
-"""`python -m packaged.task`: the master fits a line, and prints a table; the others do nothing."""
+"""Fit a line and print a table on the master; other replicas do nothing: `python -m packaged.task`."""
 
 import argparse
 import os
@@ -7,7 +7,7 @@ from importlib.metadata import version
 import fsspec  # it also writes to gs://
 from tabulate import tabulate
 
-from packaged.model import LEVEL, SLOPE, Line, step
+from packaged.model import INTERCEPT, SLOPE, Line, step
 
 
 def main():
@@ -24,8 +24,8 @@ def main():
     for number in range(1, args.max_steps + 1):
         loss = float(step(line, 0.1, 100))
         if number % every == 0:
-            rows.append((number, loss, float(line.slope), float(line.level)))
-    table = tabulate(rows, ("step", "loss", f"slope ({SLOPE:g})", f"level ({LEVEL:g})"), floatfmt=".3f")
+            rows.append((number, loss, float(line.slope), float(line.intercept)))
+    table = tabulate(rows, ("step", "loss", f"slope ({SLOPE:g})", f"intercept ({INTERCEPT:g})"), floatfmt=".3f")
     print(table, flush=True)
     with fsspec.open(os.path.join(os.environ.get("JOB_DIR", "output"), "table.txt"), "w") as file:
         file.write(table)
