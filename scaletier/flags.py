@@ -36,8 +36,8 @@ class Flags:
     allow_cpu: bool
 
 
-def at_least(minimum: int) -> Callable[[str], int]:
-    """Return a type of argparse for whole numbers of at least `minimum`."""
+def at_least(minimum: int, maximum: float = math.inf) -> Callable[[str], int]:
+    """Return a type of argparse for whole numbers from `minimum` to `maximum`."""
 
     def parse(text: str) -> int:
         try:
@@ -46,6 +46,8 @@ def at_least(minimum: int) -> Callable[[str], int]:
             raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
         if value < minimum:
             raise argparse.ArgumentTypeError(f"{value} is too low; it must be at least {minimum}")
+        if value > maximum:
+            raise argparse.ArgumentTypeError(f"{value} is too high; it must be at most {maximum}")
         return value
 
     return parse
@@ -68,13 +70,6 @@ def number(valid: Callable[[float], bool], what: str) -> Callable[[str], float]:
 
 positive = number(lambda value: 0 < value < math.inf, "above 0")
 share = number(lambda value: 0 <= value < 1, "from 0 to below 1")
-
-
-def _seed(text: str) -> int:
-    value = at_least(0)(text)
-    if value > _MOST_SEED:
-        raise argparse.ArgumentTypeError(f"{value} is too high; it must be at most {_MOST_SEED}")
-    return value
 
 
 class _Default(int):
@@ -156,7 +151,7 @@ def parser(environ: Mapping[str, str] | None = None, **settings: str) -> argpars
     )
     add("--communication", choices=COMMUNICATION, default="auto", help="sync: how replicas exchange what they learned")
     add("--microbatches", type=at_least(1), default=4, metavar="N", help="model-parallel: parts into which a batch is split")
-    add("--seed", type=_seed, default=0, metavar="N", help="of initial values, order of the data and dropout")
+    add("--seed", type=at_least(0, _MOST_SEED), default=0, metavar="N", help="of initial values, order of the data and dropout")
     add("--log-interval", type=positive, default=1.0, metavar="SECONDS", help="between two Train lines of a replica")
     add("--allow-cpu", action="store_true", help="train on processors where the host's GPU does not load")
     return flags

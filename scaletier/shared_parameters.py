@@ -82,7 +82,7 @@ class SharedParameters(Exchange):
 
     def begin(self, variables: Variables) -> tuple[Any, Any]:
         """Pull the parameters; return the global step, and each piece's slices, packed, from which `end` makes the delta."""
-        step = self.step()
+        step = self._step.read_value()
         pieces = self._pull(self._pieces, lambda piece, ranges: _pack(_split(piece, ranges)))
         slices = [
             _divide_packed(bits, scales, ranges) for (bits, scales), ranges in zip(pieces, self._slice_ranges, strict=True)
@@ -108,10 +108,6 @@ class SharedParameters(Exchange):
                 results.append(tf.nest.map_structure(tf.identity, result))
             pulled[piece.device].append(tf.nest.flatten(results[-1]))
         return results
-
-    def step(self) -> Any:
-        """Return the global step."""
-        return self._step.read_value()
 
     def push_delta(self, start: Sequence[Any], reached: Sequence[Any], share: Any, steps: Any) -> Any:
         """Add a share of a parameter delta and its steps; return the new global step.
@@ -151,7 +147,7 @@ class SharedParameters(Exchange):
 
     def pull_exact(self, variables: Variables) -> Any:
         """Give variables all parameters without rounding, and their averages; return the global step, which they have, too."""
-        step = self.step()
+        step = self._step.read_value()
         with tf.control_dependencies(self._assign_exact(enumerate(variables.shared), self._pieces, step)):
             written = [variables.step.assign(step)]
         if self._averages:

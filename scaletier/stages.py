@@ -95,7 +95,7 @@ def _split(model: Any) -> list[tuple[str, Any]]:
     inputs = {id(tensor) for tensor in model.inputs}
     layers = [layer for layer in operations if not isinstance(layer, keras.layers.InputLayer)]
     try:
-        edges = [(layer, _flat(layer.input), _flat(layer.output)) for layer in layers]
+        edges = [(layer, tf.nest.flatten(layer.input), tf.nest.flatten(layer.output)) for layer in layers]
     except (ValueError, AttributeError):
         raise JobError(_REUSED_LAYER.format(model.name)) from None
     last = {id(tensor) for tensor in model.outputs}
@@ -112,10 +112,6 @@ def _split(model: Any) -> list[tuple[str, Any]]:
                 units.append((" ".join(names), keras.Model(begin, reached)))
             begin, names, alive = reached, [], crossing
     return units
-
-
-def _flat(tensors: Any) -> list[Any]:
-    return list(tensors) if isinstance(tensors, list | tuple) else [tensors]
 
 
 def partition(sizes: Sequence[int], count: int) -> list[int]:

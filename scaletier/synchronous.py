@@ -22,7 +22,7 @@ from scaletier.functional_model import FunctionalModel, Variables
 from scaletier.job import Job, JobError
 from scaletier.loop import ReplicaLoop, Round, StepBudget, train
 from scaletier.round_graph import Exchange, LocalResult, make_round, replica_variables, run_round
-from scaletier.shared_parameters import assign_parts, parts_within, split_evenly
+from scaletier.shared_parameters import Range, assign_parts, parts_within, split_evenly
 from scaletier.sync_period import DEFAULT_SYNC_PERIOD, SyncPeriod
 from scaletier.tensorflow_setup import TOO_LATE_MESSAGE, import_tensorflow, quiet_stderr, say
 from scaletier.tf_config import Cluster
@@ -50,10 +50,10 @@ class AllReduce(Exchange):
         The strategy only sums. If the steps ran within its `run`, Keras would divide each loss by the number of replicas, as
         for gradients that are summed.
         """
-        ends = np.cumsum([0, *(spec.size for spec in self.network.shared)]).tolist()
-        ranges, flat = list(pairwise(ends)), [tf.reshape(one.read_value(), [-1]) for one in variables.shared]
         # The results are the last numbers of the last message.
-        pieces, means = _in_pieces(ranges, flat, lambda values: self.add(values) / float(self.count), [result.results])
+        ranges, pieces, means = _in_pieces(
+            variables.shared, lambda values: self.add(values) / float(self.count), [result.results]
+        )
         means[-1], results = tf.split(means[-1], [pieces[-1][1] - pieces[-1][0], result.results.shape[0]])
         written = assign_parts(list(zip(variables.shared, ranges, strict=True)), means, pieces, means)
         with tf.control_dependencies(written):
@@ -145,9 +145,7 @@ class Synchronous(Training):
         """Give every replica the chief's values of these variables."""
         floats = [one for one in variables if one.dtype == tf.float32]
         if floats:
-            ends = np.cumsum([0, *(one.shape.num_elements() for one in floats)]).tolist()
-            ranges, flat = list(pairwise(ends)), [tf.reshape(one.read_value(), [-1]) for one in floats]
-            pieces, values = _in_pieces(ranges, flat, self._from_chief)
+            ranges, pieces, values = _in_pieces(floats, self._from_chief)
             for variable, variable_range in zip(floats, ranges, strict=True):
                 variable.assign(tf.reshape(tf.concat(parts_within(variable_range, pieces, values), 0), variable.shape))
         for variable in variables:
@@ -181,24 +179,25 @@ class Synchronous(Training):
 
 
 def _in_pieces(
-    ranges: Sequence[tuple[int, int]], flat: Sequence[Any], exchange: Callable[[Any], Any], last: Sequence[Any] = ()
-) -> tuple[list[tuple[int, int]], list[Any]]:
-    """Exchange tensors in messages of equal size, one after another.
+    variables: Sequence[Any], exchange: Callable[[Any], Any], last: Sequence[Any] = ()
+) -> tuple[list[Range], list[Range], list[Any]]:
+    """Exchange the values of variables, float32, in messages of equal size, one after another.
 
     Args:
-        ranges: of each tensor in the sequence of all elements.
-        flat: the tensors, float32 [elements].
+        variables: tf.Variables or handles.
         exchange: sends a message, and returns what all replicas get for it.
         last: tensors that are added to the last message.
 
-    Returns: the range of each message, and what was received for it.
+    Returns: the ranges of variables and of messages in the sequence of all elements, and what was received for each message.
     """
+    flat = [tf.reshape(one.read_value(), [-1]) for one in variables]
+    ranges = list(pairwise(np.cumsum([0, *(one.shape[0] for one in flat)]).tolist()))
     end = ranges[-1][1]
     pieces, received = list(pairwise(split_evenly(0, end, math.ceil(end / _MAX_ELEMENTS)))), list[Any]()
     for piece in pieces:
         with tf.control_dependencies(received[-1:]):
             received.append(exchange(tf.concat(parts_within(piece, ranges, flat) + [*last] * (piece is pieces[-1]), 0)))
-    return pieces, received
+    return ranges, pieces, received
 
 
 def _strategy(cluster: Cluster, communication: str) -> tuple[Any, Any]:
