@@ -536,7 +536,7 @@ def test_requests_of_clients_that_disconnected_are_dropped(host: Host, tmp_path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for fields, descriptors in (({"keep": ["job01"]}, []), (request_of_run, [output.fileno()])):
             with launcher_client._connect(host.address) as channel:
-                launcher_client._ask(channel, fields, descriptors)
+                launcher_client._send_message(channel, fields, descriptors)
     until(lambda: len(host.processes) == 2)
     assert [each.wait(PATIENCE) for each in host.processes] == [0, 0]
     assert remaining_folders(host) == ["jobs/job01", "jobs/job02"]
