@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import logging
 import os
+import re
 import sys
 import types
 from collections.abc import Mapping, Sequence
@@ -24,8 +25,8 @@ from hosts.serving.download import MODEL_FILE, NO_SIGNATURE
 from hosts.serving.rest import Arrays, RestError, parse_request, string_to_bytes
 from hosts.serving.signatures import TAG, Signature, Tensor, read_signatures
 
-# The first line of TensorFlow's error for a graph.
-_ERROR_PREFIX = "Graph execution error:"
+# What TensorFlow writes before the reason of an error: a heading, the number of errors of several operations, their names.
+_ERROR_PREFIX = re.compile(r"\A(Graph execution error:|\d+ root error\(s\) found\.|\(0\) [A-Z_]+: |\{\{[^}]*\}\}|\s)*")
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ class SavedModel:
 
 def error_reason(error: Exception) -> str:
     """Return the reason of a model's error in one line."""
-    return str(error).removeprefix(_ERROR_PREFIX).strip().partition("\n")[0]
+    return _ERROR_PREFIX.sub("", str(error)).partition("\n")[0]
 
 
 def _server_errors() -> tuple[type[Exception], ...]:

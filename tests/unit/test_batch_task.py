@@ -29,7 +29,7 @@ from hosts.batch.output import ERRORS, BatchError, PredictionOutput
 from hosts.batch.request import Request
 from hosts.batch.shards import Count, InputFile, ShardOutcome, Tally, cut
 from hosts.serving.rest import RestError
-from hosts.serving.saved import SavedModel, tensorflow
+from hosts.serving.saved import SavedModel, error_reason, tensorflow
 from hosts.serving.signatures import Signature, Tensor
 from scaletier.tensorflow_setup import import_tensorflow
 
@@ -730,6 +730,21 @@ def test_an_instance_that_the_model_refuses_costs_no_other_one_its_result(unpack
     assert results(tmp_path / "out") == ["a", "a"]
     assert errors(tmp_path / "out") == [("a", 2), ("a", 3)]
     assert "the model refuses the input: inflate() failed with error -3" in (tmp_path / "out" / ERRORS).read_text()
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "",
+        "Graph execution error:\n\n",
+        "2 root error(s) found.\n  (0) INVALID_ARGUMENT: ",
+        "{{function_node __inference_f_7}} {{node cast}} ",
+        "2 root error(s) found.\n  (0) INVALID_ARGUMENT: {{function_node __inference_f_7}} ",
+    ],
+)
+def test_the_reason_of_an_error_is_its_first_sentence(before: str) -> None:
+    error = tf.errors.InvalidArgumentError(None, None, f"{before}no number: {{{{x}}}}\n\t [[{{{{node cast}}}}]]")
+    assert error_reason(error) == "no number: {{x}}"
 
 
 @pytest.mark.parametrize("name", ["Unavailable", "DeadlineExceeded", "Aborted", "Cancelled", "ResourceExhausted", "Internal"])
