@@ -97,7 +97,7 @@ def test_a_missing_and_an_unresponsive_server_are_reported() -> None:
         port = silent.getsockname()[1]
         with pytest.raises(NotifyError, match="timed out") as error:
             post(check_url(f"http://127.0.0.1:{port}/"), b"{}", timeout=0.05)
-        assert error.value.again
+        assert error.value.is_retriable
     with socket.socket() as closed:  # no other program gets its port
         closed.bind(("127.0.0.1", 0))
         result = notify_and_wait(f"http://127.0.0.1:{closed.getsockname()[1]}/")
@@ -124,7 +124,7 @@ def test_a_host_name_is_refused_by_its_address_at_request_time(monkeypatch: pyte
 @pytest.mark.parametrize("status", [200, 404])
 def test_a_connection_is_closed_after_the_answer(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
     ours, theirs = socket.socketpair()
-    monkeypatch.setattr(notifier, "_connected", lambda *_: ours)
+    monkeypatch.setattr(notifier, "_connect", lambda *_: ours)
     with theirs:
         theirs.sendall(f"HTTP/1.1 {status} x\r\nContent-Length: 0\r\n\r\n".encode())
         with suppress(NotifyError):
@@ -151,9 +151,9 @@ def test_https_is_used_with_the_name_of_the_host(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(notifier.socket, "create_connection", lambda *_: next(connections))
     monkeypatch.setattr(notifier.ssl, "create_default_context", lambda: SimpleNamespace(wrap_socket=wrap_socket))
     parts = check_url("https://hooks.example.com/x")
-    assert notifier._connected(parts, 443, 5.0) == "encrypted"  # type: ignore[comparison-overlap]
+    assert notifier._connect(parts, 443, 5.0) == "encrypted"  # type: ignore[comparison-overlap]
     with pytest.raises(ssl.SSLError):
-        notifier._connected(parts, 443, 5.0)
+        notifier._connect(parts, 443, 5.0)
     assert names == ["hooks.example.com"] * 2
     assert [ours.fileno() < 0 for ours, _ in pairs] == [False, True]
     for pair in pairs:
@@ -164,7 +164,7 @@ def test_https_is_used_with_the_name_of_the_host(monkeypatch: pytest.MonkeyPatch
 def test_a_name_without_an_address_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notifier.socket, "getaddrinfo", lambda *_, **__: [])
     with pytest.raises(OSError, match="it has no address"):
-        notifier._connected(check_url("http://example.com"), 80, 5.0)
+        notifier._connect(check_url("http://example.com"), 80, 5.0)
 
 
 def test_a_command_gets_the_record_on_stdin_only() -> None:

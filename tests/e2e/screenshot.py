@@ -21,7 +21,7 @@ from ops.cluster.cluster import ClusterClient
 from ops.cluster.ledger import existing_job, replica_names
 from ops.logs.follow import Follower
 from ops.screen.job import JobScreen
-from ops.screen.render import Picture, joined
+from ops.screen.render import Picture, join_lines
 
 _LINES, _COLUMNS = 30, 118
 
@@ -42,7 +42,7 @@ def follow_job(job: str, seconds: float) -> Picture:
 def main(job: str, seconds: str, target: str) -> None:
     """Follow the job and write the picture."""
     console = Console(record=True, width=_COLUMNS, file=io.StringIO(), force_terminal=True, legacy_windows=False)
-    console.print(joined(follow_job(job, float(seconds))))
+    console.print(join_lines(follow_job(job, float(seconds))))
     svg = console.export_svg(title=f"fab train --job {job}", theme=MONOKAI)
     width, height = map(float, re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)[0])
     with tempfile.TemporaryDirectory() as folder, Browser(Path(folder)) as browser:
