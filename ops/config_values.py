@@ -190,5 +190,5 @@ class EndPolicy(Section):
 
     @property
     def policy_keys(self) -> dict[str, Any]:
-        """Those keys above that the file has."""
+        """Return those of the keys above that the file has."""
         return self.model_dump(include={*EndPolicy.model_fields}, exclude_unset=True)

@@ -32,7 +32,7 @@ BRIDGE_NF_CALL = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
 
 @dataclass(frozen=True)
 class PreflightResult:
-    """What a stack's resources need of this machine.
+    """Hold what a stack's resources need of this machine.
 
     `image` is the image's name, `runtime` the folder of the hosts' Python, `network` the bridge's range, `bucket_size` in bytes
     (0 for no limit).
