@@ -27,7 +27,7 @@ _EXIT_ERROR_PRINTED = 32
 def main() -> None:
     """Build the stack; report every user error in one line."""
     stack = pulumi.get_stack()
-    if note := backend.foreign_state_note(ROOT):
+    if note := backend.other_backend_note(ROOT):
         pulumi.log.info(note)
     raw = {
         key.partition(":")[2]: value

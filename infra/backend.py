@@ -50,7 +50,7 @@ def is_own(root: Path) -> bool:
     return local_folder(url(root)) == (root / FOLDER).resolve()
 
 
-def foreign_state_note(root: Path) -> str:
+def other_backend_note(root: Path) -> str:
     """Return a line about the state in use if it is not the checkout's own, else nothing."""
     return "" if is_own(root) else f"the state in use is {url(root)} ({URL}), not this checkout's {FOLDER}"
 

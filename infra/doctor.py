@@ -91,7 +91,7 @@ def pulumi() -> Iterator[Finding]:
 
 def state(stack: str | None) -> Iterator[Finding]:
     """Check that the state in use is not damaged, can be decrypted, and has the hosts of the local inventory."""
-    state_note = backend.foreign_state_note(ROOT) or f"the state in use is this checkout's, {backend.FOLDER}"
+    state_note = backend.other_backend_note(ROOT) or f"the state in use is this checkout's, {backend.FOLDER}"
     if unused := backend.unused_passphrase_warning(ROOT):
         yield ok(unused)
     damage = [*backend.damaged_files(backend.url(ROOT))]

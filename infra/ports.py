@@ -40,7 +40,7 @@ class FirewallRow:
 
 # The servers of TensorFlow and other frameworks have no authentication: only the rows with `peers`, and the firewall inside
 # each host, protect a job from the code of another. There is one master, so no row is from master to master.
-# ps, master and workers may connect to the model server; the operator does so through ssh.
+# ps, master and workers may connect to the model server of serving hosts; the operator does so through ssh.
 FIREWALL: tuple[FirewallRow, ...] = (
     *(FirewallRow(None, role, ((SSH_PORT, SSH_PORT),), "ssh and fab") for role in Role),
     *(

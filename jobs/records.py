@@ -227,7 +227,7 @@ class JobRecord(HostAssignment, Record):
     def final(self) -> bool:
         return self.state.final
 
-    def has(self, replica: ReplicaRecord) -> bool:
+    def is_of_same_job(self, replica: ReplicaRecord) -> bool:
         """Return False for the record of a replica of an earlier job of this id."""
         return replica.jobCreateTime in ("", self.createTime)
 
@@ -430,7 +430,7 @@ class Power:
 
 
 @dataclass(frozen=True)
-class HostFile(Record):
+class HostConfig(Record):
     """`/etc/scaletier/host.json`: this host's name and its access to the bucket, written together with the systemd unit.
 
     `power` is None if hosts cannot start each other.

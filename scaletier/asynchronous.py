@@ -1,6 +1,6 @@
 """Strategy `async`: parameter servers hold the model; the master and every worker train independently.
 
-tf.distribute's ParameterServerStrategy and ClusterCoordinator carry it: the master sends rounds of steps to the workers, and
+tf.distribute's ParameterServerStrategy and ClusterCoordinator do it: the master sends rounds of steps to the workers, and
 trains beside them. Without workers the master is the only replica, and holds the model itself.
 """
 
@@ -46,8 +46,8 @@ from scaletier.training import Training, cluster_resolver
 tf = import_tensorflow()
 
 _NO_FILE = "No such file"
-# A call may never return if a parameter server is lost in the same moment: TensorFlow has no limit. Then the thread of a worker
-# may wait, too. The servers are asked once a call is long; if one is lost, the call has so much time to end by itself.
+# A call to a parameter server that is lost during the call may never return, as TensorFlow has no time limit, and a worker's
+# thread may wait too. After _LONG_SECONDS the servers are polled; if one is lost, the call has _STUCK_SECONDS more.
 _LONG_SECONDS, _STUCK_SECONDS, _POLL_SECONDS = 10.0, 30.0, 1.0
 
 
@@ -56,18 +56,18 @@ class Asynchronous(Training):
 
     def __init__(self, job: Job, flags: Flags, cluster: Cluster) -> None:
         if not tf.config.list_physical_devices("GPU"):
-            # The optimizer makes no step faster on CPUs. Each new host would run it again, which is a quarter of the time from
-            # a worker's kill to its next step.
+            # Grappler, TensorFlow's graph optimizer, makes no step faster on CPUs. Each restarted host would run it again, for
+            # a quarter of the time between a worker's kill and its next step.
             tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
         self.workers = len(cluster.jobs.get("worker", ()))
-        self.count, self.portable = 1 + self.workers, self.workers > 0
+        self.count, self.remote = 1 + self.workers, self.workers > 0
         self.others: CoordinatorWorkers | None = None
         self._call_start: float | None = None
         super().__init__(job, flags, cluster)
 
     def make_copy(self, reader: CheckpointReader | None) -> LocalCopy:
         if self.workers:
-            self.network.require_portable()
+            self.network.require_remote()
             self.coordinator = self._connect()
         return super().make_copy(reader)
 
@@ -88,7 +88,7 @@ class Asynchronous(Training):
         kinds = {self.devices, *(devices_of("worker", index) for index in range(self.workers))}
         with tf.device(self.devices[0]):
             self.iterator = iter(self.source.training(0, self.count, step - self.data_first_step))
-            metrics = self.job.callbacks.carry() if self.job.callbacks and self.network.replicas == 1 else ()
+            metrics = self.job.callbacks.restore_metrics() if self.job.callbacks and self.network.replicas == 1 else ()
             self.graphs = {
                 devices: make_round(self.network, self.servers, self.iterator, devices, metrics, self.uses_xla)
                 for devices in kinds
@@ -97,7 +97,7 @@ class Asynchronous(Training):
         eval_steps = self.flags.eval_steps if self.evaluated or self.job.callbacks else None
         budget = StepBudget(step, self.flags.max_steps, self.count, eval_steps)
         if self.chief and eval_steps:
-            budget.release(self.chief.ends_at)
+            budget.allow_until(self.chief.ends_at)
         return budget
 
     def trace_pull(self, servers: SharedParameters) -> None:

@@ -197,8 +197,8 @@ class Callbacks:
         copy: dict[str, Any] = json.loads(json.dumps(state, default=_plain))
         return copy
 
-    def carry(self) -> list[Any]:
-        """Return the tf.Variables that keep metrics between the rounds of an epoch, for a process that trains alone."""
+    def restore_metrics(self) -> list[Any]:
+        """Restore the tf.Variables that keep metrics between an epoch's rounds, where a process trains alone; return them."""
         tf = import_tensorflow()
         self._metrics = self._network.metrics
         for variable, value in zip(self._metrics, self._carried, strict=False):

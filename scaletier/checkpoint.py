@@ -79,7 +79,7 @@ class CheckpointReader:
 
     Attributes:
         step: the global step.
-        local: the `local` variables to restore: those that the checkpoint has, or only `fixed` ones of float32 if any but an
+        local: the `local` variables to restore: those that the checkpoint has, or only `constants` of float32 if any but an
             average is missing.
         data_of: the description of the data that the checkpoint was trained on, empty if it has none.
         callbacks: the state of callbacks, empty if it has none.
@@ -105,7 +105,7 @@ class CheckpointReader:
         if vocabulary and vocabulary != network.vocabulary:
             line = f"checkpoint {path} is invalid: the layers of {network.model.name} had another vocabulary."
             raise CheckpointError(f"{line} Valid: the same vocabulary, or another --job-dir")
-        fixed = [spec for spec in network.fixed if spec.dtype == "float32"]  # and not a state that nothing draws from
+        fixed = [spec for spec in network.constants if spec.dtype == "float32"]  # and not a state that nothing draws from
         for spec in (*network.shared, *fixed):
             if (shape := self._shapes.get(key_of(spec))) != spec.shape:
                 problem = "has none" if shape is None else f"holds it as {shape}"
@@ -249,7 +249,7 @@ class LocalCopy:
         with tf.device("/device:CPU:0"):
             self.step = tf.Variable(np.int64(reader.step if reader else 0), name=_STEP)
         if reader:
-            self.set_fixed()
+            self.set_constants()
 
     @property
     def variables(self) -> dict[str, Any]:
@@ -265,8 +265,8 @@ class LocalCopy:
         return all(variable.read_value().shape == spec.shape for spec, variable in self.pairs())
 
     @property
-    def fixed(self) -> list[Any]:
-        return [variable for spec, variable in self.pairs() if spec in self.network.fixed]
+    def constants(self) -> list[Any]:
+        return [variable for spec, variable in self.pairs() if spec in self.network.constants]
 
     def initial_test(self) -> list[Any]:
         return self.network.initial_test(self.shared, self.local)
@@ -298,10 +298,10 @@ class LocalCopy:
         for spec, variable in self.pairs():
             if (source := reader.source(spec, self.network)) is not None:
                 variable.assign(reader.value(source))
-        self.set_fixed()
+        self.set_constants()
         self.average()
         return reader.step
 
-    def set_fixed(self) -> None:
-        """Set the network's initial values of fixed variables to the values here."""
-        self.network.set_fixed([variable.numpy() for variable in self.fixed])
+    def set_constants(self) -> None:
+        """Set the network's initial values of variables that no step changes to the values here."""
+        self.network.set_constants([variable.numpy() for variable in self.constants])

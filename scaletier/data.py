@@ -46,7 +46,7 @@ class ReplicaContext(tf.distribute.InputContext):  # type: ignore[name-defined, 
 class BatchSource:
     """A job's data, from which the datasets of replicas and evaluations are made.
 
-    TensorFlow forgets a dataset object when this process joins a cluster. With `portable` it is kept as a serialized graph.
+    TensorFlow forgets a dataset object when this process joins a cluster. With `remote` it is kept as a serialized graph.
 
     Attributes:
         element_spec: the structure of a batch.
@@ -58,7 +58,7 @@ class BatchSource:
         DataError: it is missing or cannot be read.
     """
 
-    def __init__(self, data: Any, name: str = "data", portable: bool = False) -> None:
+    def __init__(self, data: Any, name: str = "data", remote: bool = False) -> None:
         if data is None:
             raise JobError("the job has no data: pass Job(data=…), a tf.data.Dataset of batches or a function that makes one")
         self.name, self._data = name, data
@@ -74,7 +74,7 @@ class BatchSource:
         if any(shape is not None and shape.rank is None for shape in shapes):
             raise JobError(f"the job's {name} does not say how many dimensions it has; give from_generator an output_signature")
         _check(first, name)
-        if portable and not callable(data):
+        if remote and not callable(data):
             self._graph = _serialize(data).numpy()
 
     def _make(self, context: Any) -> Any:
@@ -142,9 +142,9 @@ class BatchSource:
         return _deserialize(packed, dataset.element_spec)
 
 
-def evaluation(data: Any, portable: bool = False) -> BatchSource:
+def evaluation(data: Any, remote: bool = False) -> BatchSource:
     """Return the data of an evaluation; JobError if it is invalid or has no end."""
-    data_source = BatchSource(data, "eval_data", portable)
+    data_source = BatchSource(data, "eval_data", remote)
     if data_source.endless:
         raise JobError("the job's eval_data has no end; pass a dataset without .repeat()")
     return data_source

@@ -27,8 +27,8 @@ class EvaluationResult(NamedTuple):
     Attributes:
         loss: the mean loss over all samples.
         metrics: the metrics by name, over all samples.
-        inspector: the inspector that got the batches, or None.
-        state: the state after the last batch, as of `LocalCopy.test`.
+        inspector: the trainer's `Inspector`, a callback that got each batch's inputs, targets and outputs; or None.
+        state: after the last batch, the values of the metrics and of the model's variables that an evaluation changes.
     """
 
     loss: float
@@ -89,7 +89,7 @@ def _array(part: Any) -> Any:
 
 
 def run_evaluator(job: Job, flags: Flags, index: int) -> None:
-    """Evaluate each new checkpoint until SIGTERM or SIGINT."""
+    """Evaluate the latest checkpoint at each interval, if it is new, until SIGTERM or SIGINT."""
     stopped = StopRequest()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stopped)

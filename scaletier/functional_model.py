@@ -188,7 +188,7 @@ class FunctionalModel:
         shared: the variables that replicas have in common, float32: trained weights first, then those that a step changes,
             such as moving means.
         local: the variables that each replica has for itself: others that a step changes (states of random generators and of
-            layers, counts), then `fixed`, which no step changes, and `slots`, the optimizer's.
+            layers, counts), then `constants`, which no step changes, and `slots`, the optimizer's.
         learning_rates: the slots that are a constant rate, which the job sets each time it starts.
         iterations: the slots that count an optimizer's steps.
         averages: the slots that are moving averages of weights, by name, with the weight's place in `shared`.
@@ -277,7 +277,7 @@ class FunctionalModel:
         self._initial_values |= {id(one): value for one, value in zip(self._optimizer.variables, arrays, strict=True)}
         self._iterations_before = int(self._initial_values[id(self._optimizer.iterations)])
 
-    def require_portable(self) -> None:
+    def require_remote(self) -> None:
         """Raise JobError if the model has parts that cannot be sent to another host."""
         if private.lookup_tables(self.model):
             line = f"the model {self.model.name} looks words up in a table, which no other host can be given"
@@ -389,11 +389,11 @@ class FunctionalModel:
             raise JobError(line)
         changed = [spec for spec in rest if id(spec.variable) in scope.assigned]
         floats = [spec for spec in changed if spec.dtype == _FLOAT and id(spec.variable) not in states]
-        self.fixed = [spec for spec in rest if id(spec.variable) not in scope.assigned]
+        self.constants = [spec for spec in rest if id(spec.variable) not in scope.assigned]
         self._changing = [spec for spec in changed if spec not in floats]
         self.shared = [*self.trained, *floats]
         self.slots = _specs("", self._optimizer.variables, "optimizer/")
-        self.local = [*self._changing, *self.fixed, *self.slots]
+        self.local = [*self._changing, *self.constants, *self.slots]
         # The job's learning rates count, whatever a checkpoint has.
         rates = {id(private.rate_of(part)) for part in self._inner_optimizers} | {id(one.variable) for one in self._schedules}
         self.learning_rates = [spec for spec in self.slots if id(spec.variable) in rates]
@@ -415,9 +415,9 @@ class FunctionalModel:
         value = spec.variable.value if assigned is None else assigned
         return np.asarray(keras.ops.convert_to_numpy(value), spec.dtype)
 
-    def set_fixed(self, values: Sequence[Any]) -> None:
-        """Set the initial values of the `fixed` variables; layers compute constants from them again."""
-        mapping = [(spec.variable, np.asarray(value)) for spec, value in zip(self.fixed, values, strict=True)]
+    def set_constants(self, values: Sequence[Any]) -> None:
+        """Set the initial values of the variables that no step changes; layers compute from them again."""
+        mapping = [(spec.variable, np.asarray(value)) for spec, value in zip(self.constants, values, strict=True)]
         self._initial_values |= {id(variable): value for variable, value in mapping}
         with _Scope(mapping):
             for layer in private.layers(self.model):

@@ -42,7 +42,7 @@ class Inspector(Protocol):
         """Inspect a batch of the evaluation.
 
         Args:
-            inputs: the batch's inputs, NumPy arrays [N, …] in the structure of the data; None for an optional one that is.
+            inputs: the batch's inputs, NumPy arrays [N, …] in the structure of the data; None for an optional input that a batch does not have.
             targets: its targets, in the same form; None if there are none.
             outputs: the model's outputs for the inputs, in the same form.
         """
@@ -64,7 +64,7 @@ class Job:
     """A training job: its model, its data, and its settings.
 
     Pass functions instead of objects: a process calls only those whose result it needs, so that parameter servers and
-    asynchronous workers start without TensorFlow's Python. Strategy `sync` needs functions, as it must begin before TensorFlow
+    asynchronous workers start without importing the tensorflow package. Strategy `sync` needs functions, as it must begin before TensorFlow
     computes anything.
 
     Args:

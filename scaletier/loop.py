@@ -93,7 +93,7 @@ class StepBudget:
         self._unprepared, self._started = replicas - 1, False
         self._shares_epochs = bool(steps_between_evaluations) and replicas > 1
         self._changed = threading.Condition()
-        self.release()
+        self.allow_until()
 
     def begin(self, is_chief: bool, seconds: float = 0.0) -> None:
         """Wait until a replica may take its first step; the chief waits until all are prepared or late.
@@ -117,11 +117,11 @@ class StepBudget:
             self.failure, self.stopped = self.failure or error, True
             self._changed.notify_all()
 
-    def release(self, until: int | None = None) -> None:
+    def allow_until(self, step: int | None = None) -> None:
         """Let all replicas train until a global step; default: the next multiple of `steps_between_evaluations`."""
         with self._changed:
             interval = self._steps_between_evaluations
-            self._until = min(self._max_steps, until or (self.step // interval + 1) * interval)
+            self._until = min(self._max_steps, step or (self.step // interval + 1) * interval)
             self._left_to_chief = int(self._shares_epochs and self._until == self._max_steps)
             self._changed.notify_all()
 

@@ -69,7 +69,7 @@ class DistributedCopy(LocalCopy):
 class ModelParallel(Training):
     """The chief's part of a job: it holds the first stage, and runs the graph that spans all stages."""
 
-    portable, replicas, uses_xla = True, 1, False
+    remote, replicas, uses_xla = True, 1, False
     copy: DistributedCopy
 
     def place(self, variable: Any) -> Any:
@@ -81,7 +81,7 @@ class ModelParallel(Training):
     def make_copy(self, reader: CheckpointReader | None) -> LocalCopy:
         """Connect to the workers, and create a stage on each."""
         self.size = self.source.fix_batch_size()
-        self.network.require_portable()
+        self.network.require_remote()
         self.network.require_splittable()
         units = make_units(self.network)
         hosts = _connect(self.cluster)

@@ -51,11 +51,11 @@ class Exchange:
 
         Returns the global step after it, int64, and the results, as in `LocalResult`.
         """
-        written = self.average(variables, result.steps, result.global_step)
+        written = self.update_moving_averages(variables, result.steps, result.global_step)
         with tf.control_dependencies([*written, variables.step.assign(result.global_step + result.steps)]):
             return variables.step.read_value(), result.results
 
-    def average(self, variables: Variables, steps: Any, global_step: Any) -> list[Any]:
+    def update_moving_averages(self, variables: Variables, steps: Any, global_step: Any) -> list[Any]:
         """Move the moving averages of weights (`use_ema`) towards these, after steps of all replicas at a global step.
 
         Returns the operations.

@@ -92,7 +92,7 @@ def train(job: Job, flags: Flags) -> int:
 
 def _serve(task: Cluster, allow_cpu: bool) -> NoReturn:
     """Run a parameter server or a worker, which obeys the chief; SIGTERM ends it, as there is nothing here to save."""
-    if os.environ.get(ACCELERATOR):  # else there is no need of TensorFlow's Python
+    if os.environ.get(ACCELERATOR):  # else the tensorflow package need not be imported
         say_device(allow_cpu)
     reuse_memory()
     server_class, config_class = server_library()

@@ -57,7 +57,7 @@ class AllReduce(Exchange):
         means[-1], results = tf.split(means[-1], [pieces[-1][1] - pieces[-1][0], result.results.shape[0]])
         written = assign_parts(list(zip(variables.shared, ranges, strict=True)), means, pieces, means)
         with tf.control_dependencies(written):
-            written = self.average(variables, result.steps * self.count, result.global_step)
+            written = self.update_moving_averages(variables, result.steps * self.count, result.global_step)
             counted = variables.step.assign(result.global_step + result.steps * self.count)
         with tf.control_dependencies([*written, counted]):
             return variables.step.read_value(), results
@@ -83,8 +83,8 @@ class Synchronous(Training):
         broadcast = tf.function(self._broadcast, autograph=False)
         broadcast([copy.step, self.data_position.first_step])
         step = int(copy.step)
-        broadcast([*copy.shared, *(copy.local if step else copy.fixed)])
-        copy.set_fixed()
+        broadcast([*copy.shared, *(copy.local if step else copy.constants)])
+        copy.set_constants()
         self.variables = replica_variables(self.network, copy, self.index, self.count, self.devices, step)
         self.end_epoch = tf.function(self._broadcast_rates, autograph=False)
         if self.job.callbacks:
@@ -99,7 +99,7 @@ class Synchronous(Training):
 
     def rounds(self) -> Iterator[Round]:
         """Yield rounds with the same number of steps on every replica; the global step counts those of all."""
-        self.budget.release()  # a callback of the chief may have ended training before the first one
+        self.budget.allow_until()  # a callback of the chief may have ended training before the first one
         period = SyncPeriod(self.flags.sync_period or DEFAULT_SYNC_PERIOD, True)
         emits, device_count = {self.name: say}, len(self.devices) * self.count
         replica = ReplicaLoop(
@@ -117,7 +117,7 @@ class Synchronous(Training):
         If a callback ends training as an epoch begins, training ends after that epoch's first round; in a job that resumes
         within an epoch, after the job's first round.
         """
-        self.budget.release()
+        self.budget.allow_until()
         epoch, begins_epoch = result.global_step // self.steps_per_epoch, self.begins_epoch
         self.epoch, self.begins_epoch = epoch, epoch != self.epoch
         if not self.job.callbacks or not (begins_epoch or self.begins_epoch):

@@ -50,11 +50,11 @@ class Training(abc.ABC):
     Attributes:
         is_chief: True for the chief, which evaluates, saves, logs and exports.
         count: the hosts that train, each on its `devices`.
-        portable: True if other hosts get the data from this one.
+        remote: True if other hosts get the data from this one.
         place: a function that returns the context in which the optimizer updates a variable.
     """
 
-    name, is_chief, count, portable = "master/0", True, 1, False
+    name, is_chief, count, remote = "master/0", True, 1, False
     place: Callable[[Any], Any] | None = None
 
     def __init__(self, job: Job, flags: Flags, cluster: Cluster) -> None:
@@ -62,10 +62,10 @@ class Training(abc.ABC):
         say_device(flags.allow_cpu)
         tf.random.set_seed(flags.seed)
         self.devices = local_devices()
-        self.source = BatchSource(job.data, portable=self.portable)
+        self.source = BatchSource(job.data, remote=self.remote)
         if job.callbacks:
             self.flags = flags = job.callbacks.plan(flags, self.source.length)
-        self.evaluated = evaluation(job.eval_data, self.portable) if self.is_chief and job.eval_data is not None else None
+        self.evaluated = evaluation(job.eval_data, self.remote) if self.is_chief and job.eval_data is not None else None
         spec = self.evaluated.element_spec if self.evaluated else None
         self.network = FunctionalModel(job, self.source.element_spec, flags.seed, self.replicas, self.place, spec)
         self.require_memory()
@@ -243,7 +243,7 @@ class ChiefTasks:
             if not self._callbacks:
                 self.ends_at = (step // eval_steps + 1) * eval_steps
             ends = self._callbacks and self._callbacks.stopping
-            self._training.budget.release(global_step + 1 if ends else self.ends_at)
+            self._training.budget.allow_until(global_step + 1 if ends else self.ends_at)
 
     def _end_if_preempted(self) -> None:
         if self._preempted.is_set():
@@ -254,7 +254,7 @@ class ChiefTasks:
         if self._callbacks:
             ended, self.ends_at = self.ends_at, self.ends_at + (self._flags.eval_steps or 1)
             if not self._callbacks.pauses:
-                self._training.budget.release(self.ends_at)
+                self._training.budget.allow_until(self.ends_at)
 
         def evaluate() -> EvaluationResult | None:
             if measured := self._measure(step, self._preempted.is_set):
@@ -278,9 +278,9 @@ class ChiefTasks:
         """Return the sums of rows of each variable that callbacks may not set because there are other replicas."""
         if self._network.replicas == 1:
             return {}
-        specs = (*self._network.shared, *self._network.fixed)
+        specs = (*self._network.shared, *self._network.constants)
         sums = dict[str, npt.NDArray[Any]]()
-        for spec, variable in zip(specs, (*self._copy.shared, *self._copy.fixed), strict=True):
+        for spec, variable in zip(specs, (*self._copy.shared, *self._copy.constants), strict=True):
             value = variable.read_value()
             numbers = value if value.dtype.is_floating else tf.cast(value, tf.float32)
             sums[spec.name] = tf.reduce_sum(numbers, -1 if spec.shape else None).numpy()

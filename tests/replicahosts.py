@@ -20,7 +20,7 @@ from jobs.bucket import BucketError, RecordStore
 from jobs.chunks import ChunkFolder, ChunkReader
 from jobs.lease import Lease
 from jobs.queue import Queue, QueueEntry
-from jobs.records import HostFile, JobRecord, Plan, ReplicaRecord, Task
+from jobs.records import HostConfig, JobRecord, Plan, ReplicaRecord, Task
 from jobs.states import JobState
 
 ROOT = Path(__file__).parents[1]
@@ -53,7 +53,7 @@ class Cluster:
         for name in replicas:
             etc, home = self.host(name) / "etc", self.host(name) / "state" / "jobs" / "job01"
             etc.mkdir(parents=True)
-            (etc / "host.json").write_bytes(HostFile(name, url, 0.05, python).to_json())
+            (etc / "host.json").write_bytes(HostConfig(name, url, 0.05, python).to_json())
             home.mkdir(parents=True)  # all hosts share one package, where a test reads the files of a trainer
             (home / "package").symlink_to(self.package)
             (home / "package.sha256").write_text(PACKAGE)

@@ -196,7 +196,7 @@ class Agent:
         """Continue from the record of an earlier incarnation of this replica in the bucket, or begin."""
         version = self._ledger.replica_version(plan.jobId, name)
         previous = self._ledger.replicas(plan.jobId, [name]).get(name)
-        if previous and not job.has(previous):
+        if previous and not job.is_of_same_job(previous):
             previous = None
         assignment = self._job_files.prepare(plan, name)
         record = replica_rules.resume(plan, name, job.attempt, previous, self._now())

@@ -27,7 +27,7 @@ def groups(own: Path = OWN) -> dict[str, str]:
 
 
 def available_cpus(root: Path = ROOT) -> float:
-    """Return the CPUs that this process may use, by its affinity and by the quota of its group, of version 2 or 1."""
+    """Return the CPUs that this process may use, by its affinity and the quota of its container, of version 2 or 1."""
     cpus = float(len(os.sched_getaffinity(0)))
     for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
         with suppress(OSError, ValueError):  # it is of the other version, or without a quota, which is `max`

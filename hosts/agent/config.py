@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from jobs import paths
-from jobs.records import HostFile
+from jobs.records import HostConfig
 from jobs.serialization import RecordError
 
 _ETC = "/etc/scaletier"
 
 
-def load(environ: Mapping[str, str]) -> tuple[HostFile, Path]:
+def load(environ: Mapping[str, str]) -> tuple[HostConfig, Path]:
     """Return host.json, and the directory of this host's own files.
 
     SCALETIER_ETC and SCALETIER_STATE override these two directories. RecordError if the file is invalid or missing.
@@ -20,7 +20,7 @@ def load(environ: Mapping[str, str]) -> tuple[HostFile, Path]:
     etc, state = Path(environ.get("SCALETIER_ETC", _ETC)), Path(environ.get("SCALETIER_STATE", paths.STATE_DIR))
     file = etc / "host.json"
     try:
-        return HostFile.from_json(file.read_bytes()), state
+        return HostConfig.from_json(file.read_bytes()), state
     except RecordError as error:
         raise RecordError(f"{file}: {error}") from None
     except OSError as error:

@@ -26,7 +26,7 @@ from jobs.background import BackgroundTask
 from jobs.bucket import Bucket, Conflict
 from jobs.chunks import ChunkFolder, LogFilter
 from jobs.firsterror import LONGEST
-from jobs.records import HostFile, JobRecord, ReplicaRecord
+from jobs.records import HostConfig, JobRecord, ReplicaRecord
 from jobs.times import now, seconds_between
 
 LIMIT = 1_000_000
@@ -72,7 +72,7 @@ def start(
 
 
 def build(
-    host: HostFile, state: Path, assignment: Assignment, log: Path, job: JobRecord, record: ReplicaRecord, end_seen: str
+    host: HostConfig, state: Path, assignment: Assignment, log: Path, job: JobRecord, record: ReplicaRecord, end_seen: str
 ) -> bytes:
     """Return the whole diagnosis as written; `end_seen` is when this host read of the end, `log` the folder of its log."""
     plan, env = assignment.plan, assignment.environment

@@ -32,7 +32,7 @@ from jobs.bucket import Bucket, BucketError, Conflict, replacing
 from jobs.ledger import Ledger
 from jobs.notification import Notification, is_url
 from jobs.queue import Queue, QueueEntry
-from jobs.records import STOP_FILE_VARIABLE, HostFile, JobRecord, Plan, ReplicaRecord, Task, UnsavedFiles
+from jobs.records import STOP_FILE_VARIABLE, HostConfig, JobRecord, Plan, ReplicaRecord, Task, UnsavedFiles
 from jobs.serialization import RecordError
 
 # Set by systemd for the agent alone.
@@ -76,7 +76,7 @@ class JobFiles:
 
     def __init__(
         self,
-        host: HostFile,
+        host: HostConfig,
         state: Path,
         ledger: Ledger,
         files: Bucket,

@@ -1,7 +1,7 @@
 """Send the notification of a job's end, by the job's leader and in a thread of its own.
 
-A URL gets up to three tries, so it may get the record twice if an answer is lost. The hosts wait at most NOTIFY_TIMEOUT. If it
-fails, the job's result stays; the error goes into the job's record.
+A URL gets up to three tries, so it may get the record more than once if answers are lost. The hosts wait at most
+NOTIFY_TIMEOUT. If it fails, the job's result stays; the error goes into the job's record.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class Reporter:
         except Conflict:
             # Our own last write succeeded but its answer was lost, or a late write of an earlier incarnation came first.
             stored = self._ledger.job(self._plan.jobId)
-            if stored and stored.record.has(record):
+            if stored and stored.record.is_of_same_job(record):
                 self._version = self._ledger.replica_version(self._plan.jobId, self._name)
                 self._version = self._ledger.write_replica(self._plan.jobId, new, self._version)
         self._published = record
@@ -124,7 +124,7 @@ class Reporter:
         self.due_at_once = False
         self.publish()
         stored = self._ledger.job(self._plan.jobId)
-        if stored is None or not stored.record.has(self._supervisor.record):
+        if stored is None or not stored.record.is_of_same_job(self._supervisor.record):
             raise RecordError(f"{paths.job(self._plan.jobId)} is gone")
         if stored.record.lease.epoch < self._epoch:
             return  # an outdated answer: a later holder of the lease was seen already
@@ -153,7 +153,7 @@ class Reporter:
         """Return the records of all replicas of the job."""
         others = [name for name in self._plan.replicas if name != self._name]
         stored = self._ledger.replicas(self._plan.jobId, others)
-        replicas = {name: record for name, record in stored.items() if job.has(record)}
+        replicas = {name: record for name, record in stored.items() if job.is_of_same_job(record)}
         replicas[self._name] = self._with_status(self._supervisor.record)
         return replicas
 

@@ -19,7 +19,7 @@ from hosts.agent.process import ProgramSpec, RunningProgram, StartProgram, outpu
 from hosts.agent.supervisor import Assignment
 from jobs.background import BackgroundTask
 from jobs.bucket import Bucket
-from jobs.records import HostFile, UnsavedFiles
+from jobs.records import HostConfig, UnsavedFiles
 
 SEARCH_TIMEOUT = 20.0
 """The time limit of searching and copying files."""
@@ -56,7 +56,7 @@ class JobFolders:
 def start_search(
     assignment: Assignment,
     folders: JobFolders,
-    host: HostFile,
+    host: HostConfig,
     store: Bucket,
     start: StartProgram,
     on_end: Callable[[], None] = lambda: None,
@@ -75,8 +75,8 @@ def start_search(
     return BackgroundTask(lambda: log_result(_search(assignment, folders, host, store, start)), seconds, failed, on_end)
 
 
-def _search(assignment: Assignment, folders: JobFolders, host: HostFile, store: Bucket, start: StartProgram) -> UnsavedFiles:
-    """Run keep_unsaved.py as the trainer's user, and return its report; it need not run if the job has written nothing."""
+def _search(assignment: Assignment, folders: JobFolders, host: HostConfig, store: Bucket, start: StartProgram) -> UnsavedFiles:
+    """Run keep_unsaved.py as the trainer's user, and return its report; it is not run if the job wrote only to JOB_DIR."""
     env, deadline = assignment.environment, time.monotonic() + _START_SECONDS + SEARCH_TIMEOUT
     job_dir, since = env["JOB_DIR"], folders.marker.stat().st_ctime_ns
     wrote, is_local = _has_google_output(job_dir, host.bucket, store), "://" not in job_dir

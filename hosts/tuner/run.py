@@ -29,7 +29,7 @@ from jobs.bucket import BucketError, Conflict, TimeLimited
 from jobs.chunks import ChunkFolder, LogFilter, last_entries
 from jobs.folder_bucket import open_bucket
 from jobs.ledger import Ledger, Stored, Trials
-from jobs.records import HostFile, Plan
+from jobs.records import HostConfig, Plan
 from jobs.serialization import RecordError
 from jobs.study import Measurement, Study, Trial, TrialState, best, flags, thin
 from jobs.times import now
@@ -95,7 +95,7 @@ class Tuner:
         plan: Plan,
         study: Study,
         name: str,
-        host: HostFile,
+        host: HostConfig,
         suggest: Callable[[Study, Sequence[Trial], int], dict[str, str]],
         spawn: Spawn,
         last_log_line: Callable[[], str] = str,

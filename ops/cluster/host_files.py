@@ -7,7 +7,7 @@ from typing import Any
 
 from infra import templates
 from infra.inventory import JOBS_UNIT, Host, Inventory
-from jobs.records import HostFile, Plan
+from jobs.records import HostConfig, Plan
 
 UNITS = "/etc/systemd/system"
 UNIT_CONF, TIMER_CONF, TRAINER_CONF = (
@@ -54,7 +54,7 @@ def host_files(inventory: Inventory, host: Host) -> list[RemoteFile]:
         "tasks_max": _TASKS + int(_TASKS_PER_CPU * host.cpus),
         "idle_seconds": idle_seconds(inventory.poll_seconds),
     }
-    host_file = HostFile(host.name, inventory.bucket, inventory.poll_seconds, power=inventory.start_requests())
+    host_file = HostConfig(host.name, inventory.bucket, inventory.poll_seconds, power=inventory.start_requests())
     return [
         RemoteFile("/etc/scaletier/host.json", host_file.to_json().decode(), 0o640, "replica"),
         RemoteFile(UNIT_CONF, templates.render("scaletier.conf.j2", **values)),

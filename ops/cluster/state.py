@@ -60,7 +60,7 @@ def fetch(root: Path, parse: Callable[[str, Path], T]) -> T:
     """
     from infra.connection import FOLDER, files, remove, write
 
-    for line in filter(None, (backend.foreign_state_note(root), backend.unused_passphrase_warning(root))):
+    for line in filter(None, (backend.other_backend_note(root), backend.unused_passphrase_warning(root))):
         terminal.note(line)
     with terminal.ProgressLine("asking Pulumi for the hosts"):
         output = _pulumi(root, *_OUTPUTS)

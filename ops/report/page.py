@@ -153,7 +153,7 @@ def sample(points: Sequence[T]) -> list[T]:
 
 
 def throughput_figure(report: Report) -> Figure | None:
-    """Return the figure of the replicas' throughput, or None if no line reports it."""
+    """Return the figure of the replicas' throughput, or None if no replica's log has two rates."""
     replicas = report.throughput
     if not any(len(replica.points) > 1 for replica in replicas):
         return None

@@ -1,4 +1,4 @@
-"""The keys of config.yaml, by Cloud ML's names, and the type of each."""
+"""The keys of config.yaml, with Cloud ML's names where it has the key, and the type of each."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def check_job_id(job_id: str) -> None:
 
 
 def in_snake_case(value: Any) -> Any:
-    """Return a trainingInput with its keys as Cloud ML passed them to trainers; the names of `environment` stay."""
+    """Return a trainingInput with its keys in snake_case, as in Cloud ML's TF_CONFIG; names in `environment` stay."""
     if isinstance(value, Mapping):
         return {to_snake(key): item if key == "environment" else in_snake_case(item) for key, item in value.items()}
     return [in_snake_case(item) for item in value] if isinstance(value, list) else value
@@ -123,7 +123,7 @@ class HyperparameterSpec(Section):
     minValue: _Number | None = None
     maxValue: _Number | None = None
     categoricalValues: Annotated[list[Annotated[str, AfterValidator(_word)]], AfterValidator(_distinct)] | None = None
-    # Sorted, as values are drawn by their place.
+    # Sorted, because the tuner draws values by their index.
     discreteValues: Annotated[list[_Number], AfterValidator(_distinct), AfterValidator(sorted)] | None = None
     scaleType: ScaleType = ScaleType.NONE
 

@@ -34,7 +34,7 @@ from jobs import paths
 from jobs.lease import Lease
 from jobs.paths import PYTHON, STATE_DIR
 from jobs.queue import Queue, QueueEntry
-from jobs.records import HostFile, JobRecord, Plan, Task
+from jobs.records import HostConfig, JobRecord, Plan, Task
 from jobs.states import JobState
 
 SECONDS = float(os.environ.get("SCALETIER_BENCH_SECONDS", "60"))
@@ -171,7 +171,7 @@ def make_host(root: Path) -> None:
     for path, content in records.items():
         (bucket / path).parent.mkdir(parents=True, exist_ok=True)
         (bucket / path).write_bytes(content)
-    (root / "host.json").write_bytes(HostFile("master-0", str(bucket), 0.05, sys.executable).to_json())
+    (root / "host.json").write_bytes(HostConfig("master-0", str(bucket), 0.05, sys.executable).to_json())
     (home / "package").mkdir(parents=True)
     (home / "package" / "tiny").symlink_to(ROOT / TINY)
     (home / "package.sha256").write_text(plan.packageSha256)

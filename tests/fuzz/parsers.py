@@ -26,7 +26,7 @@ from infra.scale_tiers import SpecError, parse_replica
 from jobs import chunks, notification
 from jobs.progress import ProgressFinder
 from jobs.queue import Queue
-from jobs.records import CancelRequest, HostFile, JobRecord, Plan, ReplicaRecord
+from jobs.records import CancelRequest, HostConfig, JobRecord, Plan, ReplicaRecord
 from jobs.serialization import Record, RecordError
 from jobs.study import Trial
 from ops import commands, terminal
@@ -189,7 +189,7 @@ _RECORDS: Mapping[type[Record], Mapping[str, Any]] = {
         "state": "SUCCEEDED",
         "finalMetric": {"objectiveValue": 0.5, "trainingStep": 1},
     },
-    HostFile: {"name": "master-0", "bucket": "/bucket", "pollSeconds": 1.5},
+    HostConfig: {"name": "master-0", "bucket": "/bucket", "pollSeconds": 1.5},
     Model: {"name": "ocr", "versions": [{"name": "v1", "createTime": "x"}], "defaultVersion": "v1"},
 }
 _HOST = {

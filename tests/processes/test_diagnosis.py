@@ -17,7 +17,7 @@ from hosts.agent.job_files import JobFiles
 from jobs import paths
 from jobs.folder_bucket import FolderBucket
 from jobs.ledger import Ledger
-from jobs.records import HostFile, JobRecord, Plan, ReplicaRecord, Task
+from jobs.records import HostConfig, JobRecord, Plan, ReplicaRecord, Task
 from jobs.states import JobState
 
 SECRET = "correct horse battery staple"
@@ -107,7 +107,7 @@ class Slow(FolderBucket):
 
 def test_a_host_writes_a_diagnosis_once_and_then_starts_the_next_job(tmp_path: Path) -> None:
     store = Slow(tmp_path)
-    site = JobFiles(HostFile("worker-1", str(tmp_path)), tmp_path / "state", Ledger(store), store, {})
+    site = JobFiles(HostConfig("worker-1", str(tmp_path)), tmp_path / "state", Ledger(store), store, {})
     failed = JobRecord("job01", JobState.FAILED)
     site.diagnose(failed, ReplicaRecord("ps-0"), "")
     assert site.finish()  # there is no diagnosis to write

@@ -457,15 +457,15 @@ def test_an_optimizer_function_with_a_required_argument_gets_the_replica_count(m
     assert main(job(optimizer=keras.optimizers.Adam)) == 0
 
 
-@pytest.mark.parametrize("portable", [False, True])
-def test_a_function_returns_the_data_of_each_replica(portable: bool) -> None:
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_function_returns_the_data_of_each_replica(remote: bool) -> None:
     def make(context: Any) -> Any:
         return tf.data.Dataset.range(10 * context.input_pipeline_id, 10 * context.input_pipeline_id + 2).batch(2)
 
-    source = BatchSource(make, portable=portable)
+    source = BatchSource(make, remote=remote)
     assert [next(iter(source.training(replica, 3))).numpy().tolist() for replica in range(3)] == [[0, 1], [10, 11], [20, 21]]
     assert next(iter(source.training_on_device(2, 3))).numpy().tolist() == [20, 21]
-    shared = BatchSource(tf.data.Dataset.range(8).batch(2), portable=portable)
+    shared = BatchSource(tf.data.Dataset.range(8).batch(2), remote=remote)
     assert [next(iter(shared.training(replica, 3))).numpy().tolist() for replica in range(3)] == [[0, 1], [2, 3], [4, 5]]
 
 
@@ -763,7 +763,7 @@ def frozen(value: float) -> Callable[[], Any]:
 
 def test_frozen_variables_are_saved_and_restored_but_not_exchanged(main: Main, tmp_path: Path) -> None:
     network = FunctionalModel(job(model=frozen(1.0)), dataset().element_spec, 0)
-    assert [spec.name for spec in network.fixed] == ["first/kernel", "first/bias"]
+    assert [spec.name for spec in network.constants] == ["first/kernel", "first/bias"]
     assert [spec.name for spec in network.shared] == ["out/kernel", "out/bias"]
     assert main(job(model=frozen(1.0))) == 0
     assert main(job(model=frozen(2.0), optimizer="adam"), "--max-steps=8") == 0

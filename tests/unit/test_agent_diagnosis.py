@@ -25,7 +25,7 @@ from jobs.bucket import BucketError
 from jobs.firsterror import FirstError
 from jobs.folder_bucket import FolderBucket
 from jobs.lease import Lease
-from jobs.records import HostFile, JobRecord, Plan, ReplicaRecord, Task, Usage
+from jobs.records import HostConfig, JobRecord, Plan, ReplicaRecord, Task, Usage
 from jobs.states import JobState
 
 SECRET = "correct horse battery staple"
@@ -184,7 +184,7 @@ def test_a_diagnosis_is_complete_and_secrets_are_hidden_before_lines_are_truncat
     )
     job = JobRecord("job01", endTime="2026-01-31T12:00:00.000Z", lease=Lease(holder="master-0/ab"))
     for bucket in (str(tmp_path), "gs://mine"):
-        host = HostFile("h-0", bucket)
+        host = HostConfig("h-0", bucket)
         content = diagnosis.build(host, tmp_path / "state", assignment, log.path, job, record, "2026-01-31T12:10:00.500Z")
         assert json.loads(content) == {
             "schema": 1,

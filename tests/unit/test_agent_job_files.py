@@ -33,7 +33,7 @@ from jobs.folder_bucket import FolderBucket
 from jobs.ledger import Ledger
 from jobs.notification import Notification
 from jobs.queue import QueueEntry
-from jobs.records import HostFile, JobRecord, Plan, ReplicaRecord, Task, UnsavedFiles
+from jobs.records import HostConfig, JobRecord, Plan, ReplicaRecord, Task, UnsavedFiles
 from jobs.states import JobState
 from jobs.study import Study
 
@@ -54,12 +54,12 @@ def job_files(
     environ: dict[str, str] | None = None,
     launcher: Any = None,
     bucket: str = "/bucket",
-    python: str = HostFile.python,
+    python: str = HostConfig.python,
     mint: Mint = token_broker.mint,
     wake: Callable[[], None] = lambda: None,
 ) -> JobFiles:
     store = FolderBucket(state.parent / "bucket")
-    host = HostFile("ps-0", bucket, python=python)
+    host = HostConfig("ps-0", bucket, python=python)
     return JobFiles(host, state, Ledger(store), store, environ or {}, launcher, mint, wake)
 
 

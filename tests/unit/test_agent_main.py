@@ -15,7 +15,7 @@ from waiting import limit
 
 from hosts.agent.__main__ import notify_systemd
 from hosts.agent.config import load
-from jobs.records import HostFile
+from jobs.records import HostConfig
 from jobs.serialization import RecordError
 
 HOST = {"name": "ps-0", "bucket": "/bucket"}
@@ -56,8 +56,8 @@ def write(etc: Path, host: dict[str, Any]) -> dict[str, str]:
 
 def test_load_reads_host_json(tmp_path: Path) -> None:
     environ = write(tmp_path, HOST | {"pollSeconds": 2.5, "python": "/usr/bin/python3", "schema": 2})
-    assert load(environ) == (HostFile("ps-0", "/bucket", 2.5, "/usr/bin/python3"), Path("/state"))
-    assert load(write(tmp_path, HOST))[0] == HostFile("ps-0", "/bucket", 1.0, "/opt/scaletier/venv/bin/python")
+    assert load(environ) == (HostConfig("ps-0", "/bucket", 2.5, "/usr/bin/python3"), Path("/state"))
+    assert load(write(tmp_path, HOST))[0] == HostConfig("ps-0", "/bucket", 1.0, "/opt/scaletier/venv/bin/python")
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from hosts.agent.supervisor import Assignment
 from hosts.agent.unsaved import JobFolders
 from jobs import paths
 from jobs.folder_bucket import FolderBucket
-from jobs.records import HostFile, Plan, UnsavedFiles
+from jobs.records import HostConfig, Plan, UnsavedFiles
 
 LONG = 60.0
 
@@ -309,7 +309,7 @@ def search(
 ) -> UnsavedFiles:
     assignment = Assignment(Plan("job01", ["master-0"], "task", [], {}), "master-0", package, env, python, messages)
     folders = JobFolders(package, package.with_name("package.sha256"), {}, host_paths)
-    task = unsaved.start_search(assignment, folders, HostFile("master-0", bucket, python=python), files, start)
+    task = unsaved.start_search(assignment, folders, HostConfig("master-0", bucket, python=python), files, start)
     return wait_for(lambda: task.result, "what was left")
 
 

@@ -21,7 +21,7 @@ from waiting import limit, wait_for
 from jobs import paths
 from jobs.folder_bucket import FolderBucket
 from jobs.ledger import Ledger
-from jobs.records import HostFile, JobRecord
+from jobs.records import HostConfig, JobRecord
 from jobs.states import JobState
 
 LOG = [
@@ -77,7 +77,7 @@ def test_many_jobs_are_copies_of_one_record() -> None:
 
 def test_a_host_that_is_a_directory_has_a_job(tmp_path: Path) -> None:
     make_host(tmp_path)
-    host = HostFile.from_json((tmp_path / "host.json").read_bytes())
+    host = HostConfig.from_json((tmp_path / "host.json").read_bytes())
     ledger = Ledger(FolderBucket(Path(host.bucket)))
     entry = ledger.queue().holder(host.name)
     assert entry is not None

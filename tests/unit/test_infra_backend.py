@@ -20,14 +20,14 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_checkout_s_own_state_has_no_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (backend.url(tmp_path), backend.foreign_state_note(tmp_path)) == (f"file://{tmp_path}/.pulumi-state", "")
+    assert (backend.url(tmp_path), backend.other_backend_note(tmp_path)) == (f"file://{tmp_path}/.pulumi-state", "")
     monkeypatch.chdir(tmp_path)
     for url in (f"file://{tmp_path}/.pulumi-state/", "file://./.pulumi-state", f"file://{tmp_path}/.pulumi-state?x=y"):
         monkeypatch.setenv("PULUMI_BACKEND_URL", url)
         assert backend.is_own(tmp_path), url
     for other in ("gs://team", "file:///elsewhere", "https://api.pulumi.com"):
         monkeypatch.setenv("PULUMI_BACKEND_URL", other)
-        assert backend.foreign_state_note(tmp_path) == (
+        assert backend.other_backend_note(tmp_path) == (
             f"the state in use is {other} (PULUMI_BACKEND_URL), not this checkout's .pulumi-state"
         )
 

@@ -20,7 +20,7 @@ from jobs.records import (
     EVENTS_KEPT,
     CancelRequest,
     Event,
-    HostFile,
+    HostConfig,
     JobRecord,
     Plan,
     Power,
@@ -68,7 +68,7 @@ PLAN: dict[str, Any] = {
         (JobRecord, {"jobId": "a", "events": [{"time": ""}]}, "job.json.events[0] lacks cause"),
         (Plan, PLAN | {"tasks": {"master-0": {"tfConfig": 1}}}, "plan.json.tasks.master-0.tfConfig must be a text, not 1"),
         (ReplicaRecord, {"name": "a", "lines": "x" * 99}, "the record of a replica.lines must be a whole number, not 'xx"),
-        (HostFile, {"name": "ps-0"}, "host.json lacks bucket"),
+        (HostConfig, {"name": "ps-0"}, "host.json lacks bucket"),
         (Queue, {"entries": [{"jobId": "a", "hosts": None}]}, "the queue.entries[0].hosts must be a list, not None"),
     ],
 )  # fmt: skip
@@ -168,7 +168,7 @@ DEFAULTS: list[tuple[Record, dict[str, Any]]] = [
         },
     ),
     (
-        HostFile("ps-0", "/b", power=Power({}, "http://x")),
+        HostConfig("ps-0", "/b", power=Power({}, "http://x")),
         {
             "name": "ps-0", "bucket": "/b", "pollSeconds": 1.0, "python": "/opt/scaletier/venv/bin/python",
             "power": {"starts": {}, "token": "http://x", "preempted": "", "headers": {}},
@@ -262,7 +262,7 @@ _records = st.one_of(
         optionalRoles=_texts, stallTimeout=st.none() | _float, maxRestarts=_number, leaseSeconds=_float,
     ),
     st.builds(Queue, st.lists(st.builds(QueueEntry, _text, _texts, st.booleans(), maxWaitTime=st.none() | _float), max_size=3)),
-    st.builds(HostFile, _text, _text, _float, _text),
+    st.builds(HostConfig, _text, _text, _float, _text),
 )  # fmt: skip
 
 

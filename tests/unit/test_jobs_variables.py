@@ -17,7 +17,7 @@ from jobs import variables
 from jobs.chunks import LogFilter
 from jobs.folder_bucket import FolderBucket, open_bucket
 from jobs.ledger import Ledger
-from jobs.records import HostFile, Task
+from jobs.records import HostConfig, Task
 from ops.commands import shell_operator, unknown_placeholder
 from ops.errors import OpsError, UsageError
 from ops.logs.read import read_logs
@@ -221,7 +221,7 @@ def test_a_command_without_a_package_runs_from_an_empty_package(submission: Subm
     plan = ledger.plan("job01")
     assert plan
     site = JobFiles(
-        HostFile("master-0", str(bucket)), tmp_path / "state", Ledger(FolderBucket(bucket)), FolderBucket(bucket), {}
+        HostConfig("master-0", str(bucket)), tmp_path / "state", Ledger(FolderBucket(bucket)), FolderBucket(bucket), {}
     )
     plan = replace(plan, tasks={"master-0": Task("{}")}, data=["/none"])
     assignment = site.prepare(plan, "master-0")

@@ -16,7 +16,7 @@ from hosts.agent import __main__ as agent
 from hosts.agent import supervisor
 from infra.inventory import Inventory
 from jobs.queue import place
-from jobs.records import HostFile, Plan
+from jobs.records import HostConfig, Plan
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.host_files import heartbeat_seconds, idle_seconds, render
 from ops.cluster.inventory import parse
@@ -62,8 +62,8 @@ def test_every_host_has_the_same_files(inventory: Inventory) -> None:
 
 def test_a_host_file_has_its_name(inventory: Inventory) -> None:
     for name in inventory.names:
-        host_file = HostFile.from_json(files_of(inventory, name)["/etc/scaletier/host.json"])
-        assert host_file == HostFile(name, "/bucket", 0.5, "/opt/scaletier/venv/bin/python")
+        host_file = HostConfig.from_json(files_of(inventory, name)["/etc/scaletier/host.json"])
+        assert host_file == HostConfig(name, "/bucket", 0.5, "/opt/scaletier/venv/bin/python")
 
 
 def test_tf_config(inventory: Inventory) -> None:

@@ -31,7 +31,7 @@ from jobs.ledger import Ledger
 from jobs.notification import Notification
 from jobs.queue import QueueEntry
 from jobs.queue_monitor import NOT_HANDED_OVER
-from jobs.records import HostFile, JobRecord, Plan
+from jobs.records import HostConfig, JobRecord, Plan
 from jobs.serialization import RecordError
 from jobs.states import JobState
 from jobs.study import Measurement, Parameter, ParameterType, PriorTrial, Study, Trial, TrialState
@@ -190,7 +190,7 @@ def test_every_host_gets_one_command(submission: Submission, ledger: Ledger, buc
     assert newest_job(ledger) == "job01"
     for name in submission.inventory.names:
         files = unpack(fleet.sent[name])
-        assert HostFile.from_json(files["etc/scaletier/host.json"]).name == name
+        assert HostConfig.from_json(files["etc/scaletier/host.json"]).name == name
         assert files["opt/scaletier/.new/package.sha256"].decode() == plan.packageSha256
         assert files["opt/scaletier/.new/hosts/VERSION"].decode() == version
     with_package = [parts for parts in fleet.parts if len(parts) > 1]

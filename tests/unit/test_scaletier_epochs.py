@@ -87,7 +87,7 @@ class Job:
         )
         reader: Any = SimpleNamespace(step=self.step, callbacks=stored) if self.step else None
         chief.ends_at = self.callbacks.begin(network, [], flags, reader)
-        self.budget.release(chief.ends_at)
+        self.budget.allow_until(chief.ends_at)
 
     def run_round(self, steps: int, _live_hosts: int = 1) -> Round:
         self.step += steps + -steps % self.multiple

@@ -315,7 +315,7 @@ def test_the_replicas_continue_before_an_evaluation_unless_it_goes_by_steps(argu
     chief._network = SimpleNamespace(replicas=1)
     order.refresh.return_value = 6
     assert chief._evaluate_now() == 6
-    release = [] if pauses else [call.release(10)]
+    release = [] if pauses else [call.allow_until(10)]
     assert order.mock_calls == [call.refresh(), *release, call.end_epoch(5, None)]
 
 

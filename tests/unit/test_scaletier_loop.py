@@ -114,7 +114,7 @@ def test_replicas_wait_for_an_evaluation_which_the_chief_reaches_by_single_steps
     budget.commit("master/0", 11)
     thread.join(0.3)
     assert reserved == []
-    budget.release()
+    budget.allow_until()
     thread.join(limit())
     assert reserved == [9]
     budget.commit("worker/1", 20)
@@ -124,7 +124,7 @@ def test_replicas_wait_for_an_evaluation_which_the_chief_reaches_by_single_steps
 def test_the_chief_is_left_a_step_of_the_last_epoch() -> None:
     budget = StepBudget(0, 30, 2, steps_between_evaluations=20)
     assert [budget.reserve("worker/0", 99), budget.reserve("worker/1", 99)] == [10, 5]
-    budget.release(40)
+    budget.allow_until(40)
     assert budget.reserve("worker/2", 99) == (30 - 15 - 1) // 2
     assert budget.reserve("master/0", 99, True) == (30 - 15 - 7) // 2
     assert budget.reserve("worker/3", 99) == (30 - 15 - 7 - 4) // 2

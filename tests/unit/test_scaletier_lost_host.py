@@ -226,7 +226,7 @@ def test_every_replica_starts_from_the_chief_s_values(step: int, monkeypatch: py
     synchronous.network = SimpleNamespace(shared=[], local=local, averages={}, compiles=False)
     synchronous.index, synchronous.count, synchronous.devices = 1, 2, ("/device:CPU:0",) * 2
     synchronous.copy, synchronous.source, calls.source.training.return_value = calls.copy, calls.source, []
-    synchronous.copy.shared, synchronous.copy.local, synchronous.copy.fixed, synchronous.copy.step = (
+    synchronous.copy.shared, synchronous.copy.local, synchronous.copy.constants, synchronous.copy.step = (
         [weight],
         [slot, fixed],
         [fixed],
@@ -237,7 +237,7 @@ def test_every_replica_starts_from_the_chief_s_values(step: int, monkeypatch: py
     monkeypatch.setattr("scaletier.synchronous.AllReduce", MagicMock())
     monkeypatch.setattr("scaletier.synchronous.make_round", MagicMock())
     assert synchronous.begin(0).step == step
-    assert [name for name, *_ in calls.mock_calls] == ["broadcast", "broadcast", "copy.set_fixed", "source.training"]
+    assert [name for name, *_ in calls.mock_calls] == ["broadcast", "broadcast", "copy.set_constants", "source.training"]
     calls.source.training.assert_called_once_with(1, 2, step - 2)
     assert [call.args[0] for call in calls.broadcast.call_args_list] == [
         [step, 2],

@@ -853,7 +853,7 @@ def test_layers_of_a_subclassed_model_get_the_training_flag_like_in_keras(kind: 
     model(INPUTS[:1])
     initial_weights = model.get_weights()
     network, state, _ = train_round(Job(model, dataset(INPUTS, TARGETS), "mse", optimizer="sgd"), STEPS)
-    after = by_name(network, state.shared) | {spec.name: network.initial(spec) for spec in network.fixed}
+    after = by_name(network, state.shared) | {spec.name: network.initial(spec) for spec in network.constants}
     model.set_weights(initial_weights)
     model.compile("sgd", "mse", run_eagerly=True)
     model.fit(dataset(INPUTS, TARGETS), verbose=0, shuffle=False)

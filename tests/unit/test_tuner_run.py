@@ -31,7 +31,7 @@ from jobs.bucket import BucketError, Conflict, Item
 from jobs.chunks import Chunk
 from jobs.folder_bucket import FolderBucket
 from jobs.ledger import Ledger, Trials
-from jobs.records import HostFile, JobRecord, Plan, Task
+from jobs.records import HostConfig, JobRecord, Plan, Task
 from jobs.states import JobState
 from jobs.study import Measurement, Parameter, ParameterType, Study, Trial, TrialState
 from ops.screen.trials import TrialScreen
@@ -95,7 +95,7 @@ class TuningWorld:
             self.spawned.append((name, list(argv), environment))
             return self.child(name, environment)
 
-        host = HostFile(name, "", 0.01, "/venv/python")
+        host = HostConfig(name, "", 0.01, "/venv/python")
         return Tuner(ledger or self.ledger, self.plan, self.study, name, host, suggest, spawn, lambda: "oh")
 
     def trials(self) -> list[Trial]:
@@ -656,7 +656,7 @@ class RunMain:
         monkeypatch.setattr(signal, "signal", self.handlers.__setitem__)
 
     def write_host(self) -> None:
-        (self.etc / "host.json").write_bytes(HostFile("host-7", str(self.bucket), 0.01).to_json())
+        (self.etc / "host.json").write_bytes(HostConfig("host-7", str(self.bucket), 0.01).to_json())
 
     def spawn(self, argv: Sequence[str], environment: Mapping[str, str]) -> Child:
         self.world.spawned.append(("", list(argv), environment))
