@@ -36,7 +36,7 @@ def choose_range(project: str, bridge: str, configured: ipaddress.IPv4Network | 
             if network.overlaps(configured):
                 raise LxdError(
                     f"address range {configured} is taken: {interface} of this machine has {network}; "
-                    "`pulumi config set network 10.77.0.0/24` sets another, `pulumi config rm network` lets scaletier choose one"
+                    "`pulumi config set network 10.77.0.0/24` sets another, `pulumi config rm network` chooses one"
                 )
         return configured
     if own:

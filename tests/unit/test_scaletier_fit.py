@@ -310,7 +310,7 @@ def test_the_replicas_continue_before_an_evaluation_unless_it_goes_by_steps(argu
     flags = callbacks.plan(flags_of(["--max-steps=20", *arguments]), None)
     callbacks.add = callbacks.end_epoch = order.end_epoch  # type: ignore[method-assign]
     chief._callbacks, chief._flags, chief._evaluate, chief.ends_at = callbacks, flags, None, 5
-    budget = SimpleNamespace(release=order.release)
+    budget = SimpleNamespace(allow_until=order.allow_until)
     chief._training = SimpleNamespace(refresh=order.refresh, budget=budget)
     chief._network = SimpleNamespace(replicas=1)
     order.refresh.return_value = 6
