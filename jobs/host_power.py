@@ -111,15 +111,17 @@ class HostStarter:
     def request_starts(self, hosts: Iterable[str]) -> list[str]:
         """Request the start of each of these hosts whose request is due; return new lines about the answers, for a log."""
         targets, now = self.hosts & set(hosts), self._clock()
-        unneeded = [(host, request) for host, request in self._requests.items() if host not in targets]
-        self._requests = {host: self._requests.get(host) or _HostRequest(now) for host in sorted(targets)}
-        for host, request in self._requests.items():
+        unneeded = {host: request for host, request in self._requests.items() if host not in targets}
+        waiting = {host: request for host, request in unneeded.items() if request.pending}
+        needed = {host: self._requests.get(host) or _HostRequest(now) for host in sorted(targets)}
+        self._requests = needed | waiting
+        for host, request in needed.items():
             if not request.pending and now >= request.due:
                 request.pending, request.due = True, now + PAUSES[min(request.times, len(PAUSES) - 1)]
                 request.times += 1
                 self._run_in_background(lambda host=host, request=request: self._send_request(host, request))  # type: ignore[misc]
         # The answer for a host that needs no start any more is still reported.
-        return [line for host, request in (*unneeded, *self._requests.items()) if (line := _new_line(host, request))]
+        return [line for host, request in (unneeded | needed).items() if (line := _new_line(host, request))]
 
     def _send_request(self, host: str, request: _HostRequest) -> None:
         try:

@@ -42,7 +42,7 @@ class Inspector(Protocol):
         """Inspect a batch of the evaluation.
 
         Args:
-            inputs: the batch's inputs, NumPy arrays [N, …] in the structure of the data; None for an optional input that a batch does not have.
+            inputs: the batch's inputs, NumPy arrays [N, …] in the structure of the data; None for an input that is absent.
             targets: its targets, in the same form; None if there are none.
             outputs: the model's outputs for the inputs, in the same form.
         """
@@ -64,8 +64,8 @@ class Job:
     """A training job: its model, its data, and its settings.
 
     Pass functions instead of objects: a process calls only those whose result it needs, so that parameter servers and
-    asynchronous workers start without importing the tensorflow package. Strategy `sync` needs functions, as it must begin before TensorFlow
-    computes anything.
+    asynchronous workers start without importing the tensorflow package. Strategy `sync` needs functions, as it must begin before
+    TensorFlow computes anything.
 
     Args:
         model: a Keras 3 model, or a function that returns one. A compiled one brings loss, metrics and optimizer.

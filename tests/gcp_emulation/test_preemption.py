@@ -107,7 +107,7 @@ def test_a_preempted_worker_is_restarted_once_that_is_permitted_and_trains(cloud
     job.wait_until(lambda: job.steps("worker-1") > before + 10, "the other workers train")
     assert job.replica("worker-1")["restarts"] == 0, "the other worker never stopped"
     assert "this host is preempted" in job.log("worker-0")
-    assert "worker-0 is being started" in job.causes
+    job.wait_until(lambda: "worker-0 is being started" in job.causes, "the start is recorded")
     assert any(cause.startswith("worker-0 is preempted: its host will be started") for cause in job.causes)
     job.wait_succeeded()
     assert job.replica("worker-0")["restarts"] == 1

@@ -172,6 +172,16 @@ def test_a_start_is_reported_though_the_host_is_back_before_the_next_poll() -> N
     assert site.request_starts(seconds=3) == []
 
 
+def test_a_start_is_reported_though_its_answer_comes_long_after_the_host() -> None:
+    site = Site()
+    assert site.starter.request_starts(["worker-0"]) == []
+    for _ in range(3):
+        assert site.starter.request_starts([]) == [], "the request is not answered"
+    assert site.request_starts() == []
+    assert site.request_starts(seconds=3) == ["worker-0 is being started"]
+    assert site.requests == ["worker-0"]
+
+
 def test_a_refusal_is_logged_the_second_time_and_when_it_changes() -> None:
     site = Site()
     site.answer = "not off yet"
