@@ -64,7 +64,7 @@ class Job:
     """A training job: its model, its data, and its settings.
 
     Pass functions instead of objects: a process calls only those whose result it needs, so that parameter servers and
-    asynchronous workers start without importing the tensorflow package. Strategy `sync` needs functions, as it must begin before
+    asynchronous workers start without importing tensorflow. Strategy `sync` needs functions, as it must begin before
     TensorFlow computes anything.
 
     Args:
