@@ -199,7 +199,10 @@ class Agent:
         if previous and not job.is_of_same_job(previous):
             previous = None
         assignment = self._job_files.prepare(plan, name)
-        record = replica_rules.resume(plan, name, job.attempt, previous, self._now())
+        if previous and job.final:
+            record = replica_rules.after_job(previous)
+        else:
+            record = replica_rules.resume(plan, name, job.attempt, previous, self._now())
         record = replace(record, jobCreateTime=job.createTime)
         if previous and previous.state is ReplicaState.RUNNING:
             assignment.log.write_message("the replica or its host was stopped", "WARNING")

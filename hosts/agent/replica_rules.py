@@ -129,6 +129,13 @@ def after_stop(
     )
 
 
+def after_job(previous: ReplicaRecord) -> ReplicaRecord:
+    """Return the record of a replica whose job ended while its host was off: killed with it, if the record says RUNNING."""
+    if previous.state is not ReplicaState.RUNNING:
+        return previous
+    return after_stop(previous, SIGKILL_STATUS, previous.heartbeatTime, False, previous.runSeconds)
+
+
 def credit_run(record: ReplicaRecord, seconds: float) -> ReplicaRecord:
     """Return the record with its counters reset as in `after_exit`, for a run of `seconds` that was ended from outside."""
     limit = GOOD_SECONDS if record.outOfMemory else AT_ONCE_SECONDS

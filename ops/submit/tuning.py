@@ -95,12 +95,13 @@ def add_prior_results(study: Study, original: Study | None, trials: Sequence[Tri
     job_id = study.resumePreviousJobId
     if original is None:
         raise UsageError(f"resumePreviousJobId {job_id} tuned no hyperparameters: take it out")
-    if original.params != study.params:
-        names = [{each.parameterName for each in params} for params in (original.params, study.params)]
+    earlier = [  # of a version that did not sort values
+        replace(each, discreteValues=sorted(each.discreteValues)) if each.discreteValues else each for each in original.params
+    ]
+    if earlier != study.params:
+        names = [{each.parameterName for each in params} for params in (earlier, study.params)]
         missing, has = sorted(names[0] - names[1]), sorted(names[1] - names[0])
-        differs = [
-            each.parameterName for each in study.params if each not in original.params and each.parameterName in names[0]
-        ]
+        differs = [each.parameterName for each in study.params if each not in earlier and each.parameterName in names[0]]
         differences = [
             (missing, "which this job does not tune"),
             (has, "which it did not tune"),

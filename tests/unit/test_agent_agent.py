@@ -614,6 +614,29 @@ def test_a_restarted_host_finishes_its_part_of_a_job_that_has_ended(tmp_path: Pa
     assert third.prepares == ["job02"]
 
 
+@pytest.mark.parametrize(
+    ("state", "code", "end"), [(ReplicaState.EXITED, 143, NOW), (ReplicaState.RUNNING, 137, "2026-01-31T11:00:00.000Z")]
+)
+def test_a_restarted_host_does_not_change_the_end_of_its_replica(
+    tmp_path: Path, state: ReplicaState, code: int, end: str
+) -> None:
+    former = Host(tmp_path)
+    former.submit()
+    former.is_archived, former.unsaved_files = False, None
+    former.cycles(4)
+    former.children[-1].code = 3
+    former.cycles(4)
+    ended = former.ledger.replicas("job01", ["master-0"])["master-0"]
+    beat = "2026-01-31T11:00:00.000Z"
+    stopped = replace(ended, state=state, exitCode=143, awaits_restart=True, endTime=NOW, restarts=1, heartbeatTime=beat)
+    former.ledger.write_replica("job01", stopped, former.ledger.replica_version("job01", "master-0"))
+    later = Host(tmp_path, "b")
+    later.agent._now = lambda: "2026-01-31T13:00:00.000Z"
+    later.cycles(4)
+    record = later.ledger.replicas("job01", ["master-0"])["master-0"]
+    assert (record.state, record.exitCode, record.endTime, record.restarts) == (ReplicaState.EXITED, code, end, 1)
+
+
 def test_a_host_does_not_finish_what_it_can_not_or_must_not(tmp_path: Path) -> None:
     """Check a job without its files, one that was deleted, a later one of its id, and one that runs elsewhere."""
     former = Host(tmp_path)

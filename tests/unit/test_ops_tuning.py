@@ -309,6 +309,14 @@ def trial(number: int, value: float | None, **fields: Any) -> Trial:
     return Trial(number, {"x": str(number)}, "master-0", **{"state": state, "finalMetric": final, **fields})
 
 
+def test_a_study_resumes_one_whose_values_a_former_version_did_not_sort() -> None:
+    discrete = {"parameterName": "x", "type": "DISCRETE", "discreteValues": [64, 32]}
+    study = tuning.build_study({"params": [discrete], "maxTrials": 3, "resumePreviousJobId": "old"}, (), "/o", None)
+    previous = replace(study, params=[replace(study.params[0], discreteValues=[64.0, 32.0])])
+    study = replace(study, params=[replace(study.params[0], discreteValues=[32.0, 64.0])])
+    assert len(tuning.add_prior_results(study, previous, [trial(1, 0.5)]).earlier) == 1
+
+
 def test_a_study_resumes_from_previous_results() -> None:
     hyperparameters = {"params": [ONE], "maxTrials": 3, "resumePreviousJobId": "old"}
     study = tuning.build_study(hyperparameters, (), "/o", None)
