@@ -112,7 +112,7 @@ class CheckpointReader:
                 line = f"checkpoint {path} is of another model: {network.model.name} has variable {spec.name} {spec.shape},"
                 raise CheckpointError(f"{line} it {problem}; pass another --job-dir, or the model that it is of")
         self._reset_values = {key_of(spec): network.initial(spec) for spec in network.learning_rates}
-        if network.replicas == 1 and (REPLICAS not in self._shapes or self.named(REPLICAS) > 1):
+        if network.replicas == 1 and self._is_of_several(network):
             # The optimizer of one of several replicas has counted its own steps.
             self._reset_values |= {key_of(spec): network.initial(spec) + self.step for spec in network.iterations}
         # Averages may be missing: they begin with the weights.
@@ -123,10 +123,18 @@ class CheckpointReader:
             f"{path} has no {missing[0]}: the optimizer and random numbers start from scratch" if missing else None
         )
 
+    def _is_of_several(self, network: FunctionalModel) -> bool:
+        """Return True if several replicas trained; by the optimizer's count of steps if a former version did not store that."""
+        if REPLICAS in self._shapes:
+            return bool(self.named(REPLICAS) > 1)
+        stored = [spec for spec in network.iterations if key_of(spec) in self._shapes]
+        return 2 * max((int(self.named(key_of(spec)) - network.initial(spec)) for spec in stored), default=0) <= self.step
+
     def value(self, spec: VariableSpec) -> npt.NDArray[Any]:
         """Return a variable's value; for one that is reset on each start, the network's initial value."""
         key = key_of(spec)
-        return self._reset_values[key] if key in self._reset_values else self.named(key)
+        value = self._reset_values[key] if key in self._reset_values else self.named(key)
+        return value.astype(tf.as_dtype(spec.dtype).as_numpy_dtype, copy=False)
 
     def source(self, spec: VariableSpec, network: FunctionalModel) -> VariableSpec | None:
         """Return the variable to read for this one: itself, for an average that is missing the weight, or None for neither."""

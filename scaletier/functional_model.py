@@ -672,10 +672,7 @@ class FunctionalModel:
                         self._compute_loss(batch, outputs, training)
                 with _as_job_error(f"the metrics do not fit: {shapes}"):
                     results = self._compute_metrics(batch, outputs)
-                hidden = [one.path for one in model.trainable_variables if training and id(one) in scope.hidden]
-                if training and _training(model.call, training):  # what an evaluation or a prediction may change besides
-                    with contextlib.suppress(Exception):
-                        self._call(batch.inputs, False)
+                hidden = [one.path for one in model.trainable_variables if training and scope.hides(one)]
             if hidden:
                 line = f"{wrong} tf.custom_gradient, tf.recompute_grad or keras.remat gives no gradient to {', '.join(hidden)}."
                 raise JobError(f"{line} Valid: weights that are arguments of its function, or none within it")
@@ -691,6 +688,8 @@ class FunctionalModel:
         with warnings.catch_warnings():  # an error says the same
             warnings.simplefilter("ignore", SyntaxWarning)
             graph = tf.function(check, autograph=False).get_concrete_function(specs, batch_spec).graph
+            if training and _training(model.call, training):
+                self._record_evaluation(traced[0], variables, specs, batch_spec)
         known = {id(private.stored(one)) for one in (*traced[0].used.values(), *variables)}
         if unknown := [one.name for one in graph.variables if id(one) not in known]:
             line = f"{wrong} a step uses the tf.Variable {unknown[0]}, of which Keras does not know."
@@ -706,6 +705,18 @@ class FunctionalModel:
         # Their values before any batch.
         self._initial_metrics = [keras.ops.convert_to_numpy(reset.get_current_value(one)) for one in self._metric_variables]
         return traced[0], traced[1]
+
+    def _record_evaluation(self, scope: _Scope, variables: Sequence[Any], specs: Sequence[Any], batch_spec: Batch) -> None:
+        """Add to the scope the variables that an evaluation or a prediction uses and changes, if the model can be called so."""
+
+        def call(values: Any, batch: Batch) -> None:
+            with _Scope(list(zip(variables, values, strict=True))) as traced:
+                self._call(batch.inputs, False)
+            scope.used |= traced.used
+            scope.assigned |= traced.assigned
+
+        with contextlib.suppress(Exception):
+            tf.function(call, autograph=False).get_concrete_function(specs, batch_spec)
 
     def _require_outputs(self, outputs: Any, batch: Batch) -> None:
         """Raise JobError for losses, metrics or weights of an output that the model lacks."""
@@ -724,11 +735,11 @@ class FunctionalModel:
 
 
 class _Scope(keras.StatelessScope):  # type: ignore[misc]
-    """Record the variables that are assigned, those that are used, and those that gradients do not reach, by their ids."""
+    """Record the variables that are assigned, those that are used, and reads of weights, by their ids."""
 
     def __init__(self, mapping: Sequence[tuple[Any, Any]]) -> None:
         super().__init__(mapping, collect_losses=True, initialize_variables=False)
-        self.assigned, self.used, self.hidden = dict[int, Any](), dict[int, Any](), set[int]()
+        self.assigned, self.used, self._reads = dict[int, Any](), dict[int, Any](), set[tuple[int, str]]()
         self._versions, self._tape = dict[int, list[Any]](), None
 
     def add_update(self, update: tuple[Any, Any]) -> None:
@@ -756,9 +767,14 @@ class _Scope(keras.StatelessScope):  # type: ignore[misc]
 
     def get_current_value(self, variable: Any) -> Any:
         self.used[id(variable)] = variable
-        if variable.trainable and private.in_custom_gradient():
-            self.hidden.add(id(variable))
+        if variable.trainable:
+            self._reads.add((id(variable), private.custom_gradient_around()))
         return super().get_current_value(variable)
+
+    def hides(self, variable: Any) -> bool:
+        """Return True if a gradient of the variable is lost: a function with an own one may read what also has one outside."""
+        recomputed, own, outside = ((id(variable), around) in self._reads for around in ("recompute", "own", ""))
+        return recomputed or (own and not outside)
 
     def values(self, specs: Sequence[VariableSpec]) -> list[Any]:
         return [self.get_current_value(spec.variable) for spec in specs]

@@ -350,11 +350,17 @@ def trace_functions_in_scopes() -> None:
     kind.__call__ = call_here
 
 
-def in_custom_gradient() -> bool:
-    """Return True within a function of tf.custom_gradient, such as tf.recompute_grad, but not as its arguments are read."""
+def custom_gradient_around() -> str:
+    """Return what the caller is within: `recompute` for tf.recompute_grad, `own` for another tf.custom_gradient, else ''.
+
+    Arguments of such a function are read outside of it.
+    """
     code = importlib.import_module("tensorflow.python.ops.custom_gradient")._graph_mode_decorator.__code__
-    frames = (frame for frame, _ in traceback.walk_stack(None))
-    return any(frame.f_code is code and "variable_watcher" in frame.f_locals for frame in frames)
+    frames = [frame for frame, _ in traceback.walk_stack(None)]
+    if not any(frame.f_code is code and "variable_watcher" in frame.f_locals for frame in frames):
+        return ""
+    recomputes = any((one.f_code.co_name, one.f_code.co_filename) == ("inner", code.co_filename) for one in frames)
+    return "recompute" if recomputes else "own"
 
 
 def forget_uninitialized() -> None:

@@ -234,11 +234,11 @@ def send(value: Any, device: str) -> Any:
         if value.any():
             if value.nbytes < MOST_MESSAGE_BYTES:
                 return tf.constant(value)
-            rows = len(value) * MOST_MESSAGE_BYTES // value.nbytes
-            parts = [tf.constant(value[at : at + rows]) for at in range(0, len(value), rows)]
+            flat, count = value.reshape(-1), MOST_MESSAGE_BYTES // value.itemsize
+            parts = [tf.constant(flat[at : at + count]) for at in range(0, len(flat), count)]
         axis, shape, zero = tf.constant(0), tf.constant(value.shape, tf.int32), tf.zeros([], value.dtype)
     with tf.device(device):
-        return tf.concat(parts, axis) if parts else tf.fill(shape, zero)
+        return tf.reshape(tf.concat(parts, axis), shape) if parts else tf.fill(shape, zero)
 
 
 def say_device(allow_cpu: bool, environ: Mapping[str, str] | None = None) -> None:

@@ -246,3 +246,38 @@ def test_a_model_is_made_with_what_the_program_has_set() -> None:
     spec = tf.data.Dataset.from_tensors((INPUTS, NUMBERS)).element_spec
     with keras.saving.custom_object_scope({"Twice": Twice}):
         FunctionalModel(Job(lambda: keras.Sequential.from_config(config), None, "mse"), spec, 0)
+
+
+class Quantized(keras.layers.Layer):  # type: ignore[misc]
+    """Round the weights to steps of their largest value, and pass their gradients through."""
+
+    def build(self, shape: Any) -> None:
+        self.weight = self.add_weight(shape=(shape[-1], 4), initializer="glorot_uniform")
+
+    def call(self, inputs: Any) -> Any:
+        @tf.custom_gradient  # type: ignore[untyped-decorator]
+        def rounded(weight: Any) -> Any:
+            largest = tf.reduce_max(tf.abs(tf.convert_to_tensor(self.weight)))
+            zeros = lambda variables: [tf.zeros_like(one) for one in variables or []]  # noqa: E731
+            return tf.round(weight / largest * 7) / 7 * largest, lambda gradient, variables=None: (gradient, zeros(variables))
+
+        return keras.ops.matmul(inputs, rounded(tf.convert_to_tensor(self.weight)))
+
+
+class Halved(keras.layers.Layer):  # type: ignore[misc]
+    """Divide by a variable outside of training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.two = tf.Variable(2.0, trainable=False)
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        return inputs if training else inputs / self.two
+
+
+@pytest.mark.parametrize("layer", [Quantized, Halved])
+def test_a_layer_whose_gradient_or_evaluation_is_its_own_is_not_refused(layer: type) -> None:
+    model = keras.Sequential([keras.Input((3,)), layer(), keras.layers.Dense(1)])
+    data = tf.data.Dataset.from_tensors((np.ones([2, 3], np.float32), np.zeros([2, 1], np.float32)))
+    network = FunctionalModel(Job(model, data, keras.losses.MeanSquaredError()), data.element_spec, 0)
+    assert len(network.trained) == len(model.trainable_variables)

@@ -153,8 +153,13 @@ def test_a_schedule_does_not_count_steps_that_are_skipped() -> None:
     assert float(state.shared[0][0, 0]) == -8.0 * (0 + 1 + 2)
 
 
-@pytest.mark.parametrize(("replicas", "count"), [(3, 99), (1, 90)])
-def test_one_process_counts_the_steps_that_all_replicas_took_before(replicas: int, count: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("replicas", "own", "is_stored", "count"),
+    [(3, 90, True, 99), (1, 90, True, 90), (3, 33, False, 99), (1, 90, False, 90)],
+)
+def test_one_process_counts_the_steps_that_all_replicas_took_before(
+    replicas: int, own: int, is_stored: bool, count: int, tmp_path: Path
+) -> None:
     job = Job(linear, dataset(INPUTS, TARGETS), "mse")
     networks = [FunctionalModel(job, job.data.element_spec, 0, each) for each in (replicas, 1)]
     copies = [LocalCopy(network) for network in networks]
@@ -162,13 +167,24 @@ def test_one_process_counts_the_steps_that_all_replicas_took_before(replicas: in
     for copy, network in zip(copies, networks, strict=True):
         (counted,) = (variable for spec, variable in copy.pairs() if spec in network.iterations)
         if copy is copies[0]:
-            counted.assign(90)
-            variables = {**copy.variables, checkpoint.REPLICAS: tf.Variable(replicas)}
+            counted.assign(own)
+            variables = copy.variables | ({checkpoint.REPLICAS: tf.Variable(replicas)} if is_stored else {})
             checkpoint.Saver(variables, copy.step, str(tmp_path), 1).save()
     reader = checkpoint.newest(str(tmp_path), networks[1])
     assert reader
     copies[1].restore(reader)
     assert int(counted) == count
+
+
+def test_a_variable_resumes_though_its_type_has_changed(tmp_path: Path) -> None:
+    job = Job(linear, dataset(INPUTS, TARGETS), "mse")
+    network = FunctionalModel(job, job.data.element_spec, 0)
+    copy, (spec,) = LocalCopy(network), network.iterations
+    stored = {checkpoint.key_of(spec): tf.Variable(np.float32(90)), checkpoint.REPLICAS: tf.Variable(1)}
+    checkpoint.Saver(copy.variables | stored, copy.step, str(tmp_path), 1).save()
+    resumed = LocalCopy(network, checkpoint.newest(str(tmp_path), network))
+    (counted,) = (variable for each, variable in resumed.pairs() if each is spec)
+    assert (int(counted), counted.dtype) == (90, tf.as_dtype(spec.dtype))
 
 
 @pytest.mark.parametrize(("scheduled", "halved"), [(False, False), (True, False), (False, True)])

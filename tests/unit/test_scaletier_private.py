@@ -288,31 +288,31 @@ def test_a_function_in_a_stateless_scope_has_the_values_of_that_scope() -> None:
 
 
 def test_a_function_with_its_own_gradient_is_recognized_but_not_its_arguments() -> None:
-    seen = list[tuple[str, bool]]()
+    seen = list[tuple[str, str]]()
 
     class Argument:
         def __tf_tensor__(self, dtype: Any = None, name: Any = None) -> Any:
-            seen.append(("argument", private.in_custom_gradient()))
+            seen.append(("argument", private.custom_gradient_around()))
             return tf.constant(1.0)
 
     tf.register_tensor_conversion_function(Argument, lambda value, dtype=None, name=None, as_ref=False: value.__tf_tensor__())
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def own(value: Any) -> Any:
-        seen.append(("own", private.in_custom_gradient()))
+        seen.append(("own", private.custom_gradient_around()))
         return value, lambda gradient: gradient
 
     def again(value: Any) -> Any:
-        seen.append(("again", private.in_custom_gradient()))
+        seen.append(("again", private.custom_gradient_around()))
         return value
 
     @tf.function  # type: ignore[untyped-decorator]
     def graph() -> Any:
-        seen.append(("graph", private.in_custom_gradient()))
+        seen.append(("graph", private.custom_gradient_around()))
         return own(Argument()) + tf.recompute_grad(again)(tf.constant(1.0))
 
     graph()
-    assert dict(seen) == {"graph": False, "argument": False, "own": True, "again": True}
+    assert dict(seen) == {"graph": "", "argument": "", "own": "own", "again": "recompute"}
 
 
 def test_the_seed_of_an_initializer_is_found() -> None:

@@ -181,7 +181,7 @@ def test_an_array_is_sent_in_parts_that_are_smaller_than_a_message(monkeypatch: 
         return constant(value, *arguments)
 
     monkeypatch.setattr(tf, "constant", record)
-    for shape in ((), (3,), (5, 4), (16,), (17, 1)):
+    for shape in ((), (3,), (5, 4), (16,), (17, 1), (1, 40), (2, 100)):
         for value in (
             np.ones(shape, np.float32) * 0.5,
             np.zeros(shape, np.float64),
