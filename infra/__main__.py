@@ -42,13 +42,13 @@ def main() -> None:
         target = target_type(stack, config.spec(), config, previous)
         change = Change(removed_hosts(previous.hosts, target.spec), target.replaced_hosts())
         protect_jobs(change, target.read, target.create, pulumi.runtime.is_dry_run(), config.disrupt_jobs)
+        key = OperatorKey("operator-key", comment=f"scaletier-{stack}")
+        cluster = target.build(key.publicKey)
     except (SpecError, TargetError) as error:
         pulumi.log.error(str(error))
         # The exit leaves coroutines of the SDK that were never awaited.
         warnings.filterwarnings("ignore", message="coroutine .* was never awaited")
         sys.exit(_EXIT_ERROR_PRINTED)
-    key = OperatorKey("operator-key", comment=f"scaletier-{stack}")
-    cluster = target.build(key.publicKey)
     inventory = cluster.inventory(stack, target.spec, config)
     folder = f"{FOLDER}/{stack}"
     contents = {"folder": folder, "inventory": inventory, "privateKey": key.privateKey}

@@ -18,13 +18,18 @@ KEY = "key"
 
 
 def parse_line(line: bytes, signature: Signature) -> Any:
-    """Return the JSON value of a line; the line itself if it is no JSON and the signature has one input, of strings."""
+    """Return the JSON value of a line.
+
+    If the signature has one input, of strings, a line that is no JSON, or is a number, a boolean or null, is text: itself.
+    """
+    takes_text = [tensor.dtype for tensor in signature.inputs.values()] == [None]
     try:
-        return orjson.loads(line)
+        value = orjson.loads(line)
     except orjson.JSONDecodeError as error:
-        if [tensor.dtype for tensor in signature.inputs.values()] == [None]:
+        if takes_text:
             return line
         raise RestError(400, f"is no JSON: {error}") from None
+    return line if takes_text and (value is None or isinstance(value, int | float)) else value
 
 
 def parse_record(record: bytes, signature: Signature, key: int) -> Any:

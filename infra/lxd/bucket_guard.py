@@ -69,7 +69,7 @@ def check_again(volume: Props) -> None:
     """
     with _checking, errors(f"volume {volume['name']}"):
         if volume["project"] not in _checked and _is_labelled_empty(volume):
-            _check_empty(volume["project"])
+            _check_empty(volume["project"], "more ")
         _checked.add(volume["project"])
 
 
@@ -102,15 +102,16 @@ def _check_jobs(project: str) -> None:
         )
 
 
-def _check_empty(project: str) -> None:
+def _check_empty(project: str, more: str = "") -> None:
     """Raise LxdError if the bucket contains data, or no running host can list it."""
     host = running_host(project)
     if host is None:
-        raise LxdError(f"no running host can list the bucket, so nothing was destroyed: `pulumi up` first, or {DESTROY_ADVICE}")
+        problem = f"no running host can list the bucket, so nothing {more}was destroyed"
+        raise LxdError(f"{problem}: `pulumi up` first, or {DESTROY_ADVICE}")
     content = describe_content({folder: _list_folder(host, f"{BUCKET}/{folder}") for folder in _list_folder(host, BUCKET)})
     if content:
         raise LxdError(
-            f"the bucket contains {content}, so nothing was destroyed. To save data: `fab get ID`. Then {DESTROY_ADVICE}"
+            f"the bucket contains {content}, so nothing {more}was destroyed. To save data: `fab get ID`. Then {DESTROY_ADVICE}"
         )
 
 

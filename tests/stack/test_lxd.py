@@ -6,11 +6,12 @@ import dataclasses
 import ipaddress
 import json
 import os
+import runpy
 from typing import Any
 
 import pulumi
 import pytest
-from stackmocks import KEY, Program, Recorder, Stack
+from stackmocks import KEY, Program, Recorder, Stack, record_program
 from test_bad_input import GOOD, get_error
 from test_firewall_answers import CUSTOM, SERVING, TIERS
 
@@ -18,9 +19,11 @@ from infra import guard, state
 from infra.dynamic import normalize
 from infra.guard import Change
 from infra.lxd import target as lxd_target
+from infra.lxd.api import LxdError
 from infra.lxd.firewall import host_rules
 from infra.lxd.host import REPLACE_ON_CHANGES, definition
 from infra.scale_tiers import Role
+from infra.templates import ROOT
 
 
 @pytest.mark.parametrize("config", TIERS + SERVING, ids=lambda config: config["scaleTier"])
@@ -80,6 +83,24 @@ def test_a_stack_that_is_up_stays_on_its_target(program: Program, monkeypatch: p
     monkeypatch.setattr(Recorder, "state", state_of(program("lxd", scaleTier="BASIC")))
     error = get_error(monkeypatch, GOOD, scaleTier="BASIC")
     assert error.startswith("target is gcp, and this stack is up on lxd: `pulumi destroy` first")
+
+
+def test_a_refusal_of_lxd_while_resources_are_declared_is_one_line(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = list[str]()
+
+    def refuse(_: Any) -> None:
+        raise LxdError("volume bucket: it is busy")
+
+    def run() -> None:
+        with pytest.raises(SystemExit):
+            runpy.run_path(str(ROOT / "infra" / "__main__.py"), run_name="infra.__main__")
+
+    monkeypatch.setattr(Recorder, "state", state_of(program("lxd", scaleTier="BASIC")))
+    monkeypatch.setattr(lxd_target, "forget_check", refuse)
+    monkeypatch.setattr(pulumi.log, "error", lambda message, *_: errors.append(message))
+    monkeypatch.setenv("PULUMI_CONFIG", json.dumps({"scaletier:target": "lxd", "scaletier:scaleTier": "BASIC"}))
+    record_program(run)
+    assert errors == ["volume bucket: it is busy"]
 
 
 @pytest.mark.parametrize("target", ["lxd", "gcp"])

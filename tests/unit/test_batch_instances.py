@@ -142,9 +142,19 @@ def test_a_line_is_a_json_value() -> None:
 
 def test_a_line_of_text_is_the_only_input_of_strings() -> None:
     words = Signature({"word": Tensor(None, (None,))}, {})
-    lines = (b"a good film", b'"quoted"', b'{"word": "named"}', b"it's 5 > 3", b"\xff")
+    lines = (b"a good film", b'"quoted"', b'{"word": "named"}', b"it's 5 > 3", b"\xff", b"2020", b"1.50", b"true", b"null")
     inputs = [parse_request({"instances": [parse_line(line, words)]}, words)[0]["word"].tolist() for line in lines]
-    assert inputs == [[b"a good film"], [b"quoted"], [b"named"], [b"it's 5 > 3"], [b"\xff"]]
+    assert inputs == [
+        [b"a good film"],
+        [b"quoted"],
+        [b"named"],
+        [b"it's 5 > 3"],
+        [b"\xff"],
+        [b"2020"],
+        [b"1.50"],
+        [b"true"],
+        [b"null"],
+    ]
     two = Signature({"word": Tensor(None, (None,)), "other": Tensor(None, (None,))}, {})
     with pytest.raises(RestError, match="is no JSON"):
         parse_line(b"a good film", two)

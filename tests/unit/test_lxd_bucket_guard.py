@@ -167,7 +167,7 @@ def test_an_interrupted_destroy_checks_the_bucket_again(
     monkeypatch.setattr(bucket_guard, "_checked", set())
     files["/bucket/jobs"] = ["job1"]
     for name in ("ps-1", "master-0"):
-        with pytest.raises(LxdError, match=r"^the bucket contains jobs \(job1\), so nothing was destroyed"):
+        with pytest.raises(LxdError, match=r"^the bucket contains jobs \(job1\), so nothing more was destroyed"):
             host.delete(name, props_of_host)
     files["/bucket/jobs"] = []
     with monkeypatch.context() as patch:
