@@ -226,11 +226,14 @@ def reproduce(_: Any, original: str | None = None, job: str | None = None, follo
 
 @task(
     rest=TRAINER,
+    iterable=["env"],
     help={
         "package": "as for fab train",
         "module": "as for fab train",
         "config": "as for fab train",
         "args": "as for fab train",
+        "env": "as for fab train",
+        "env-file": "as for fab train",
         "seconds": "seconds of training here, from the first log line `Train [NAME], step N: …` on (default: 60)",
         "parameters-mb": "MB of the model's float32 parameters, for a trainer that leaves no checkpoint to count them in",
         "until": "also predict when a metric of the log lines `Eval, step N: …` reaches a value: METRIC=VALUE, such as "
@@ -248,6 +251,8 @@ def plan(
     module: str | None = None,
     config: str | None = None,
     args: str | None = None,
+    env: Any = None,
+    env_file: str | None = None,
     seconds: str = "60",
     parameters_mb: str | None = None,
     until: str | None = None,
@@ -271,7 +276,10 @@ def plan(
 
     target = parse_target_flags(until, replicas, until_seconds)
     size = None if parameters_mb is None else number(parameters_mb, "--parameters-mb")
-    request = PlanRequest(package, module, config, args, after_dashes(sys.argv), number(seconds, "--seconds"), size, target)
+    more_args = after_dashes(sys.argv)
+    request = PlanRequest(
+        package, module, config, args, more_args, number(seconds, "--seconds"), size, target, tuple(env or ()), env_file
+    )
     return run(request, json)
 
 

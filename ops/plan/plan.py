@@ -75,6 +75,8 @@ class PlanRequest:
     seconds: float
     parameters_mb: float | None
     until: TargetRuns | None = None
+    env: Sequence[str] = ()
+    env_file: str | None = None
 
 
 def number(text: str, flag: str) -> float:
@@ -110,7 +112,9 @@ def plan(request: PlanRequest, as_json: bool) -> int:
     module = request.module or training_input.get("pythonModule") or f"{source.name}.task"
     command_line_args, config_args = split_arguments(training_input, request.args, request.more_args)
     args = command_line_args or config_args
-    extra_env = merge_environment(training_input.get("environment", {}), None, (), request.config or "config.yaml")
+    extra_env = merge_environment(
+        training_input.get("environment", {}), request.env_file, request.env, request.config or "config.yaml"
+    )
     if runtime_keys := [key for key in RUNTIME_KEYS if key in training_input]:
         terminal.note(f"{', '.join(runtime_keys)} in {request.config}: ignored, a plan is made with the Python that is here")
     built = package.build(source, module)
@@ -148,7 +152,8 @@ def plan(request: PlanRequest, as_json: bool) -> int:
         for tier, by_strategy in predicted.items()
     }
     PLANS.mkdir(parents=True, exist_ok=True)
-    stored = {**content, "trainer": declared.model_dump(mode="json", include=set(_TRAINER_KEYS))}
+    trainer = declared.model_dump(mode="json", include=set(_TRAINER_KEYS))
+    stored = {**content, "trainer": trainer, "environment": extra_env}
     path(module, args, declared, extra_env).write_text(json.dumps(stored, indent=1) + "\n")
     if as_json:
         terminal.print_json(content)
@@ -234,7 +239,7 @@ def _unpack(built: package.Package) -> Iterator[Path]:
 
 
 def _environment(folder: Path, output: Path, declared: TrainerConfig, extra_env: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of every process of a job, with the variables of its config.yaml."""
+    """Return the environment of every process of a job, with the variables that it adds."""
     env = {key: value for key, value in {**os.environ, **extra_env}.items() if key != "TF_CONFIG"}
     files = declared.data.local_files(ROOT) if declared.data else {}
     data = next((path.parent for path in files.values()), Path.cwd())
@@ -311,13 +316,17 @@ def path(module: str, args: Sequence[str], declared: TrainerConfig, environment:
 def read(
     module: str, args: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> tuple[dict[str, Any], TrainerConfig]:
-    """Return the stored plan for these arguments, and its trainer's configuration; the job's package is not needed."""
-    invalid = ""
+    """Return the stored plan for these arguments, and its trainer's configuration; the job's package is not needed.
+
+    A plan of an older version does not say for which environment it was made: it is returned if there is no other.
+    """
+    invalid, of_any_environment = "", None
     for file in sorted(PLANS.glob(f"{glob.escape(module)}-*.json")):
         try:
             content: dict[str, Any] = json.loads(file.read_bytes())
             declared = validate(TrainerConfig, content["trainer"], "trainer")
-            if path(module, args, declared, environment) != file:
+            same = path(module, args, declared, environment) == file
+            if not same and ("environment" in content or path(module, args, declared) != file):
                 continue
             Work(**content["work"])
             if content["until"]:
@@ -327,8 +336,13 @@ def read(
         except (KeyError, TypeError, ValueError, UsageError) as error:
             invalid = f"the plan {file} is invalid: {error!r}. Run fab plan again"  # it may be another job's, or an old one
             continue
-        return content, declared
-    also, config = (" and this environment", ", and its environment in --config") if environment else ("", "")
+        if same:
+            return content, declared
+        of_any_environment = content, declared
+    if of_any_environment:
+        terminal.note("the plan is of an older version, which did not record the environment: it may be of another one")
+        return of_any_environment
+    also, config = (" and this environment", ", and its environment in --config or --env") if environment else ("", "")
     run = f"run fab plan with the job's --package, --module and --args{config}"
     raise UsageError(invalid or f"no plan was made of {module} with these arguments{also}: {run}")
 

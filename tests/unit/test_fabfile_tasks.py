@@ -147,9 +147,9 @@ CALLS: list[tuple[str, str, tuple[object, ...]]] = [
     ("plan --job a --json", "plan.planned.compare_with_plan", ("cluster", "a", True)),
     ("plan", "plan.plan.plan", (PlanRequest(None, None, None, None, [], 60.0, None, None), False)),
     (
-        "plan --package a --module b --config c --args d --seconds 7 --parameters-mb 2.5 --json -- e",
+        "plan --package a --module b --config c --args d --seconds 7 --parameters-mb 2.5 --env A=1 --env-file f --json -- e",
         "plan.plan.plan",
-        (PlanRequest("a", "b", "c", " d", ["e"], 7.0, 2.5, None), True),
+        (PlanRequest("a", "b", "c", " d", ["e"], 7.0, 2.5, None, ("A=1",), "f"), True),
     ),
     ("delete", "submit.end.delete", ("cluster", None, False, False)),
     ("delete a --yes --json", "submit.end.delete", ("cluster", "a", True, True)),

@@ -621,6 +621,32 @@ def test_an_impossible_comparison_is_one_line(
         planned.compare_with_plan(cluster, "job01", False)
 
 
+def test_a_plan_of_the_same_environment_is_found(
+    package_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "variables").write_text("OMP_NUM_THREADS=1\n")
+    plan.plan(make_request(package_folder, env=["OMP_NUM_THREADS=2"], env_file=str(tmp_path / "variables")), True)
+    (file,) = plan.PLANS.iterdir()
+    content = plan.read("mine.task", [], {"OMP_NUM_THREADS": "2"})[0]
+    assert content["environment"] == {"OMP_NUM_THREADS": "2"}
+    with pytest.raises(UsageError, match="its environment in --config or --env"):
+        plan.read("mine.task", [], {"OMP_NUM_THREADS": "1"})
+    # Older versions stored the plan of a job with variables as that of a job without.
+    del content["environment"]
+    older = plan.path("mine.task", [], read({"mine/scaletier.yaml": DECLARES.encode()}, "mine"))
+    older.write_text(json.dumps({**content, "createTime": "before"}))
+    capsys.readouterr()
+    for value, create_time in (("1", "before"), ("2", content["createTime"])):
+        assert plan.read("mine.task", [], {"OMP_NUM_THREADS": value})[0]["createTime"] == create_time
+    assert capsys.readouterr().err.splitlines() == [
+        "the plan is of an older version, which did not record the environment: it may be of another one"
+    ]
+    older.write_text(json.dumps({**content, "environment": {}}))
+    with pytest.raises(UsageError, match="no plan was made"):
+        plan.read("mine.task", [], {"OMP_NUM_THREADS": "1"})
+    assert file.exists()
+
+
 def test_a_job_is_predicted_by_its_own_strategy(inventory: Inventory) -> None:
     declared, work = read({"mine/scaletier.yaml": DECLARES.encode()}, "mine"), Work(1, 1e9, 1, 1.0)
     apart, together = (model(work, planned.cluster_shape(inventory, 1)) for model in (asynchronous, synchronous))
