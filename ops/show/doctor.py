@@ -34,7 +34,11 @@ _FULL_PERCENT, _NEARLY_FULL_PERCENT = 98, 90
 STATE_COMMAND = (
     "date +%s.%N; df --output=pcent / | tail -n 1; systemctl list-units --failed --plain --no-legend --no-pager | cut -d' ' -f1"
 )
+# The bucket's own limit, and disks that a bucket without a limit fills.
 _FULL_BUCKET = re.compile(r"the bucket is \d+% full")
+_FULL_DISK = re.compile(r".* are free on (storage pool .*|this machine)")
+# A job with less does not fill a disk.
+_LARGE_JOB = 100_000_000
 _COLOURS = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.ERROR: "red"}
 
 
@@ -159,18 +163,22 @@ def _check_state(name: str, output: str) -> Iterator[Finding]:
 
 
 def _infra(cluster: ClusterClient, fix: bool) -> Iterator[Finding]:
+    named: list[Finding] = []
     for finding in infra_findings(cluster.inventory.stack, fix):
         yield finding
-        if _FULL_BUCKET.fullmatch(finding.what):
+        full_bucket, full_disk = _FULL_BUCKET.fullmatch(finding.what), _FULL_DISK.fullmatch(finding.what)
+        if not named and finding.severity is not Severity.OK and (full_bucket or full_disk):
             with suppress(OpsError, ValueError):  # a host that does not answer is another finding
-                yield from largest_jobs(cluster)
+                named = list(largest_jobs(cluster, 0 if full_bucket else _LARGE_JOB))
+                yield from named
 
 
-def largest_jobs(cluster: ClusterClient) -> Iterator[Finding]:
-    """Name the jobs that use most of a bucket on hosts."""
+def largest_jobs(cluster: ClusterClient, least: int = 0) -> Iterator[Finding]:
+    """Name the jobs that use most of a bucket on hosts, and at least this many bytes; none for a bucket at Google."""
     command = f"du -s --block-size=1 {cluster.inventory.bucket}/{paths.JOBS}/* 2>/dev/null | sort -rn | head -n 3"
     lines = cluster.fleet.run(cluster.inventory.chief.name, command).output.splitlines()
-    used = {path.rpartition("/")[2]: terminal.size(int(size)) for size, _, path in (line.partition("\t") for line in lines)}
+    sizes = {path.rpartition("/")[2]: int(size) for size, _, path in (line.partition("\t") for line in lines)}
+    used = {job_id: terminal.size(size) for job_id, size in sizes.items() if size >= least}
     if used:
         listed = ", ".join(f"{job_id} ({size})" for job_id, size in used.items())
         yield warning(f"most of the bucket is used by {listed}", f"fab delete {next(iter(used))}, once it has ended")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from shapes import check
 
+from infra.doctor import free_space
 from infra.findings import Finding, Severity, fail, ok, warning
 from infra.inventory import Inventory
 from ops.cluster import remote
@@ -253,6 +254,29 @@ def test_the_largest_jobs_of_a_full_bucket_are_named(monkeypatch: pytest.MonkeyP
     assert commands == [("master-0", "du -s --block-size=1 /bucket/jobs/* 2>/dev/null | sort -rn | head -n 3")]
     for fleet.output in ("", "sh: du: not found", None):
         assert list(doctor._infra(ClusterClient(inventory, fleet), False)) == full
+
+
+@pytest.mark.parametrize("where", ["storage pool default", "this machine"])
+def test_the_largest_jobs_on_a_full_disk_are_named_once(
+    monkeypatch: pytest.MonkeyPatch, inventory: Inventory, where: str
+) -> None:
+    few, enough = free_space(where, 1 << 30), free_space(where, 8 << 30)
+    assert (few.severity, enough.severity) == (Severity.WARNING, Severity.OK)
+    used = SimpleNamespace(output="200000000000\t/bucket/jobs/large\n40960\t/bucket/jobs/job01\n")
+    fleet: Any = SimpleNamespace(run=lambda *_: used)
+    named = warning("most of the bucket is used by large (200.0 GB)", "fab delete large, once it has ended")
+    for found, expected in (
+        ([enough, few, few], [enough, few, named, few]),
+        ([few, warning("the bucket is 90% full")], [few, named, warning("the bucket is 90% full")]),
+    ):
+        monkeypatch.setattr(doctor, "infra_findings", lambda *_, found=found: iter(found))
+        assert list(doctor._infra(ClusterClient(inventory, fleet), False)) == expected
+    used.output = "40960\t/bucket/jobs/job01\n"
+    assert list(doctor._infra(ClusterClient(inventory, fleet), False)) == [
+        few,
+        warning("the bucket is 90% full"),
+        warning("most of the bucket is used by job01 (41.0 kB)", "fab delete job01, once it has ended"),
+    ]
 
 
 def test_infra_findings_come_from_a_process_and_other_output_is_ignored(
