@@ -46,6 +46,7 @@ _EARLY = 300.0  # a token is renewed this many seconds before it expires, as by 
 _ROOT = "/computeMetadata/v1/"
 _ACCOUNT = f"{_ROOT}instance/service-accounts/default"
 _FLAVOR = {"Metadata-Flavor": "Google"}
+_GLOB = re.compile(r"[*?[]")
 _URL = re.compile(r"gs://([a-z0-9][a-z0-9._-]{1,220}[a-z0-9])((?:/[^\s'\",;:]*)?)")
 
 
@@ -67,7 +68,8 @@ def access(plan: Plan, task: Task, bucket: str) -> Access:
     urls = dict.fromkeys(_urls([*plan.args, *plan.command, *plan.data, *task.environment.values()]))
     job_dir = _urls([task.environment.get("JOB_DIR", "")])
     output = next((path.strip("/") for name, path in job_dir if name == bucket), "") or paths.output(plan.jobId)
-    inputs = [path.strip("/") for name, path in urls if name == bucket]
+    named = (path.strip("/") for name, path in urls if name == bucket)
+    inputs = [paths.readable_folder(path) if _GLOB.search(path) else path for path in named]
     own_folders = (paths.DATA, output)
     reads = dict.fromkeys(
         (paths.DATA, *(path for path in inputs if path and not f"{path}/".startswith(tuple(f"{k}/" for k in own_folders))))

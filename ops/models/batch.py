@@ -14,6 +14,7 @@ from hosts.serving.signatures import read_signatures
 from infra.inventory import Inventory
 from infra.scale_tiers import Role
 from infra.templates import ROOT as CHECKOUT
+from jobs import paths
 from jobs.bucket import Bucket
 from jobs.folder_bucket import open_bucket
 from ops import terminal
@@ -37,6 +38,8 @@ _DECLARATION = f"restartCodes: [{RESTART_EXIT}]\n".encode()
 # The bytes of input that justify one more replica: about ten thousand images of MNIST, a few seconds of a CPU.
 _BYTES_PER_REPLICA = 8_000_000
 _GLOB = re.compile(r"[*?\[]")
+# Characters at which hosts may end a path that an argument names: in patterns, `?` matches them.
+_ENDS_PATH = re.compile(r"[\s'\",;:|&<>{}\\]")
 _URL = re.compile(r"gs://[^/]+")
 
 
@@ -70,7 +73,8 @@ def prepare(cluster: ClusterClient, options: BatchOptions) -> Submission:
     source = folder_of(model.name, version.name)
     _check_signature(cluster.bucket, source, options.signature)
     output = check_job_dir(options.output, inventory.bucket, f"{inventory.bucket}/predictions", "--output")
-    inputs = {path: size for pattern in options.pattern.split(",") for path, size in match_files(cluster, pattern).items()}
+    patterns = [options.pattern] if _is_file(cluster, options.pattern) else options.pattern.split(",")
+    inputs = {path: size for pattern in patterns for path, size in match_files(cluster, pattern).items()}
     _check_output(cluster, output, list(inputs))
     request = Request(tuple(sorted(inputs)), version.files)
     flags = JobFlags(
@@ -80,7 +84,7 @@ def prepare(cluster: ClusterClient, options: BatchOptions) -> Submission:
         job_dir=output,
         # A host lets a program read only those paths of the bucket that its arguments name.
         more_args=[
-            *("--data", options.pattern, "--model", f"{inventory.bucket}/{source}"),
+            *("--data", ",".join(map(_as_argument, patterns)), "--model", f"{inventory.bucket}/{source}"),
             *(["--signature", options.signature] if options.signature is not None else []),
         ],
     )
@@ -156,6 +160,12 @@ def match_files(cluster: ClusterClient, pattern: str) -> dict[str, int]:
     folder = "/".join(parts[:first_glob])
     sizes = {f"{folder}/{path}".strip("/"): size for path, size in bucket.walk(folder).items()}
     names = sorted(path for path in sizes if _matches(path.split("/"), parts))
+    named = _as_argument(pattern).removeprefix(f"{bucket_path}/")
+    if bucket is cluster.bucket and not paths.readable_folder(named) and any(not each.startswith("data/") for each in names):
+        raise UsageError(
+            f"--input {pattern} is invalid: a job may read data/, and outside it only files of a folder that its input names. "
+            f"Valid: {bucket_path}/data/*, {bucket_path}/jobs/ID/output/*.json, {bucket_path}/FOLDER/*/*.csv"
+        )
     if names:
         return {f"{bucket_path}/{path}": sizes[path] for path in names}
     if sizes and first_glob == len(parts):
@@ -163,6 +173,18 @@ def match_files(cluster: ClusterClient, pattern: str) -> dict[str, int]:
     raise UsageError(
         f"--input {pattern} matches no file of the bucket: fab data ls lists them, fab data put PATH puts some there"
     )
+
+
+def _is_file(cluster: ClusterClient, path: str) -> bool:
+    """Return True if the bucket has a file of exactly this name, which may contain a comma."""
+    location = _locate(cluster, path) if "," in path else None
+    return location is not None and "" in location[0].walk(path.removeprefix(f"{location[1]}/"))
+
+
+def _as_argument(pattern: str) -> str:
+    """Return the pattern as an argument, in which hosts find the whole path."""
+    scheme, separator, path = pattern.rpartition("://")
+    return f"{scheme}{separator}{_ENDS_PATH.sub('?', path)}"
 
 
 def _matches(path: Sequence[str], parts: Sequence[str]) -> bool:

@@ -50,6 +50,18 @@ def test_a_job_reads_the_output_it_continues_and_uses_named_buckets() -> None:
     assert access_of("gs://mine").reads == ("data",), "a job may not read the whole bucket"
 
 
+def test_a_job_reads_the_folder_of_files_that_a_pattern_matches() -> None:
+    for pattern, folder in {
+        "in/part-*.csv": "in",
+        "in/[ab]/x?.csv": "in",
+        "jobs/job01/output/*/x": "jobs/job01/output",
+        "models/m/*": "models/m",
+    }.items():
+        assert access_of("--train-files", f"gs://mine/{pattern}").reads == ("data", folder)
+    for pattern in ("*.csv", "i*/x.csv", "jobs/*/output/x", "jobs/job01/*", "models/*", "cluster/*", "data/part-*"):
+        assert access_of(f"gs://mine/{pattern}").reads == ("data",)
+
+
 def test_a_job_that_continues_another_s_output_may_write_there() -> None:
     assert access_of(JOB_DIR="gs://mine/jobs/job01/output").writes == ("jobs/job01/output",)
     other_bucket = access_of(JOB_DIR="gs://results/x")

@@ -9,16 +9,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from launching import load_program
 from opsdata import make_cluster, write_files
 
+from hosts.agent.launcher_client import request
+from hosts.agent.process import ProgramSpec
+from hosts.agent.token_broker import access
 from hosts.batch.request import FILE, RESTART_EXIT, Request
 from hosts.serving.records import Version
 from infra.scale_tiers import Role
 from jobs.folder_bucket import FolderBucket
+from jobs.records import Plan, Task
 from ops.cluster.cluster import ClusterClient
 from ops.errors import UsageError
 from ops.models.batch import BatchOptions, batch, check_flags, count_replicas, match_files, prepare
 from ops.models.lookup import catalog_of
+from ops.submit import job_plan
+from ops.submit.submit import Submission
+
+launch = load_program("launch")
 
 # A SavedModel with one signature `serving_default` without inputs, as protocol buffers have it.
 MODEL_PB = b"\x12\x13\x2a\x11\x0a\x0fserving_default"
@@ -108,6 +117,57 @@ def test_several_inputs_are_separated_by_commas(cluster: ClusterClient) -> None:
     assert inputs == tuple(f"{bucket}/data/{name}.json" for name in ("in/a", "in/b", "out"))
     with pytest.raises(UsageError, match=r"^--input BUCKET/data/none\* matches no file".replace("BUCKET", bucket)):
         prepare(cluster, make_options(cluster, pattern=f"{both},BUCKET/data/none*"))
+
+
+def plan_of(submission: Submission) -> Plan:
+    return job_plan.plan(submission.inventory, submission.job, "")
+
+
+def test_a_file_whose_name_has_a_comma_is_one_input(cluster: ClusterClient) -> None:
+    bucket = cluster.inventory.bucket
+    write_files(Path(bucket), {"data/in/a.json,b c.json": "1\n"})
+    submission = prepare(cluster, make_options(cluster, pattern="BUCKET/data/in/a.json,b c.json"))
+    assert Request.from_json(submission.package.files[FILE]).inputs == (f"{bucket}/data/in/a.json,b c.json",)
+    # So hosts find the file, which is hashed, and the right to read it.
+    assert plan_of(submission).data == [f"{bucket}/data/in/a.json?b?c.json"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name"),
+    [
+        ("BUCKET/*/x.json", "in/x.json"),
+        ("BUCKET/i*/x.json", "in/x.json"),
+        ("BUCKET/*.json", "x.json"),
+        ("BUCKET/jobs/*/output/x.json", "jobs/job01/output/x.json"),
+        ("BUCKET/jobs/job01/*/x.json", "jobs/job01/output/x.json"),
+        ("BUCKET/jobs/job01/plan.json", "jobs/job01/plan.json"),
+        ("BUCKET/cluster/x.json", "cluster/x.json"),
+        ("BUCKET/my files/x.json", "my files/x.json"),
+    ],
+)
+def test_inputs_that_a_job_may_not_read_are_refused(cluster: ClusterClient, pattern: str, name: str) -> None:
+    bucket = Path(cluster.inventory.bucket)
+    write_files(bucket, {name: "1\n", "data/x.json": "1\n"})
+    with pytest.raises(UsageError, match=r"is invalid: a job may read data/, and outside it only files of a folder that"):
+        prepare(cluster, make_options(cluster, pattern=pattern))
+    (bucket / name).unlink()
+    if pattern == "BUCKET/*/x.json":  # it matches only files of data/
+        assert prepare(cluster, make_options(cluster, pattern=pattern))
+
+
+@pytest.mark.parametrize(
+    "pattern", ["in/x*.json", "in/deep/*/x.json", "jobs/job01/output/*/x", "jobs/job01/output/x", "in/a b.json"]
+)
+def test_a_host_shows_the_folder_that_an_input_names(cluster: ClusterClient, pattern: str) -> None:
+    name, bucket = pattern.replace("*", "1"), cluster.inventory.bucket
+    write_files(Path(bucket), {name: "1\n"})
+    plan = plan_of(prepare(cluster, make_options(cluster, pattern=f"BUCKET/{pattern}")))
+    google = replace(plan, args=[word.replace(bucket, "gs://mine") for word in plan.args])
+    reads = access(google, Task("{}", {"JOB_DIR": "gs://mine/predicted"}), "mine").reads
+    named = request(ProgramSpec("job02", plan.args, Path("/x"), {}), bucket)["names"]
+    shown = [folder.removeprefix(f"{bucket}/") for path in named if (folder := launch.readable(path, bucket))]
+    for folders in (reads, shown):
+        assert any(f"{name}/".startswith(f"{folder}/") for folder in folders), folders
 
 
 def test_a_model_without_a_default_needs_a_version(cluster: ClusterClient) -> None:
