@@ -17,6 +17,8 @@ from jobs.records import STOP_FILE_VARIABLE, Plan
 
 FIRST_PROCESS_SHARE = 0.8
 """The share of the time until SIGKILL after which SIGTERM goes to all processes, not to the first alone."""
+UNKILLABLE_SECONDS = 60.0
+"""The time after SIGKILL after which a program is given up: a process that waits for a device in the kernel does not end."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,12 @@ class Child:
     def reap(self) -> Exit:
         self.signal(signal.SIGKILL)
         return Exit(self._process.wait(), cgroup.oom_kills() > self._oom_kills, cgroup.memory_limit())
+
+
+def describe_unkillable(pid: int) -> str:
+    """Return one line about a program that is given up."""
+    why = "the kernel waits for a disk or another device. This host runs no other program until it has ended"
+    return f"the program (pid {pid}) has not ended {UNKILLABLE_SECONDS:g} s after SIGKILL, and is given up: {why}"
 
 
 def output_pipe() -> tuple[int, int]:

@@ -15,8 +15,16 @@ from contextlib import suppress
 
 from hosts.agent.lines import Messages, OutputLine, Splitter, is_quiet, is_remark
 from hosts.agent.log import Log, format_time
-from hosts.agent.process import FIRST_PROCESS_SHARE, Child, ProgramSpec, StartProgram, output_pipe
-from hosts.agent.replica_rules import Exit
+from hosts.agent.process import (
+    FIRST_PROCESS_SHARE,
+    UNKILLABLE_SECONDS,
+    Child,
+    ProgramSpec,
+    StartProgram,
+    describe_unkillable,
+    output_pipe,
+)
+from hosts.agent.replica_rules import SIGKILL_STATUS, Exit
 from jobs.firsterror import ErrorFinder, FirstError
 from jobs.progress import JobProgress, ProgressFinder
 
@@ -84,7 +92,10 @@ class Trainer:
             self._process.stop(seconds)
 
     def poll(self) -> Exit | None:
-        """Return the exit once it has ended, its output is read and children, which could keep its port in use, are killed."""
+        """Return the exit once it has ended, its output is read and children, which could keep its port in use, are killed.
+
+        A program that has not ended UNKILLABLE_SECONDS after SIGKILL counts as killed, so that its job can end.
+        """
         now = time.monotonic()
         if self._stop_at is not None and now >= self._stop_at:
             if self._kill_warning and not self._process.ended():
@@ -94,9 +105,13 @@ class Trainer:
         elif now >= self._signal_rest_at:
             self._signal_rest_at = math.inf
             self._process.signal(signal.SIGTERM)
-        if not self._process.ended():
+        if self._process.ended():
+            end = self._process.reap()
+        elif self._stop_at is not None and now >= self._stop_at + UNKILLABLE_SECONDS:
+            self._log.write_message(describe_unkillable(self.pid), "ERROR")
+            end = Exit(SIGKILL_STATUS)
+        else:
             return None
-        end = self._process.reap()
         os.close(self._end_writer)
         self._pump.join()
         if end.processes_left and not self.stopping:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hosts.agent.cgroup import oom_kills
 from hosts.agent.launcher_client import Launcher
-from hosts.agent.process import FIRST_PROCESS_SHARE, ProgramSpec
+from hosts.agent.process import FIRST_PROCESS_SHARE, UNKILLABLE_SECONDS, ProgramSpec, describe_unkillable
 from jobs.records import Plan
 
 METRIC_FILE = "CLOUD_ML_HP_METRIC_FILE"
@@ -83,7 +83,11 @@ class TrialUnit:
         if not self._launched.wait(FIRST_PROCESS_SHARE * seconds):
             self._launched.signal(signal.SIGTERM)
             seconds -= FIRST_PROCESS_SHARE * seconds
+        deadline = time.monotonic() + seconds + UNKILLABLE_SECONDS
         while not self._launched.wait(seconds):
+            if time.monotonic() > deadline:
+                sys.stderr.write(f"error: {describe_unkillable(self._launched.pid)}\n")
+                return
             self._launched.signal(signal.SIGKILL)
             seconds = _POLL_SECONDS
 

@@ -188,6 +188,25 @@ def test_a_stop_signals_the_first_process_then_the_rest_and_kills_last(
     assert started.logged() == [line("WARNING", "the program had not ended 10 s after SIGTERM, and was killed")]
 
 
+def test_a_program_that_no_signal_ends_is_given_up(tmp_path: Path, clock: list[float]) -> None:
+    started = Started(tmp_path)
+    started.prints("waiting for a disk")
+    wait_for(lambda: started.trainer.lines == 1, "the line")
+    started.trainer.stop(10.0)
+    for clock[0] in (110.0, 169.9):
+        assert started.trainer.poll() is None
+    clock[0] = 170.0
+    assert started.trainer.poll() == Exit(-9)
+    assert "reap" not in started.process.calls, "it would wait for the end"
+    assert started.logged()[2:] == [
+        line(
+            "ERROR",
+            "the program (pid 7) has not ended 60 s after SIGKILL, and is given up: the kernel waits for a disk or another "
+            "device. This host runs no other program until it has ended",
+        )
+    ]
+
+
 def test_a_program_that_ended_in_its_last_moment_was_not_killed(tmp_path: Path, clock: list[float]) -> None:
     started = Started(tmp_path)
     started.trainer.stop(10.0)

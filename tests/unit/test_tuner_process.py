@@ -6,11 +6,13 @@ import os
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from hosts.agent.process import ProgramSpec
+from hosts.tuner import process
 from hosts.tuner.process import TrialUnit
 
 
@@ -20,10 +22,12 @@ class FakeLaunched:
     def __init__(self, waits: int) -> None:
         self.waits = waits
         self.calls: list[tuple[str, float]] = []
+        self.pid, self.now = 7, 0.0
 
     def wait(self, seconds: float) -> bool:
         self.calls.append(("wait", round(seconds, 6)))
         self.waits -= 1
+        self.now += seconds
         return self.waits < 0
 
     def stop(self, seconds: float) -> None:
@@ -55,3 +59,14 @@ def test_the_signals_of_a_stop(monkeypatch: pytest.MonkeyPatch, waits: int, call
         unit = TrialUnit(lambda *_: launched, ProgramSpec("job01", ["true"], Path("/"), {}))  # type: ignore[arg-type]
     unit.stop(10.0)
     assert launched.calls == [("stop", 10.0), *calls]
+
+
+def test_a_trial_that_no_signal_ends_is_given_up(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    launched: Any = FakeLaunched(10_000)
+    monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: launched.now))
+    with Path(os.devnull).open() as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        unit = TrialUnit(lambda *_: launched, ProgramSpec("job01", ["true"], Path("/"), {}))  # type: ignore[arg-type]
+    unit.stop(10.0)
+    assert 70.0 < launched.now < 71.0
+    assert capfd.readouterr().err.startswith("error: the program (pid 7) has not ended 60 s after SIGKILL, and is given up: ")
