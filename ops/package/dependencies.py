@@ -48,8 +48,8 @@ def build_project(root: Path, files: Mapping[str, bytes]) -> Path:
     def make(into: Path, step: terminal.ProgressLine) -> None:
         # In a copy, because a build leaves files behind, and would include those of an earlier build.
         with tempfile.TemporaryDirectory() as folder:
-            top = history.top.resolve() if history else root.parent
-            copy, subfolder = Path(folder) / top.name, root.relative_to(top)
+            top, here = (history.top.resolve(), root.resolve()) if history else (root.parent, root)
+            copy, subfolder = Path(folder) / top.name, here.relative_to(top)
             project_files = {subfolder / Path(path).relative_to(root.name): content for path, content in files.items()}
             if history:
                 git.copy(history, copy, project_files)

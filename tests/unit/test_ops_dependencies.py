@@ -451,6 +451,18 @@ def test_a_project_is_built_again_for_another_python(tmp_path: Path, monkeypatch
     assert built == ["3.11", "3.12"]
 
 
+def test_a_project_in_a_repository_is_built_through_a_link_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    top = write_files(tmp_path / "top", {"work/setup.py": ""})
+    (tmp_path / "link").symlink_to(top / "work")
+    built = list[tuple[list[str], str]]()
+    monkeypatch.setattr(dependencies, "CACHE", tmp_path / "cache")
+    monkeypatch.setattr(dependencies.git, "find", lambda _: dependencies.git.History(top, "state"))
+    monkeypatch.setattr(dependencies.git, "copy", lambda _, into, files: dependencies.git.write(into, files))
+    monkeypatch.setattr(dependencies, "install", lambda _, __, what, folder, *___: built.append((what, folder.name)))
+    dependencies.build_project(tmp_path / "link", {"link/setup.py": b""})
+    assert built == [(["./work"], "top")]
+
+
 def test_a_project_of_several_packages_needs_a_module(tmp_path: Path, index: Path) -> None:
     make_wheel(index)
     root = make_project(tmp_path, ("mine", "yours"), "Requires-Dist: far\n")
