@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -25,6 +26,8 @@ _HISTORY = ".git"
 # Pathspec's group for the end of a folder, and its regular expression for `*/`.
 _FOLDER_MARK = "ps_d"
 _ANY_FOLDER = f"(?P<{_FOLDER_MARK}>/)"
+# Git drops these; pathspec takes `a\` and two spaces for an invalid pattern.
+_SPACES_AT_END = re.compile(r"(?<!\\) +$")
 _NOTES = {
     "keys": "keys of stacks are skipped",
     "outside": "links that leave the folder are followed",
@@ -232,8 +235,11 @@ class _IgnoreRules:
         return None
 
     def _read_lines(self, file: Path) -> list[str]:
-        """Return a file's lines; those of a .gitignore may have any bytes, as git's paths may."""
-        return file.read_text("utf-8-sig", "surrogateescape" if self.name == GIT_IGNORE_FILE else "strict").splitlines()
+        """Return a file's lines; those of a .gitignore may have any bytes, and invalid ones match nothing, as in git."""
+        of_git = self.name == GIT_IGNORE_FILE
+        text = file.read_text("utf-8-sig", "surrogateescape" if of_git else "strict")
+        lines = [_SPACES_AT_END.sub("", line) for line in text.splitlines()]
+        return [line for line in lines if not of_git or _is_valid(line)]
 
     def _read(self, folder: Path, added: str, removed: str) -> None:
         file = folder / self.name
@@ -245,6 +251,16 @@ class _IgnoreRules:
             self._specs.append((added, removed, GitIgnoreSpec.from_lines(self._read_lines(file))))
         except (OSError, ValueError) as error:
             raise UsageError(f"{file} cannot be read: {error}") from None
+
+
+def _is_valid(line: str) -> bool:
+    from pathspec import GitIgnoreSpec
+
+    try:
+        GitIgnoreSpec.from_lines([line])
+    except ValueError:
+        return False
+    return True
 
 
 def _verdict(spec: GitIgnoreSpec, path: str) -> bool | None:

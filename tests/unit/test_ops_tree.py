@@ -233,6 +233,7 @@ def test_the_deepest_and_last_line_of_an_ignore_file_counts(tmp_path: Path) -> N
         ("*\n!src/\n!*.py\n", ["a.py", "src/b.py"]),
         ("src/**\n!src/deep/\n", ["a.py"]),
         ("deep\n!src/\n", ["a.py", "src/b.py", "src/d.txt"]),
+        ("src\\\n!\nd.txt  \n/a.py\\  \n", ["a.py", "src/b.py", "src/deep/c.py"]),  # two match nothing, and one `a.py `
     ],
 )
 def test_exceptions_to_ignored_folders_are_those_of_git(tmp_path: Path, lines: str, paths: list[str]) -> None:
