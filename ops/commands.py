@@ -13,17 +13,65 @@ VALID_TARGET = (
     'an http or https URL, such as https://example.com/hook, or a command, such as "./done.sh --now" or "sh -c \'…\'"'
 )
 SHELL_WORDS = frozenset(
-    {".", "alias", "case", "cd", "eval", "exec", "exit", "export", "for", "if", "set", "source", "trap", "ulimit", "umask"}
+    {
+        "!",
+        "[[",
+        "{",
+        ".",
+        "alias",
+        "case",
+        "cd",
+        "eval",
+        "exec",
+        "exit",
+        "export",
+        "for",
+        "if",
+        "set",
+        "source",
+        "trap",
+        "ulimit",
+        "umask",
+    }
     | {"unset", "until", "while"}
 )
 """Keywords and builtins of shells, which are no programs."""
 _MAX_TARGET_CHARACTERS = 2048
-# The first group is an operator outside of quotes and not escaped; the second is a text in double quotes.
-_OPERATOR = re.compile(r"""\\.|'[^']*'|([|&;<>]+|`|\$\()|"((?:\\.|[^"\\])*)\"""", re.DOTALL)
+# The first group is an operator outside of quotes and not escaped; the second is a text in double quotes. A line that begins
+# with a hyphen goes on with the options of the line before.
+_OPERATOR = re.compile(r"""\\.|'[^']*'|([|&;<>]+|`|\$\(|\n\s*(?![-\s]))|"((?:\\.|[^"\\])*)\"""", re.DOTALL)
+# A text in single quotes, one in double quotes, and an escaped character outside of quotes.
+_SHELL_TEXT = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.""", re.DOTALL)
+# Characters that a backslash escapes also in double quotes, besides those of shlex.
+_ESCAPED = re.compile(r"(\\\$)|\\(`)|\\.", re.DOTALL)
+_DOLLAR = "\0"  # stands for an escaped one; no argument may have it
 _QUOTED = re.compile(r"""\\.|'[^']*'|"(?:\\.|[^"\\])*\"""", re.DOTALL)
 _PATTERN, _PLAIN_VARIABLE = re.compile(r"[*?\[]"), re.compile(r"(?<!\$)\$([A-Za-z_]\w*)", re.ASCII)
 # A shell substitutes these within double quotes too.
 _SUBSTITUTION = re.compile(r"\\.|(`|\$\()", re.DOTALL)
+
+
+def split_words(text: str) -> list[str]:
+    """Split a command into words as a shell does; ValueError if its quotes do not match.
+
+    An escaped dollar is literal: no host replaces the variable after it, and in the script of `sh -c` that shell reads it.
+    """
+
+    def unescape(part: re.Match[str]) -> str:
+        if part[0].startswith("'"):
+            return part[0]
+        return _ESCAPED.sub(lambda each: _DOLLAR if each[1] else each[2] or each[0], part[0])
+
+    words = shlex.split(_SHELL_TEXT.sub(unescape, text) if _DOLLAR not in text else text)
+    script_indexes = set(variables.scripts(words))
+    return [
+        word.replace(_DOLLAR, "$") if index in script_indexes else _literal_dollars(word) for index, word in enumerate(words)
+    ]
+
+
+def _literal_dollars(word: str) -> str:
+    before, *parts = word.split(_DOLLAR)
+    return before + "".join(f"$${part}" if variables.REFERENCE.match(f"${part}") else f"${part}" for part in parts)
 
 
 def shell_operator(text: str, argv: Sequence[str]) -> str | None:

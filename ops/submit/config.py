@@ -166,7 +166,7 @@ def read_config(path: str | None) -> dict[str, Any]:
 def split_args(text: str | None) -> list[str]:
     """Split `--args` into words, quoted as for a shell."""
     try:
-        return shlex.split(text or "")
+        return commands.split_words(text or "")
     except ValueError as error:
         raise UsageError(f"--args cannot be split ({error}): quote it as for a shell, or put the arguments behind --") from None
 

@@ -116,12 +116,12 @@ def _check_python(content: bytes, script: str) -> None:
 
 
 def _command(folder: str | None, text: str) -> JobProgram:
-    text = text.replace("\\\n", "")
+    text = text.replace("\\\n", "").strip()
     try:
-        words = shlex.split(text)
+        words = commands.split_words(text)
     except ValueError as error:
         raise UsageError(f"--command cannot be split ({error}): quote it as for a shell") from None
-    if not words:
+    if not words or not words[0]:
         raise UsageError("--command is empty: name a program of the package, such as ./run.sh, or one that the hosts have")
     _check_shell(text, words)
     if literal := [*commands.find_shell_expansions(text, words, folder or ".")]:
@@ -219,9 +219,11 @@ def _check_executable(path: Path, name: str) -> None:
 
 def _check_shell(text: str, words: Sequence[str]) -> None:
     """Raise UsageError if a command needs a shell; the text after `sh -c` is not checked, as that shell reads it."""
-    shell_word = words[0] if words[0] in commands.SHELL_WORDS else None
+    shell_word = words[0] if words[0] in commands.SHELL_WORDS or words[0].startswith("(") else None
     if symbol := commands.shell_operator(text, words) or shell_word:
         how = "--command \"sh -c '…'\", or in single quotes if your program is to read it"
+        if not symbol.strip():
+            symbol, how = "a line break", f"{how}; or end a line that goes on with \\"
         raise UsageError(f"--command runs no shell, and {symbol} is a shell's: {how}")
     if settings := [*takewhile(_SETTING.fullmatch, words)]:
         flags = " ".join(f"--env {shlex.quote(setting)}" for setting in settings)

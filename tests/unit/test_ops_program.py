@@ -335,6 +335,13 @@ def test_a_command_gets_no_job_dir_flag(inventory: Inventory, folder: Path) -> N
         ({"command": "exec ./run.sh"}, "--command runs no shell, and exec is a shell's: --command \"sh -c '…'\""),
         ({"command": "cd src"}, "--command runs no shell, and cd is a shell's: --command \"sh -c '…'\""),
         ({"command": "ls | wc"}, "--command runs no shell, and | is a shell's: --command \"sh -c '…'\""),
+        ({"command": "(ls)"}, "--command runs no shell, and (ls) is a shell's"),
+        ({"command": "'' x"}, "--command is empty: name a program of the package"),
+        (
+            {"command": "python prepare.py\n  python train.py"},
+            "--command runs no shell, and a line break is a shell's: --command \"sh -c '…'\", or in single quotes if your "
+            "program is to read it; or end a line that goes on with \\",
+        ),
         ({"command": "hostname; date"}, "--command runs no shell, and ; is a shell's"),
         ({"command": "echo hi >out.txt"}, "--command runs no shell, and > is a shell's"),
         ({"command": "python t.py 2>&1"}, "--command runs no shell, and >& is a shell's"),
@@ -391,6 +398,14 @@ def test_a_command_is_split_into_argv(inventory: Inventory, folder: Path, text: 
         (r"""echo 'a > b' \`x\` '$(x)' "a; '>' $x" """, ["echo", "a > b", "`x`", "$(x)", "a; '>' $x"]),
         ('bash -c "make -j$(nproc) > log"', ["bash", "-c", "make -j$(nproc) > log"]),
         ("python t.py --x A=1 \\\n --y 2", ["python", "t.py", "--x", "A=1", "--y", "2"]),
+        ("\npython t.py\n  --x 'a\nb'\n", ["python", "t.py", "--x", "a\nb"]),
+        ("sh -c '\nls\n' x", ["sh", "-c", "\nls\n", "x"]),
+        # An escaped dollar: the shell of the script reads it, and no host fills in the variable.
+        (r'sh -c "echo \$JOB_DIR \`date\` \" \\\$x" \${JOB_DIR}', ["sh", "-c", 'echo $JOB_DIR `date` " \\$x', "$${JOB_DIR}"]),
+        (
+            r"""echo "\${JOB_DIR}" \$JOB_ID/x \$HOME '\${TYPE}' "it's \$9" """,
+            ["echo", "$${JOB_DIR}", "$$JOB_ID/x", "$HOME", r"\${TYPE}", "it's $9"],
+        ),
     ],
 )
 def test_quoted_shell_characters_are_allowed(text: str, argv: list[str]) -> None:
