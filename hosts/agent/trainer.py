@@ -114,7 +114,7 @@ class Trainer:
             return None
         os.close(self._end_writer)
         self._pump.join()
-        if end.processes_left and not self.stopping:
+        if end.processes_left and not end.status and not self.stopping:  # systemd counts them after a SIGTERM or SIGINT, too
             verb = "was" if end.processes_left == 1 else "were"
             running = f"{end.processes_left} of its processes still ran when the program ended with 0, and {verb} ended"
             self._log.write_message(f"{running}: it must wait for what it starts in the background", "WARNING")

@@ -161,6 +161,12 @@ def test_processes_that_a_program_left_are_reported_unless_it_was_stopped(
     assert started.logged() == ([] if stops else [warning])
 
 
+def test_processes_that_a_killed_program_left_are_not_reported(tmp_path: Path, clock: list[float]) -> None:
+    started = Started(tmp_path)
+    assert started.ends(-signal.SIGTERM, left=2) == Exit(-15, processes_left=2)
+    assert started.logged() == []
+
+
 @pytest.mark.parametrize("stop_signal", ["main", "all"])
 def test_a_stop_signals_the_first_process_then_the_rest_and_kills_last(
     tmp_path: Path, clock: list[float], stop_signal: str
