@@ -183,6 +183,9 @@ def test_left_processes_are_counted_without_the_counting_shell(tmp_path: Path, g
     fill = f"echo $$ >>{tmp_path / file}\n"
     subprocess.run(["sh", "-c", fill + text, "left"], env=environ, check=True)
     assert (tmp_path / "left").read_text() == "2\n"
+    ending = f"(sleep 0.02; : >{tmp_path / file}) &\n"  # such as multiprocessing's resource tracker
+    subprocess.run(["sh", "-c", ending + text, "left"], env=environ, check=True)
+    assert (tmp_path / "left").read_text() == "0\n"
     (tmp_path / "left").unlink()
     subprocess.run(["sh", "-c", text, "left"], env={**environ, "MAINPID": "7"}, check=True)
     assert not (tmp_path / "left").exists(), "a stopped unit left no process running"
