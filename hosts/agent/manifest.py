@@ -14,6 +14,8 @@ from jobs.bucket import BucketError, Conflict
 from jobs.ledger import Ledger
 from jobs.records import Plan
 
+_END_SECONDS = 1.0
+
 
 class ManifestCompletion:
     """Completes manifest.json while the trainer starts; neither the trainer nor a heartbeat waits for it."""
@@ -42,7 +44,8 @@ class ManifestCompletion:
         """Stop collecting the facts."""
         if self._process:
             self._process.kill()
-            self._process.communicate()
+            with suppress(subprocess.TimeoutExpired):  # it may wait for a disk, and no heartbeat may wait for that
+                self._process.communicate(timeout=_END_SECONDS)
             self._process = None
 
     def _complete(self) -> bool:

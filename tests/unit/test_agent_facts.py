@@ -143,6 +143,24 @@ def test_a_missing_or_failing_python_is_no_error(tmp_path: Path) -> None:
     assert new_facts == {"data": {"paths": [str(tmp_path)], "notHashed": "hashing ended with 1"}}
 
 
+def test_a_process_that_no_signal_ends_delays_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stuck:
+        killed = False
+
+        def __init__(self, argv: list[str], **_: object) -> None:
+            self.argv = argv
+
+        def kill(self) -> None:
+            Stuck.killed = True
+
+        def communicate(self, timeout: float) -> None:
+            raise subprocess.TimeoutExpired(self.argv, timeout)
+
+    monkeypatch.setattr("hosts.agent.manifest.subprocess.Popen", Stuck)
+    ManifestCompletion(plan(), sys.executable, Ledger(FolderBucket(tmp_path))).close()
+    assert Stuck.killed
+
+
 @pytest.mark.parametrize(
     ("script", "new_facts"),
     [
