@@ -19,8 +19,9 @@ from ops.errors import UsageError
 from ops.package import package
 
 SHIPPED = CHECKOUT / "trainer"
-# The Python that is first on the hosts' PATH.
+# The Python that is first on the hosts' PATH, and its names.
 PYTHON = "python"
+_PYTHONS = (PYTHON, "python3")
 _LONGEST_LINE = 1000
 # Options of an interpreter whose next word is code, and options of any program whose value is a file that it writes.
 _CODE_OPTION = re.compile(r"-\w*c")
@@ -55,7 +56,7 @@ class JobProgram:
 
 def script_of(folder: str, command: Sequence[str], files: Container[str]) -> str | None:
     """Return the path in the package of the Python script that a command runs in a folder; None for another program."""
-    if not folder or len(command) < 2 or command[0] != PYTHON:
+    if not folder or len(command) < 2 or command[0] not in _PYTHONS:
         return None
     path = posixpath.normpath(f"{folder}/{command[1]}")
     return path if path in files else None
@@ -66,7 +67,7 @@ def flag_sources(folder: str, command: Sequence[str], files: Mapping[str, bytes]
 
     These are a script alone, or the package of a module. None if another program reads the arguments: its flags are unknown.
     """
-    if command and command[0] != PYTHON:
+    if command and command[0] not in _PYTHONS:
         return None
     script = script_of(folder, command, files)
     return {script: files[script]} if script else files

@@ -103,6 +103,14 @@ def test_a_jobs_pythonpath_has_further_folders_for_imports(inventory: Inventory,
         assert reproduce.read_package(bucket, "j", content).imports.keys() == needed
 
 
+@pytest.mark.parametrize("python", ["python", "python3"])
+def test_a_command_of_either_name_of_python_is_one_of_its_script(inventory: Inventory, folder: Path, python: str) -> None:
+    job_program = program.find(str(folder), None, None, f"{python} train.py")
+    job_plan = make_plan(inventory, job_program)
+    assert start_of(job_plan)[1] == [python, "train.py", "--job-dir", "/bucket/jobs/j/output"]
+    assert "numpy" in package.build(job_program.source, "", job_program.script).imports
+
+
 def test_a_script_without_a_package_is_sent_alone(inventory: Inventory, folder: Path) -> None:
     job_program = program.find(None, None, str(folder / "helper.py"), None)
     assert list(job_program.source.files) == ["helper/helper.py"]
