@@ -88,7 +88,7 @@ def test_a_stack_that_is_up_stays_on_its_target(program: Program, monkeypatch: p
 def test_a_refusal_of_lxd_while_resources_are_declared_is_one_line(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     errors = list[str]()
 
-    def refuse(_: Any) -> None:
+    def refuse(*_: Any) -> None:
         raise LxdError("volume bucket: it is busy")
 
     def run() -> None:
@@ -96,7 +96,7 @@ def test_a_refusal_of_lxd_while_resources_are_declared_is_one_line(program: Prog
             runpy.run_path(str(ROOT / "infra" / "__main__.py"), run_name="infra.__main__")
 
     monkeypatch.setattr(Recorder, "state", state_of(program("lxd", scaleTier="BASIC")))
-    monkeypatch.setattr(lxd_target, "forget_check", refuse)
+    monkeypatch.setattr(lxd_target, "rules", refuse)
     monkeypatch.setattr(pulumi.log, "error", lambda message, *_: errors.append(message))
     monkeypatch.setenv("PULUMI_CONFIG", json.dumps({"scaletier:target": "lxd", "scaletier:scaleTier": "BASIC"}))
     record_program(run)
