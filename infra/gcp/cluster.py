@@ -11,6 +11,7 @@ from pulumi import ComponentResource, Output, Resource, ResourceOptions
 
 from infra.cost import Cost
 from infra.gcp.api import COMPUTE
+from infra.gcp.bucket_guard import BucketGuard
 from infra.gcp.config import GcpConfig
 from infra.gcp.discovery import Discovery
 from infra.gcp.firewall import IAP_RANGE, ClusterFirewall
@@ -186,6 +187,13 @@ class GcpCluster(ComponentResource):
             lambda values: {values["ssh_hosts"][name]: key for name, key in values["keys"].items()}
         )
         bucket = self.bucket.apply(lambda name: f"gs://{name}")
+
+        def declare_guard(last: Sequence[Resource]) -> None:
+            config = self.config
+            on_destroy = {"retain": config.retain_bucket, "force": config.force_destroy, "disrupt": config.disrupt_jobs}
+            # It has no parent, as it depends on all that is in this component.
+            BucketGuard("guard", {"bucket": self.bucket, **on_destroy}, ResourceOptions(depends_on=[*last, self]))
+
         through_iap = f"gcloud compute start-iap-tunnel %h %p --listen-on-stdin --project {place.project} --zone {place.zone}"
         return ClusterResources(
             hosts=hosts,
@@ -204,6 +212,7 @@ class GcpCluster(ComponentResource):
             },
             hourly_costs={**{str(role): usd for role, usd in cost.roles.items()}, "network": cost.network} if cost else None,
             ready=[self.keys],
+            declare_guard=declare_guard,
         )
 
 

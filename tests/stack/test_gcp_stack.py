@@ -76,8 +76,20 @@ def test_another_tier_changes_only_what_differs(program: Program) -> None:
     }
 
 
-def test_the_longest_chain_has_five_links(stack: Stack) -> None:
-    assert stack.chain_length == 5
+def test_the_longest_chain_has_five_links_and_the_guard(stack: Stack) -> None:
+    assert stack.chain_length == 6
+    without_guard = [item for item in stack.resources if not item.type.endswith(":BucketGuard")]
+    assert dataclasses.replace(stack, resources=without_guard).chain_length == 5
+
+
+def test_a_destroy_deletes_the_guard_first(program: Program) -> None:
+    stack = program("gcp", scaleTier="STANDARD_1", servingCount="1", forceDestroy="true", disruptJobs="true")
+    guard = stack.one("BucketGuard")
+    first = {"pulumi:pulumi:Stack", guard.type}
+    before = {item.urn for item in stack.resources if not item.type.startswith("scaletier:") and item.type not in first}
+    key = stack.one("OperatorKey").urn
+    assert before - guard.depends == {key}, "the key is only in the state"
+    assert guard.inputs == {"bucket": stack.one("Bucket").inputs["name"], "retain": False, "force": True, "disrupt": True}
 
 
 def test_hosts_depend_on_the_firewall_and_their_bucket_grants(stack: Stack) -> None:
@@ -105,7 +117,7 @@ def test_an_existing_bucket_is_adopted(program: Program, monkeypatch: pytest.Mon
     monkeypatch.setattr(target, "_bucket_of", lambda _: bucket.inputs["name"])
     assert not program("gcp", scaleTier="BASIC").one("Bucket").options.importId
     monkeypatch.setattr(target, "_bucket_of", lambda _: "another-one")
-    monkeypatch.setattr(target, "has_content", lambda *_: False)
+    monkeypatch.setattr(target, "contents", lambda *_: "")
     assert program("gcp", scaleTier="BASIC").one("Bucket").options.importId == (bucket.inputs["name"] if exists else "")
 
 
@@ -122,7 +134,7 @@ def test_an_existing_bucket_is_adopted(program: Program, monkeypatch: pytest.Mon
 def test_a_bucket_with_content_is_not_replaced(
     monkeypatch: pytest.MonkeyPatch, current: str | None, has_content: bool, retain: bool, refused: bool
 ) -> None:
-    monkeypatch.setattr(target, "has_content", lambda *_: has_content)
+    monkeypatch.setattr(target, "contents", lambda *_: "jobs" * has_content)
     bucket = {"type": "gcp:storage/bucket:Bucket", "outputs": {"name": current}}
     state = StackState({"urn:pulumi:dev::scaletier::gcp:storage/bucket:Bucket::bucket": bucket} if current else {})
     error = "this stack's bucket old contains data, and new would replace it: `pulumi config set bucket old` to go on using it"
@@ -133,7 +145,7 @@ def test_a_bucket_with_content_is_not_replaced(
 def test_a_replaced_bucket_is_retained_only_if_the_last_update_retains_it(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(target, "has_content", lambda *_: True)
+    monkeypatch.setattr(target, "contents", lambda *_: "jobs")
     retaining = {"scaleTier": "BASIC", "bucket": "new", "forceDestroy": "true", "retainBucket": "true"}
     for outputs in ({}, dict(program("gcp", scaleTier="BASIC").exports)):
         monkeypatch.setattr(Recorder, "state", state_with_bucket("old", **outputs))
@@ -216,7 +228,7 @@ def test_what_is_found_at_google_is_compared_with_the_state(program: Program, mo
     hosts = tuple(ExistingHost(name, ZONE, "n1-standard-4", None, False, 100) for name in ("master-0", "worker-7"))
     offline = target.discover
     monkeypatch.setattr(target, "discover", lambda *args: dataclasses.replace(offline(*args), hosts=hosts))
-    monkeypatch.setattr(target, "has_content", lambda *_: True)
+    monkeypatch.setattr(target, "contents", lambda *_: "jobs")
     assert "hosts of a stack dev that are not in this state" in get_error(monkeypatch, GOOD, scaleTier="BASIC")
     bucket = {"type": "gcp:storage/bucket:Bucket", "outputs": {"name": "old"}}
     master = {"type": "gcp:compute/instance:Instance", "outputs": {}}
