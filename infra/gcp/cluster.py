@@ -18,7 +18,7 @@ from infra.gcp.firewall import IAP_RANGE, ClusterFirewall
 from infra.gcp.hostkeys import HostKeys
 from infra.gcp.identity import ServiceIdentity
 from infra.gcp.image import StoredRuntime, image, python_version, startup_script, version
-from infra.gcp.instances import HostArgs, InstanceHost
+from infra.gcp.instances import HostArgs, InstanceHost, definition
 from infra.gcp.names import GoogleNames
 from infra.gcp.network import ClusterNetwork
 from infra.gcp.ready import HostsReady
@@ -50,6 +50,14 @@ class ProjectState:
     cost: Cost | None
     unrecorded_bucket_exists: bool
     discovery: Discovery
+
+
+def definitions(config: GcpConfig, project_state: ProjectState) -> dict[Role, str]:
+    """Return the definition of each role's hosts."""
+    found = project_state.discovery
+    host_image = image(config.image, found.spec.has_gpus)
+    network = found.subnet.link if found.subnet else str(config.network)
+    return {role: definition(spec, config, found.place, host_image, network) for role, spec in found.spec.roles.items()}
 
 
 class GcpCluster(ComponentResource):
@@ -86,12 +94,13 @@ class GcpCluster(ComponentResource):
                 ),
                 opts=self.child_opts,
             ).rules
-        accelerators = {role: spec.accelerator for role, spec in self.spec.roles.items()}
-        gpus = any(accelerators.values())
-        self.python = python_version(gpus)
-        recipes = {role: recipe(config.runtime_version, gpu, self.python) for role, gpu in accelerators.items()}
+        self.python = python_version(self.spec.has_gpus)
+        recipes = {
+            role: recipe(config.runtime_version, spec.accelerator, self.python) for role, spec in self.spec.roles.items()
+        }
         runtimes = {each: self._runtime(each) for each in dict.fromkeys(recipes.values())}
         scripts = {role: self._script(role, each, runtimes[each]) for role, each in recipes.items()}
+        applied = definitions(config, project_state)
         self.hosts = {
             host_id: InstanceHost(
                 host_id,
@@ -100,7 +109,8 @@ class GcpCluster(ComponentResource):
                     names=names,
                     role=self.spec.roles[host_id.role],
                     config=config,
-                    image=image(config.image, gpus),
+                    image=image(config.image, self.spec.has_gpus),
+                    definition=applied[host_id.role],
                     subnet=subnet,
                     owned_subnet=owned_subnet,
                     account=identity.emails[host_id.role],

@@ -14,7 +14,7 @@ from pulumi.runtime.config import get_config
 from infra.cost import Cost, HostSpec, hourly, price_list, round_up
 from infra.gcp.api import COMPUTE, STORAGE, TIMEOUT, GcpError, ReadConfig, endpoint, session
 from infra.gcp.bucket_guard import contents, read_object
-from infra.gcp.cluster import GcpCluster, ProjectState
+from infra.gcp.cluster import GcpCluster, ProjectState, definitions
 from infra.gcp.config import GcpConfig
 from infra.gcp.discovery import Discovery, discover
 from infra.gcp.machines import MachineType, check_disk
@@ -121,7 +121,8 @@ class GcpTarget(Target):
         choice = places(provider_config, os.environ, config.zones)
         names = names_of(choice[0].project, stack, state)
         result = discover(spec, choice, names, config.subnetwork, provider_config)
-        self.config, self.spec, region, machines = config, result.spec, result.place.region, result.catalogue.machines
+        self.config, self.spec, self.state = config, result.spec, state
+        region, machines = result.place.region, result.catalogue.machines
         for role_spec in self.spec.roles.values():
             check_disk(machines[role_spec.machine_type], config.boot_disk_type)
         price = cost(self.spec, config, region, machines)
@@ -138,6 +139,16 @@ class GcpTarget(Target):
         unrecorded_bucket_exists = bool(has_stack_label and bucket != state_bucket)
         endpoints = endpoint(COMPUTE, provider_config), endpoint(STORAGE, provider_config)
         self.project_state = ProjectState(names, bucket, *endpoints, price, unrecorded_bucket_exists, result)
+
+    def replaced_hosts(self) -> list[str]:
+        """Return the existing hosts with another definition; all, as jobs lose it, if the bucket is replaced.
+
+        States of older stacks have no definition.
+        """
+        old = {name: outputs.get("definition") for name, outputs in self.state.of("gcp:Host").items()}
+        new, same_bucket = definitions(self.config, self.project_state), self.bucket == self.project_state.bucket
+        names = {host_id.name: new[host_id.role] for host_id in self.spec.hosts if old.get(host_id.name)}
+        return [name for name, text in names.items() if old[name] != text or not same_bucket]
 
     def build(self, authorized_key: Output[str]) -> ClusterResources:
         return GcpCluster(self.config, self.project_state, authorized_key).resources()

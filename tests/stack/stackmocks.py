@@ -47,8 +47,8 @@ class Stack:
 
     resources: list[Recorded]
     exports: Mapping[str, Any]
-    completed: frozenset[str] = frozenset()
-    """The URNs of components that declared all that is in them."""
+    completed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """The outputs of components that declared all that is in them, by URN."""
     files: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -138,7 +138,7 @@ class Monitor(MockMonitor):
     def __init__(self, mocks: Mocks) -> None:
         super().__init__(mocks)
         self.requests: list[tuple[str, Any]] = []
-        self.completed: set[str] = set()
+        self.completed: dict[str, Mapping[str, Any]] = {}
 
     def RegisterResource(self, request: Any) -> Any:  # noqa: N802  MockMonitor has this name
         answer = super().RegisterResource(request)
@@ -146,7 +146,7 @@ class Monitor(MockMonitor):
         return answer
 
     def RegisterResourceOutputs(self, request: Any) -> Any:  # noqa: N802  MockMonitor has this name
-        self.completed.add(request.urn)
+        self.completed[request.urn] = deserialize_properties(request.outputs)
         return super().RegisterResourceOutputs(request)
 
 
@@ -180,7 +180,7 @@ def record_program(declare: Callable[[], object], mocks: Mocks | None = None, st
     # Pulumi wraps this method again for each dynamic resource: many programs in one process reach the recursion limit.
     with mock.patch.object(pickle._Pickler, "_batch_setitems", pickle._Pickler._batch_setitems):  # type: ignore[attr-defined]
         pulumi.runtime.test(run_program)()
-    return Stack([_record(urn, request) for urn, request in monitor.requests], exports, frozenset(monitor.completed))
+    return Stack([_record(urn, request) for urn, request in monitor.requests], exports, monitor.completed)
 
 
 def _record(urn: str, request: Any) -> Recorded:

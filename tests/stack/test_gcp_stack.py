@@ -15,9 +15,11 @@ from stackmocks import PROJECT, ZONE, Program, Recorder, Stack
 from test_bad_input import GOOD, get_error
 from test_lxd import state_of
 
+from infra import guard
 from infra.cost import price_list
 from infra.gcp import target
 from infra.gcp.discovery import ExistingHost
+from infra.guard import Change
 from infra.scale_tiers import TargetError
 from infra.state import StackState
 
@@ -162,6 +164,37 @@ def state_with_bucket(name: str, **outputs: Any) -> dict[str, Any]:
         "urn::a::bucket": {"type": "gcp:storage/bucket:Bucket", "outputs": {"name": name}},
         "urn::a::stack": {"type": "pulumi:pulumi:Stack", "outputs": outputs},
     }
+
+
+def test_a_host_that_an_update_replaces_is_known_before(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its disk goes, and with it a job that runs there; Google's answers are not comparable with the configuration."""
+    changes: list[Change] = []
+    monkeypatch.setattr(guard, "protect_jobs", lambda change, *_: changes.append(change))
+    config = {"scaleTier": "CUSTOM", "masterType": "n1-standard-4", "workerType": "n1-standard-4", "workerCount": "1"}
+    config |= {"retainBucket": "true", "image": "my-project-1/first"}
+    state = state_of(program("gcp", **config))
+    hosts = ["master-0", "worker-0"]
+    other_zone = {"project": PROJECT, "zone": "us-central1-b"}
+    for values, replaced in (
+        ({}, []),
+        ({"masterType": "n1-standard-8", "labels": '{"team": "vision"}', "runtimeVersion": "2.20.0", "workerCount": "2"}, []),
+        ({"provisioningModel": '{"worker": "SPOT"}'}, ["worker-0"]),
+        ({"acceleratorType": '{"worker": "nvidia-tesla-t4"}'}, ["worker-0"]),
+        ({"image": "my-project-1/second"}, hosts),
+        ({"bootDiskType": "pd-balanced"}, hosts),
+        ({"bootDiskSize": "200"}, hosts),
+        ({"network": "10.80.0.0/20"}, hosts),
+        ({"publicAddress": "true"}, hosts),
+        ({"bucket": "another-bucket"}, hosts),
+        ({"provider": other_zone}, hosts),
+    ):
+        monkeypatch.setattr(Recorder, "state", state)
+        program("gcp", **{**config, **values})
+        assert changes.pop() == Change([], replaced), values
+    for resource in state.values():
+        resource["outputs"].pop("definition", None)
+    program("gcp", **config, bootDiskSize="200")
+    assert changes.pop() == Change(), "a state of before"
 
 
 def test_both_targets_export_the_same_schema(program: Program) -> None:
