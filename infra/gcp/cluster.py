@@ -200,7 +200,9 @@ class GcpCluster(ComponentResource):
 
         def declare_guard(last: Sequence[Resource]) -> None:
             config = self.config
-            on_destroy = {"retain": config.retain_bucket, "force": config.force_destroy, "disrupt": config.disrupt_jobs}
+            # An imported bucket has this setting only after the next update.
+            force = config.force_destroy and not self.project_state.unrecorded_bucket_exists
+            on_destroy = {"retain": config.retain_bucket, "force": force, "disrupt": config.disrupt_jobs}
             # It has no parent, as it depends on all that is in this component.
             BucketGuard("guard", {"bucket": self.bucket, **on_destroy}, ResourceOptions(depends_on=[*last, self]))
 

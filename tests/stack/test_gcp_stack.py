@@ -113,7 +113,9 @@ def test_resources_with_a_unique_identity_are_deleted_before_replacement(program
 def test_an_existing_bucket_is_adopted(program: Program, monkeypatch: pytest.MonkeyPatch, exists: bool) -> None:
     monkeypatch.setattr(target, "preflight", lambda *_: exists)
     monkeypatch.setattr(target, "_bucket_of", lambda _: None)
-    bucket = program("gcp", scaleTier="BASIC").one("Bucket")
+    stack = program("gcp", scaleTier="BASIC", forceDestroy="true")
+    bucket = stack.one("Bucket")
+    assert stack.one("BucketGuard").inputs["force"] is not exists, "otherwise hosts are deleted before the bucket is refused"
     assert bucket.options.importId == (bucket.inputs["name"] if exists else "")
     assert bool(bucket.options.ignoreChanges) is exists
     monkeypatch.setattr(target, "_bucket_of", lambda _: bucket.inputs["name"])
@@ -168,8 +170,13 @@ def state_with_bucket(name: str, **outputs: Any) -> dict[str, Any]:
 
 def test_a_host_that_an_update_replaces_is_known_before(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its disk goes, and with it a job that runs there; Google's answers are not comparable with the configuration."""
-    changes: list[Change] = []
-    monkeypatch.setattr(guard, "protect_jobs", lambda change, *_: changes.append(change))
+    changes, buckets = list[Change](), set[str]()
+
+    def protect_jobs(change: Change, read: Any, *_: Any) -> None:
+        changes.append(change)
+        buckets.add(read.__self__.bucket)
+
+    monkeypatch.setattr(guard, "protect_jobs", protect_jobs)
     config = {"scaleTier": "CUSTOM", "masterType": "n1-standard-4", "workerType": "n1-standard-4", "workerCount": "1"}
     config |= {"retainBucket": "true", "image": "my-project-1/first"}
     state = state_of(program("gcp", **config))
@@ -191,6 +198,7 @@ def test_a_host_that_an_update_replaces_is_known_before(program: Program, monkey
         monkeypatch.setattr(Recorder, "state", state)
         program("gcp", **{**config, **values})
         assert changes.pop() == Change([], replaced), values
+    assert len(buckets) == 1, "jobs are in the present bucket, also if the configuration names another"
     for resource in state.values():
         resource["outputs"].pop("definition", None)
     program("gcp", **config, bootDiskSize="200")
