@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pickle
 from collections.abc import Callable, Mapping, Sequence
@@ -150,9 +151,15 @@ class Monitor(MockMonitor):
         return super().RegisterResourceOutputs(request)
 
 
+_GPU_ZONES = {
+    "nvidia-tesla-t4": ("europe-west4-a", ZONE, "us-central1-b", "us-east1-c", "us-east1-d"),
+    **dict.fromkeys(("nvidia-tesla-v100", "nvidia-tesla-p100", "nvidia-l4", "nvidia-tesla-a100"), (ZONE,)),
+}
+
+
 def discover_offline(spec: ClusterSpec, choice: Sequence[Place], *_: Any) -> Discovery:
-    """Return the discovery of a zone that cannot be queried."""
-    catalogue = local_catalogue(choice[0].zone)
+    """Return the discovery of a zone that cannot be queried, with some zones of GPUs."""
+    catalogue = dataclasses.replace(local_catalogue(choice[0].zone), gpu_zones=_GPU_ZONES)
     return Discovery(choice[0], catalogue.resolve(spec), catalogue)
 
 
