@@ -120,8 +120,8 @@ class LxdTarget(Target):
         def declare_guard(last: Sequence[Resource]) -> None:
             config = self.config
             on_destroy = {"retain": config.retain_bucket, "force": config.force_destroy, "disrupt": config.disrupt_jobs}
-            # "seal" is its name in the states of existing stacks.
-            BucketGuard("seal", {**volume, **on_destroy}, ResourceOptions(parent=cluster, depends_on=list(last)))
+            # "seal" is its name in the states of existing stacks. A refresh in another checkout drops its files from the state.
+            BucketGuard("seal", {**volume, **on_destroy}, ResourceOptions(parent=cluster, depends_on=[*last, ready]))
 
         addresses = [str(item["address"]) for item in props.values()]
         return ClusterResources(
