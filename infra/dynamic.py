@@ -27,6 +27,7 @@ _MOVED = {"infra.lxd.seal": "infra.lxd.bucket_guard"}
 # Pulumi calls providers from many threads. Two threads that import pylxd for the first time together can deadlock, as its
 # modules import each other.
 _importing = threading.Lock()
+_updating = threading.Event()
 
 
 def configuration(key: str) -> str | None:
@@ -35,6 +36,11 @@ def configuration(key: str) -> str | None:
     A resource reads secrets, such as credentials, with this function, so that they are not in its state.
     """
     return _configuration["get"](key) if _configuration else None
+
+
+def is_update() -> bool:
+    """Return True in the process of an update or a preview: only these let a provider check inputs."""
+    return _updating.is_set()
 
 
 class ModuleProvider(ResourceProvider):
@@ -63,6 +69,10 @@ class ModuleProvider(ResourceProvider):
 
     def configure(self, req: ConfigureRequest) -> None:
         _configuration["get"] = req.config.get
+
+    def check(self, olds: Props, news: Props) -> Any:
+        _updating.set()
+        return super().check(olds, news)
 
     def create(self, props: Props) -> CreateResult:
         return CreateResult(*self._member("create")(normalize(props)))

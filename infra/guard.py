@@ -1,21 +1,26 @@
-"""Guard running jobs against a change of the cluster: warn at a preview, refuse at an update."""
+"""Guard jobs and data: a preview warns of a change that ends jobs; an update, or a destroy that deletes data, is refused."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import pulumi
 
 from infra.scale_tiers import ClusterSpec, TargetError
-from jobs.paths import QUEUE, cancel, plan
+from jobs.paths import QUEUE, cancel, job, plan
 from jobs.queue import Queue, place
-from jobs.records import CancelRequest, Plan
+from jobs.records import CancelRequest, JobRecord, Plan
 from jobs.serialization import RecordError
 from jobs.times import now
 
 Read = Callable[[str], bytes | None]
 Create = Callable[[str, bytes], None]
+DESTROY_ADVICE = (
+    "`pulumi config set retainBucket true` to retain the bucket, or `pulumi config set forceDestroy true` to delete it with "
+    "its data; then `pulumi up` and `pulumi destroy`"
+)
 
 
 def require_same_target(previous: str | None, target: str) -> None:
@@ -109,3 +114,33 @@ def protect_jobs(change: Change, read: Read, create: Create, preview: bool, allo
         pulumi.log.warn(f"{problem}: pulumi up will refuse. Wait (fab wait), fab cancel, or pulumi config set disruptJobs true")
     else:
         raise TargetError(f"{problem}: nothing was changed. Wait (fab wait), fab cancel, or pulumi config set disruptJobs true")
+
+
+def destroy_problem(settings: Mapping[str, Any], content: Callable[[], str], read: Read) -> str:
+    """Return why a destroy is refused, or nothing: it would delete a bucket with `content`, or end a job.
+
+    `settings` are retain (retainBucket), force (forceDestroy) and disrupt (disruptJobs), which states of older stacks lack.
+    """
+    if not settings["retain"] and not settings["force"]:
+        return data_problem(content())
+    problem = "" if settings.get("disrupt") else _unended_jobs(read)
+    remedy = "Wait (`fab wait`), `fab cancel`, or `pulumi config set disruptJobs true && pulumi up`"
+    return problem and f"{problem}, so nothing was destroyed. {remedy}"
+
+
+def data_problem(content: str, more: str = "") -> str:
+    """Return why a bucket with this content is not destroyed; nothing if it is empty."""
+    return content and (
+        f"the bucket contains {content}, so nothing {more}was destroyed. To save data: `fab get ID`. Then {DESTROY_ADVICE}"
+    )
+
+
+def _unended_jobs(read: Read) -> str:
+    """Return which jobs have not ended; the leader of one with a final state is about to remove it from the queue."""
+    try:
+        queued = Queue.from_json(content).entries if (content := read(QUEUE)) is not None else []
+        records = {entry.jobId: read(job(entry.jobId)) for entry in queued}
+        jobs = [job_id for job_id, record in records.items() if record is None or not JobRecord.from_json(record).final]
+    except RecordError as error:
+        return f"a record of jobs cannot be read ({error})"
+    return f"not all jobs have ended ({', '.join(jobs)})" if jobs else ""

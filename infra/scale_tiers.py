@@ -131,6 +131,10 @@ class ClusterSpec:
     roles: Mapping[Role, RoleSpec]
 
     @property
+    def has_gpus(self) -> bool:
+        return any(role_spec.accelerator for role_spec in self.roles.values())
+
+    @property
     def hosts(self) -> tuple[HostId, ...]:
         """Every host in the order of Role, then index."""
         return tuple(HostId(role, index) for role in Role if role in self.roles for index in range(self.roles[role].count))

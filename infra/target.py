@@ -29,8 +29,8 @@ class ClusterResources:
         inventory_fields: the other `Inventory` fields that only the target can fill.
         hourly_costs: US dollars by role, and by name of what belongs to no role (`network`); None without prices.
         ready: the resources that exist once all hosts are ready.
-        declare_guard: a function that declares the resource that a destroy deletes first, `BucketGuard` for local hosts. Its
-            argument is the resources declared before it. By default it declares nothing.
+        declare_guard: a function that declares the resource that a destroy deletes first, `BucketGuard`. Its argument is the
+            resources declared before it.
     """
 
     hosts: Mapping[HostId, Mapping[str, Any]]
@@ -42,8 +42,8 @@ class ClusterResources:
     operator_bucket: Input[str]
     inventory_fields: Mapping[str, Any]
     ready: Sequence[Resource]
+    declare_guard: Callable[[Sequence[Resource]], None]
     hourly_costs: Mapping[str, float] | None = None
-    declare_guard: Callable[[Sequence[Resource]], None] = lambda _: None
 
     def inventory(self, stack: str, spec: ClusterSpec, config: ClusterConfig) -> Output[str]:
         """Return the inventory as JSON, the stack output that `fab` reads; it holds no secret."""

@@ -11,13 +11,14 @@ from pulumi import ComponentResource, Output, Resource, ResourceOptions
 
 from infra.cost import Cost
 from infra.gcp.api import COMPUTE
+from infra.gcp.bucket_guard import BucketGuard
 from infra.gcp.config import GcpConfig
 from infra.gcp.discovery import Discovery
 from infra.gcp.firewall import IAP_RANGE, ClusterFirewall
 from infra.gcp.hostkeys import HostKeys
 from infra.gcp.identity import ServiceIdentity
 from infra.gcp.image import StoredRuntime, image, python_version, startup_script, version
-from infra.gcp.instances import HostArgs, InstanceHost
+from infra.gcp.instances import HostArgs, InstanceHost, definition
 from infra.gcp.names import GoogleNames
 from infra.gcp.network import ClusterNetwork
 from infra.gcp.ready import HostsReady
@@ -49,6 +50,14 @@ class ProjectState:
     cost: Cost | None
     unrecorded_bucket_exists: bool
     discovery: Discovery
+
+
+def definitions(config: GcpConfig, project_state: ProjectState) -> dict[Role, str]:
+    """Return the definition of each role's hosts."""
+    found = project_state.discovery
+    host_image = image(config.image, found.spec.has_gpus)
+    network = found.subnet.link if found.subnet else str(config.network)
+    return {role: definition(spec, config, found.place, host_image, network) for role, spec in found.spec.roles.items()}
 
 
 class GcpCluster(ComponentResource):
@@ -85,12 +94,13 @@ class GcpCluster(ComponentResource):
                 ),
                 opts=self.child_opts,
             ).rules
-        accelerators = {role: spec.accelerator for role, spec in self.spec.roles.items()}
-        gpus = any(accelerators.values())
-        self.python = python_version(gpus)
-        recipes = {role: recipe(config.runtime_version, gpu, self.python) for role, gpu in accelerators.items()}
+        self.python = python_version(self.spec.has_gpus)
+        recipes = {
+            role: recipe(config.runtime_version, spec.accelerator, self.python) for role, spec in self.spec.roles.items()
+        }
         runtimes = {each: self._runtime(each) for each in dict.fromkeys(recipes.values())}
         scripts = {role: self._script(role, each, runtimes[each]) for role, each in recipes.items()}
+        applied = definitions(config, project_state)
         self.hosts = {
             host_id: InstanceHost(
                 host_id,
@@ -99,7 +109,8 @@ class GcpCluster(ComponentResource):
                     names=names,
                     role=self.spec.roles[host_id.role],
                     config=config,
-                    image=image(config.image, gpus),
+                    image=image(config.image, self.spec.has_gpus),
+                    definition=applied[host_id.role],
                     subnet=subnet,
                     owned_subnet=owned_subnet,
                     account=identity.emails[host_id.role],
@@ -186,6 +197,15 @@ class GcpCluster(ComponentResource):
             lambda values: {values["ssh_hosts"][name]: key for name, key in values["keys"].items()}
         )
         bucket = self.bucket.apply(lambda name: f"gs://{name}")
+
+        def declare_guard(last: Sequence[Resource]) -> None:
+            config = self.config
+            # An imported bucket has this setting only after the next update.
+            force = config.force_destroy and not self.project_state.unrecorded_bucket_exists
+            on_destroy = {"retain": config.retain_bucket, "force": force, "disrupt": config.disrupt_jobs}
+            # It has no parent, as it depends on all that is in this component.
+            BucketGuard("guard", {"bucket": self.bucket, **on_destroy}, ResourceOptions(depends_on=[*last, self]))
+
         through_iap = f"gcloud compute start-iap-tunnel %h %p --listen-on-stdin --project {place.project} --zone {place.zone}"
         return ClusterResources(
             hosts=hosts,
@@ -204,6 +224,7 @@ class GcpCluster(ComponentResource):
             },
             hourly_costs={**{str(role): usd for role, usd in cost.roles.items()}, "network": cost.network} if cost else None,
             ready=[self.keys],
+            declare_guard=declare_guard,
         )
 
 

@@ -18,7 +18,7 @@ import requests
 from infra.gcp.api import COMPUTE, ApiError, GcpError, ReadConfig, UnreachableError, endpoint, get_all, get_json, session
 from infra.gcp.machines import MACHINES, MachineType, machine, resolve_accelerator
 from infra.gcp.names import GoogleNames
-from infra.gcp.zones import GPU_ZONES, Place, check_gpu
+from infra.gcp.zones import Place, check_gpu
 from infra.scale_tiers import Accelerator, ClusterSpec, SpecError
 
 _LINK = re.compile(r"projects/([^/]+)/(?:global/networks|regions/([^/]+)/subnetworks)/([^/]+)$")
@@ -29,36 +29,36 @@ _MACHINE = "items(name,architecture,guestCpus,memoryMb,accelerators),nextPageTok
 
 @dataclass(frozen=True)
 class Catalogue:
-    """The machine types and GPUs of a zone. `gpu_zones` are the zones of each GPU, by its name.
+    """The machine types and GPUs of a zone. `gpu_zones` are the zones of each GPU, by its name; None if they are unknown.
 
     There are no Arm machine types: images and the hosts' Python are for x86-64.
     """
 
     zone: str
     machines: Mapping[str, MachineType]
-    gpu_zones: Mapping[str, tuple[str, ...]]
+    gpu_zones: Mapping[str, tuple[str, ...]] | None
 
     def resolve(self, spec: ClusterSpec) -> ClusterSpec:
         """Return the cluster with its machine types' GPUs; SpecError if the zone lacks a machine type or GPU."""
         roles = {}
         for role, role_spec in spec.roles.items():
             try:
-                if role_spec.accelerator and role_spec.accelerator.type not in self.gpu_zones:
+                if role_spec.accelerator and self.gpu_zones is not None and role_spec.accelerator.type not in self.gpu_zones:
                     valid = ", ".join(self.gpu_zones)
                     raise SpecError(f"acceleratorType {role_spec.accelerator.type!r} is unknown; valid are {valid}")
                 kind = machine(role_spec.machine_type, self.machines)
                 accelerator = resolve_accelerator(kind, role_spec.accelerator, self.machines)
             except SpecError as error:
                 raise SpecError(f"{role}: {error}") from None
-            if accelerator:
+            if accelerator and self.gpu_zones is not None:
                 check_gpu(accelerator.type, self.zone, self.gpu_zones)
             roles[role] = dataclasses.replace(role_spec, accelerator=accelerator)
         return dataclasses.replace(spec, roles=roles)
 
 
 def local_catalogue(zone: str) -> Catalogue:
-    """Return the catalogue in this program, which lacks some types and later changes."""
-    return Catalogue(zone, MACHINES, GPU_ZONES)
+    """Return the catalogue in this program, which lacks some types, the zones of GPUs, and later changes."""
+    return Catalogue(zone, MACHINES, None)
 
 
 def _catalogue(client: requests.Session, compute: str, place: Place) -> Catalogue:

@@ -31,8 +31,8 @@ _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 class HostArgs:
     """Inputs of one host; `startup_script` runs at every boot.
 
-    `subnet` is the link of the host's subnet. `owned_subnet` is the subnet's resource, or None if the stack does not own the
-    subnet: then the host's address is reserved.
+    `definition` changes if an update replaces the host. `subnet` is the link of the host's subnet, and `owned_subnet` its
+    resource, or None if the stack does not own the subnet: then the host's address is reserved.
     """
 
     place: Place
@@ -40,6 +40,7 @@ class HostArgs:
     role: RoleSpec
     config: GcpConfig
     image: str
+    definition: str
     subnet: Output[str]
     owned_subnet: Resource | None
     account: Output[str]
@@ -124,7 +125,9 @@ class InstanceHost(ComponentResource):
         self.public_address = instance.network_interfaces.apply(
             lambda interfaces: (interfaces[0].access_configs[0].nat_ip or "") if interfaces[0].access_configs else ""
         )
-        self.register_outputs({"instance": self.instance_name, "address": self.address})
+        # Recorded once the instance exists: a failed update leaves that of the existing one.
+        applied = self.instance_id.apply(lambda _: args.definition)
+        self.register_outputs({"instance": self.instance_name, "address": self.address, "definition": applied})
 
     def _reserved(self, host_id: HostId, args: HostArgs) -> Output[str]:
         """Reserve an address and return it: a recreated host has the same, so its peers can reach it."""
@@ -138,6 +141,12 @@ class InstanceHost(ComponentResource):
             opts=ResourceOptions(parent=self, delete_before_replace=True),
         )
         return reserved.address
+
+
+def definition(role: RoleSpec, config: GcpConfig, place: Place, image: str, network: str) -> str:
+    """Return a text of all that an existing host cannot change to; `network` is the stack's range, or another subnet."""
+    trigger = _replacement_trigger(role.accelerator, config.public_address)
+    return f"{place.zone}, {image}, {config.boot_disk_type} {config.boot_disk_size}, {network}, {trigger}, spot {role.spot}"
 
 
 def _replacement_trigger(gpus: Accelerator | None, public: bool) -> str:

@@ -122,7 +122,9 @@ def resolve_accelerator(
             for item in machines.values()
             if item.accelerator and item.accelerator.type == accelerator.type
         ]
-        raise SpecError(f"{accelerator.type} does not go with {name}; machine types with it (and how many): {', '.join(valid)}")
+        raise SpecError(
+            f"{accelerator.type} does not go with {name}; machine types with it (and how many): {', '.join(valid) or 'none'}"
+        )
     limits = _N1_GPUS[accelerator.type]
     if kind.series != "n1":
         raise SpecError(f"{accelerator.type} does not go with {name}; valid are machine types of the series n1")

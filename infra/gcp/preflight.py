@@ -16,7 +16,6 @@ from infra.gcp.config import GcpConfig
 from infra.gcp.discovery import Discovery, ExistingHost
 from infra.gcp.machines import MACHINES, MachineType
 from infra.gcp.zones import Place
-from infra.runtime.recipe import RUNTIMES_FOLDER
 from infra.scale_tiers import Accelerator, ClusterSpec
 
 _QUOTAS = "https://console.cloud.google.com/iam-admin/quotas"
@@ -133,19 +132,6 @@ def _host_usage(
     if accelerator:
         add(_GPUS.get(accelerator.type), accelerator.count, _ALL_GPUS)
     return used
-
-
-def has_content(bucket: str, read_config: ReadConfig) -> bool:
-    """Return True if a bucket has objects or old versions besides the hosts' Python, or Google refuses to list them."""
-    url = f"{endpoint(STORAGE, read_config)}b/{bucket}/o"
-    try:
-        # List the names before and after those in the folder: 0 follows / in ASCII.
-        for name_range in ({"endOffset": f"{RUNTIMES_FOLDER}/"}, {"startOffset": f"{RUNTIMES_FOLDER}0"}):
-            if get_json(session(read_config), url, versions="true", maxResults="1", **name_range).get("items"):
-                return True
-    except ApiError as error:
-        return error.status != requests.codes.not_found
-    return False
 
 
 def _region(client: requests.Session, url: str, place: Place) -> Mapping[str, Any]:

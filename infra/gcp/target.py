@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from urllib.parse import quote
 
 import google.auth.exceptions
 import pulumi
@@ -14,12 +13,13 @@ from pulumi.runtime.config import get_config
 
 from infra.cost import Cost, HostSpec, hourly, price_list, round_up
 from infra.gcp.api import COMPUTE, STORAGE, TIMEOUT, GcpError, ReadConfig, endpoint, session
-from infra.gcp.cluster import GcpCluster, ProjectState
+from infra.gcp.bucket_guard import contents, read_object
+from infra.gcp.cluster import GcpCluster, ProjectState, definitions
 from infra.gcp.config import GcpConfig
 from infra.gcp.discovery import Discovery, discover
 from infra.gcp.machines import MachineType, check_disk
 from infra.gcp.names import names_of
-from infra.gcp.preflight import has_content, preflight
+from infra.gcp.preflight import preflight
 from infra.gcp.zones import Place, places
 from infra.scale_tiers import ClusterSpec, TargetError
 from infra.state import StackState
@@ -103,7 +103,7 @@ def _bucket_of(state: StackState) -> str | None:
 
 def _check_replaced_bucket(current: str | None, new: str, retain: bool, read_config: ReadConfig) -> None:
     """Raise TargetError if the update would replace a bucket that contains data."""
-    if current and current != new and not retain and has_content(current, read_config):
+    if current and current != new and not retain and contents(current, read_config):
         raise TargetError(
             f"this stack's bucket {current} contains data, and {new} would replace it: `pulumi config set bucket {current}` "
             "to go on using it; to retain it unused, then also `pulumi config set retainBucket true && pulumi up` before you "
@@ -121,12 +121,14 @@ class GcpTarget(Target):
         choice = places(provider_config, os.environ, config.zones)
         names = names_of(choice[0].project, stack, state)
         result = discover(spec, choice, names, config.subnetwork, provider_config)
-        self.config, self.spec, region, machines = config, result.spec, result.place.region, result.catalogue.machines
+        self.config, self.spec, self.state = config, result.spec, state
+        region, machines = result.place.region, result.catalogue.machines
         for role_spec in self.spec.roles.values():
             check_disk(machines[role_spec.machine_type], config.boot_disk_type)
         price = cost(self.spec, config, region, machines)
         check_cost(price, config.max_hourly_cost, region)
         bucket, state_bucket = config.bucket or names.bucket, _bucket_of(state)
+        self.bucket = state_bucket or bucket  # jobs are in the present bucket
         has_stack_label = preflight(result, config, bucket, names.stack, provider_config, bucket == state_bucket)
         _check_own_hosts(bool(result.hosts), bool(state_bucket or state.hosts), result.place.project, stack)
         # A failed update may have applied either setting, so both must retain the bucket.
@@ -138,24 +140,25 @@ class GcpTarget(Target):
         endpoints = endpoint(COMPUTE, provider_config), endpoint(STORAGE, provider_config)
         self.project_state = ProjectState(names, bucket, *endpoints, price, unrecorded_bucket_exists, result)
 
+    def replaced_hosts(self) -> list[str]:
+        """Return the existing hosts with another definition; all, as jobs lose it, if the bucket is replaced.
+
+        States of older stacks have no definition.
+        """
+        old = {name: outputs.get("definition") for name, outputs in self.state.of("gcp:Host").items()}
+        new, same_bucket = definitions(self.config, self.project_state), self.bucket == self.project_state.bucket
+        names = {host_id.name: new[host_id.role] for host_id in self.spec.hosts if old.get(host_id.name)}
+        return [name for name, text in names.items() if old[name] != text or not same_bucket]
+
     def build(self, authorized_key: Output[str]) -> ClusterResources:
         return GcpCluster(self.config, self.project_state, authorized_key).resources()
 
     def read(self, path: str) -> bytes | None:
-        url = f"{endpoint(STORAGE, provider_config)}b/{self.project_state.bucket}/o/{quote(path, safe='')}"
-        try:
-            answer = session(provider_config).get(url, params={"alt": "media"}, timeout=TIMEOUT)
-        except (GcpError, requests.RequestException, google.auth.exceptions.GoogleAuthError) as error:
-            raise TargetError(f"the bucket does not answer ({' '.join(str(error).split())}): try again") from None
-        if answer.status_code == requests.codes.not_found:
-            return None
-        if not answer.ok:
-            raise TargetError(f"the bucket does not answer (HTTP {answer.status_code} for {path}): try again")
-        return answer.content
+        return read_object(self.bucket, path, provider_config)
 
     def create(self, path: str, content: bytes) -> None:
         base = endpoint(STORAGE, provider_config).replace("/storage/v1/", "/upload/storage/v1/")
-        url, params = f"{base}b/{self.project_state.bucket}/o", {"uploadType": "media", "name": path, "ifGenerationMatch": "0"}
+        url, params = f"{base}b/{self.bucket}/o", {"uploadType": "media", "name": path, "ifGenerationMatch": "0"}
         try:
             answer = session(provider_config).post(url, params=params, data=content, timeout=TIMEOUT)
         except (GcpError, requests.RequestException, google.auth.exceptions.GoogleAuthError) as error:

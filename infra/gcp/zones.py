@@ -1,7 +1,4 @@
-"""A cluster's project, region and zone, which are the provider's, and the zones of each GPU.
-
-The table of zones is used if Google's API does not answer. Source: Compute Engine documentation, "GPU regions and zones".
-"""
+"""A cluster's project, region and zone, which are the provider's."""
 
 from __future__ import annotations
 
@@ -22,28 +19,6 @@ _ENVIRONMENT = {
     "zone": ("GOOGLE_ZONE", "GCLOUD_ZONE", "CLOUDSDK_COMPUTE_ZONE"),
 }
 
-_GPU_LETTERS: Mapping[str, str] = {
-    "nvidia-tesla-t4": """
-        asia-east1-ac asia-east2-ac asia-northeast1-ac asia-northeast3-bc asia-south1-ab asia-southeast1-abc asia-southeast2-ab
-        australia-southeast1-ac europe-central2-bc europe-west1-bcd europe-west2-ab europe-west3-b europe-west4-abc me-west1-bc
-        northamerica-northeast1-c southamerica-east1-ac us-central1-abcf us-east1-cd us-east4-abc us-west1-ab us-west2-bc
-        us-west3-b us-west4-ab""",
-    "nvidia-tesla-v100": "asia-east1-c europe-west4-abc us-central1-abcf us-east1-c us-west1-ab",
-    "nvidia-tesla-p100": """
-        asia-east1-ac australia-southeast1-c europe-west1-bd europe-west4-a us-central1-cf us-east1-bc us-west1-ab""",
-    "nvidia-tesla-p4": """
-        asia-southeast1-bc australia-southeast1-ab europe-west4-bc northamerica-northeast1-abc us-central1-ac us-east4-abc
-        us-west2-bc""",
-    "nvidia-l4": """
-        asia-east1-abc asia-northeast1-abc asia-northeast3-ab asia-south1-abc asia-southeast1-abc europe-west1-bc
-        europe-west2-ab europe-west3-ab europe-west4-abc europe-west6-bc me-central2-ac northamerica-northeast2-ab
-        us-central1-abc us-east1-bcd us-east4-ac us-west1-abc us-west4-ac""",
-    "nvidia-tesla-a100": """
-        asia-northeast1-ac asia-northeast3-ab asia-southeast1-bc europe-west4-ab me-west1-bc us-central1-abcf us-east1-b
-        us-west1-b us-west3-b us-west4-b""",
-    "nvidia-a100-80gb": "asia-southeast1-c europe-west4-a us-central1-ac us-east4-c us-east5-b",
-}
-
 
 @dataclass(frozen=True)
 class Place:
@@ -54,19 +29,7 @@ class Place:
     zone: str
 
 
-def zones_with(gpu: str) -> tuple[str, ...]:
-    """Return the zones that have a GPU, sorted."""
-    zones = []
-    for entry in _GPU_LETTERS[gpu].split():
-        region, _, letters = entry.rpartition("-")
-        zones += [f"{region}-{letter}" for letter in letters]
-    return tuple(sorted(zones))
-
-
-GPU_ZONES: Mapping[str, tuple[str, ...]] = {gpu: zones_with(gpu) for gpu in _GPU_LETTERS}
-
-
-def check_gpu(gpu: str, zone: str, gpu_zones: Mapping[str, tuple[str, ...]] = GPU_ZONES) -> None:
+def check_gpu(gpu: str, zone: str, gpu_zones: Mapping[str, tuple[str, ...]]) -> None:
     """Raise SpecError if the zone lacks the GPU; the message names zones that have it, of the same region if there are any."""
     zones = gpu_zones.get(gpu, ())
     if zone not in zones:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pylxd
@@ -69,6 +70,11 @@ def hosts_of(project: str) -> list[str]:
         return []
     # pylxd takes the name from a URL, with the URL's query.
     return [str(instance.name).partition("?")[0] for instance in client(project).instances.all()]
+
+
+def start(instance: Any) -> None:
+    """Start an instance, or resume a paused one, which LXD 5 refuses to start."""
+    (instance.unfreeze if instance.status == "Frozen" else instance.start)(wait=True)
 
 
 @contextmanager

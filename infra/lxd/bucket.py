@@ -7,6 +7,7 @@ from typing import Any
 import pylxd.exceptions
 
 from infra.dynamic import ModuleResource, Props
+from infra.guard import DESTROY_ADVICE
 from infra.lxd import quotas
 from infra.lxd.api import LxdError, client, errors, is_not_found, parse_limit
 from infra.lxd.layout import LxdNames
@@ -18,10 +19,6 @@ ON_DESTROY, REMOVE, RETAIN, EMPTY = "user.scaletier.on-destroy", "remove", "reta
 
 Without the label the volume may contain data and is never deleted.
 """
-DESTROY_ADVICE = (
-    "`pulumi config set retainBucket true` to retain the bucket on this machine, or `pulumi config set forceDestroy true` to "
-    "delete it with its data; then `pulumi up` and `pulumi destroy`"
-)
 
 
 class BucketVolume(ModuleResource, module="lxd", name="Bucket"):

@@ -7,18 +7,16 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pylxd.exceptions
 
-from infra.dynamic import ModuleResource, Props
+from infra.dynamic import ModuleResource, Props, is_update
+from infra.guard import DESTROY_ADVICE, data_problem, destroy_problem
 from infra.lxd.api import LxdError, client, errors, hosts_of, is_not_found
-from infra.lxd.bucket import DESTROY_ADVICE, EMPTY, ON_DESTROY, REMOVE, RETAIN, get_volume, pool_of, set_on_destroy
+from infra.lxd.bucket import EMPTY, ON_DESTROY, REMOVE, RETAIN, get_volume, pool_of, set_on_destroy
 from infra.lxd.layout import BUCKET
-from jobs.paths import QUEUE, job
-from jobs.queue import Queue
-from jobs.records import JobRecord
-from jobs.serialization import RecordError
 
 REPLACE_ON_CHANGES = frozenset({"project", "pool", "name"})
 _CLUSTER_RECORDS = frozenset({"cluster"})
@@ -38,8 +36,12 @@ class BucketGuard(ModuleResource, module="lxd", name="Seal"):  # the old name, k
 
 
 def create(props: Props) -> tuple[str, Props]:
-    set_on_destroy(props, RETAIN if props["retain"] else REMOVE if props["force"] else None)
+    set_on_destroy(props, _action(props))
     return f"{props['project']}/{props['pool']}/{props['name']}", props
+
+
+def _action(props: Props) -> str | None:
+    return RETAIN if props["retain"] else REMOVE if props["force"] else None
 
 
 def delete(name: str, props: Props) -> None:
@@ -47,37 +49,32 @@ def delete(name: str, props: Props) -> None:
 
     With either of them, raise LxdError if a job has not ended, unless disrupt is set.
     """
-    if pool_of(props["project"]) is None:
+    project = props["project"]
+    if pool_of(project) is None:
         return
-    if (props["retain"] or props["force"]) and not props.get("disrupt"):  # older states lack it
-        with errors("the bucket"):
-            _check_jobs(props["project"])
+    with errors("the bucket"):
+        if problem := destroy_problem(props, lambda: _content(project), partial(_read, project)):
+            raise LxdError(problem)
     if props["retain"]:
-        where = f"volume {props['name']} of storage pool {props['pool']}, in LXD's project {props['project']}"
+        where = f"volume {props['name']} of storage pool {props['pool']}, in LXD's project {project}"
         sys.stderr.write(f"the bucket is retained: {where}; the next stack of this name reuses it\n")
-    elif not props["force"]:
-        with errors(f"volume {props['name']}"):
-            _check_empty(props["project"])
-        set_on_destroy(props, EMPTY)
-    _checked.add(props["project"])
+    # Also `create` did this, but perhaps to another volume: one that was deleted by hand is created again.
+    set_on_destroy(props, _action(props) or EMPTY)
+    _checked.add(project)
 
 
 def check_again(volume: Props) -> None:
     """Raise LxdError if the bucket, empty when a destroy began that was interrupted, now contains data.
 
-    The state has no guard any more. Each deletion of a host calls this; the first one of an operation checks.
+    The state has no guard any more, until an update ends, which may replace hosts. Each deletion of a host calls this; the
+    first one of an operation checks.
     """
+    project = volume["project"]
     with _checking, errors(f"volume {volume['name']}"):
-        if volume["project"] not in _checked and _is_labelled_empty(volume):
-            _check_empty(volume["project"], "more ")
-        _checked.add(volume["project"])
-
-
-def forget_check(volume: Props) -> None:
-    """Remove the label of an interrupted destroy: an update, which may replace hosts, also creates the guard again."""
-    with errors(f"volume {volume['name']}"):
-        if _is_labelled_empty(volume):
-            set_on_destroy(volume, None)
+        unchecked = project not in _checked and not is_update() and _is_labelled_empty(volume)
+        if problem := data_problem(_content(project, "more ") if unchecked else "", "more "):
+            raise LxdError(problem)
+        _checked.add(project)
 
 
 def _is_labelled_empty(props: Props) -> bool:
@@ -85,46 +82,27 @@ def _is_labelled_empty(props: Props) -> bool:
     return volume is not None and volume["config"].get(ON_DESTROY) == EMPTY
 
 
-def _check_jobs(project: str) -> None:
-    """Raise LxdError if a job has not ended, or records cannot be read; without a running host, no job runs."""
-    if (host := running_host(project)) is None or (content := read_file(host, QUEUE)) is None:
-        return
-    try:
-        jobs = ", ".join(each.jobId for each in Queue.from_json(content).entries if not _has_ended(host, each.jobId))
-    except RecordError as error:
-        problem = f"a record of jobs cannot be read ({error})"
-    else:
-        problem = jobs and f"not all jobs have ended ({jobs})"
-    if problem:
-        raise LxdError(
-            f"{problem}, so nothing was destroyed. Wait (`fab wait`), `fab cancel`, or "
-            "`pulumi config set disruptJobs true && pulumi up`"
-        )
+def _read(project: str, path: str) -> bytes | None:
+    """Return a file in the bucket; None if there is none, or no host runs, and so no job."""
+    host = running_host(project)
+    return None if host is None else read_file(host, path)
 
 
-def _check_empty(project: str, more: str = "") -> None:
-    """Raise LxdError if the bucket contains data, or no running host can list it."""
+def _content(project: str, more: str = "") -> str:
+    """Return a description of the bucket's content; LxdError if no running host can list it."""
     host = running_host(project)
     if host is None:
-        problem = f"no running host can list the bucket, so nothing {more}was destroyed"
-        raise LxdError(f"{problem}: `pulumi up` first, or {DESTROY_ADVICE}")
-    content = describe_content({folder: _list_folder(host, f"{BUCKET}/{folder}") for folder in _list_folder(host, BUCKET)})
-    if content:
-        raise LxdError(
-            f"the bucket contains {content}, so nothing {more}was destroyed. To save data: `fab get ID`. Then {DESTROY_ADVICE}"
-        )
+        remedy = f"`pulumi up` first, or {DESTROY_ADVICE}"
+        if more and (stopped := hosts_of(project)):  # an update would first create again what an interrupted destroy deleted
+            remedy = f"`lxc start {stopped[0]} --project {project} && pulumi destroy`"
+        raise LxdError(f"no running host can list the bucket, so nothing {more}was destroyed: {remedy}")
+    return describe_content({folder: _list_folder(host, f"{BUCKET}/{folder}") for folder in _list_folder(host, BUCKET)})
 
 
 def running_host(project: str) -> Any:
     """Return a running host of the project, which can read its bucket, or None if there is none."""
     instances = (client(project).instances.get(name) for name in hosts_of(project))
     return next((instance for instance in instances if instance.status == "Running"), None)
-
-
-def _has_ended(host: Any, job_id: str) -> bool:
-    """Return True if a job in the queue has its final state: its leader is about to remove it."""
-    content = read_file(host, job(job_id))
-    return content is not None and JobRecord.from_json(content).final
 
 
 def read_file(host: Any, path: str) -> bytes | None:

@@ -13,7 +13,7 @@ from infra import backend
 from infra.doctor import free_space
 from infra.findings import Finding, fail, ok, warning
 from infra.lxd import image, nft, quotas
-from infra.lxd.api import client, errors, hosts_of
+from infra.lxd.api import client, errors, hosts_of, start
 from infra.lxd.bucket import get_volume, pool_of, used_bytes
 from infra.lxd.firewall import forward_drops, rules
 from infra.lxd.host import unrecorded_hosts
@@ -108,7 +108,7 @@ def _start(inventory: Mapping[str, Any], names: LxdNames, name: str) -> None:
     if nft.differences(names.table, script := firewall_script(inventory, names)) != []:
         nft.load(script)
     with errors(f"host {name}"):
-        client(names.project).instances.get(name).start(wait=True)
+        start(client(names.project).instances.get(name))
 
 
 def disks(inventory: Inventory) -> Iterator[Finding]:

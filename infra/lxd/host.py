@@ -11,7 +11,7 @@ from typing import Any
 from pulumi import Output
 
 from infra.dynamic import ModuleResource, Props, changes
-from infra.lxd.api import client, errors, hosts_of, parse_limit
+from infra.lxd.api import client, errors, hosts_of, parse_limit, start
 from infra.lxd.bucket_guard import check_again
 from infra.lxd.layout import BUCKET, RUNTIMES
 from infra.lxd.removal import remove
@@ -146,7 +146,7 @@ def _matches_definition(project: str, props: Props) -> bool:
 def _start(project: str, name: str, props: Props) -> Props:
     instance = client(project).instances.get(name)
     if instance.status != "Running":
-        instance.start(wait=True)
+        start(instance)
         instance = client(project).instances.get(name)
     return {**props, "running": True, "created": instance.created_at, "started": instance.last_used_at}
 

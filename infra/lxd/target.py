@@ -15,7 +15,7 @@ from infra import backend
 from infra.lxd import host
 from infra.lxd.api import LxdError, errors, hosts_of
 from infra.lxd.bucket import BucketVolume
-from infra.lxd.bucket_guard import BucketGuard, forget_check, read_file, running_host
+from infra.lxd.bucket_guard import BucketGuard, read_file, running_host
 from infra.lxd.config import LxdConfig
 from infra.lxd.firewall import Firewall, host_rules, rules
 from infra.lxd.host import HostContainer
@@ -95,8 +95,6 @@ class LxdTarget(Target):
         # So the bucket is deleted before the bridge; this also deletes leftover hosts, which would still use the bridge.
         after_bridge = ResourceOptions(parent=cluster, depends_on=[bridge])
         volume = {"project": names.project, "pool": self.config.storage_pool, "name": names.bucket}
-        if self.state.of("lxd:Bucket") and not pulumi.runtime.is_dry_run():
-            forget_check(volume)
         bucket = BucketVolume("bucket", {**volume, "size": self.preflight.bucket_size}, after_bridge)
         firewall = Firewall(
             "firewall", {"table": names.table, "rules": rules(self.spec, names.table, names.bridge, network)}, after_project
@@ -122,8 +120,8 @@ class LxdTarget(Target):
         def declare_guard(last: Sequence[Resource]) -> None:
             config = self.config
             on_destroy = {"retain": config.retain_bucket, "force": config.force_destroy, "disrupt": config.disrupt_jobs}
-            # "seal" is its name in the states of existing stacks.
-            BucketGuard("seal", {**volume, **on_destroy}, ResourceOptions(parent=cluster, depends_on=list(last)))
+            # "seal" is its name in the states of existing stacks. A refresh in another checkout drops its files from the state.
+            BucketGuard("seal", {**volume, **on_destroy}, ResourceOptions(parent=cluster, depends_on=[*last, ready]))
 
         addresses = [str(item["address"]) for item in props.values()]
         return ClusterResources(

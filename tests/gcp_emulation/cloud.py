@@ -29,6 +29,7 @@ PROJECT, ZONE = "my-project-1", "us-central1-a"
 BIN = Path(sys.executable).parent
 TOOLS = Path(__file__).with_name("tools")
 """A fake gcloud with the operator's token."""
+GUARD = "pulumi-python:dynamic/gcp:BucketGuard"
 _SECONDS = 900.0
 """The time limit of a command on a typical machine."""
 AlterInputs = Callable[[Props], None]
@@ -233,7 +234,8 @@ class Cloud:
         return stack
 
     def destroy(self, stack: Stack) -> None:
-        """Destroy the stack with its bucket's content."""
+        """Destroy the stack with its bucket's content, without its guard, which would refuse."""
+        stack.run("state", "delete", f"urn:pulumi:{stack.name}::scaletier::{GUARD}::guard", "--yes")
         for bucket in self.world.resources_of("Bucket"):
             bucket["forceDestroy"] = True
         stack.pulumi("destroy", "--yes", "--skip-preview")

@@ -116,10 +116,14 @@ def test_hosts_of_a_killed_update_are_found_after_the_configuration_shrank(recor
     stack.up()
 
 
-def test_a_retained_bucket_is_adopted_by_the_next_stack(records: Cloud, stack: Stack) -> None:
-    stack.up(retainBucket="true")
-    bucket = stack.inventory["bucket"].removeprefix("gs://")
+def test_a_bucket_with_data_is_not_destroyed_and_a_retained_one_adopted(records: Cloud, stack: Stack) -> None:
+    stack.up()
+    bucket, resources = stack.inventory["bucket"].removeprefix("gs://"), len(records.world.resources)
     records.put(bucket, "jobs/job01/output/model", b"dear")
+    with pytest.raises(PulumiError, match="the bucket contains jobs/"):
+        stack.pulumi("destroy", "--yes", "--skip-preview")
+    assert len(records.world.resources) == resources, "nothing was destroyed"
+    stack.up(retainBucket="true")
     stack.pulumi("destroy", "--yes", "--skip-preview")
     assert [each["name"] for each in records.world.resources_of("Bucket")] == [bucket]
     stack.up(retainBucket="false", labels='{"team": "vision"}')

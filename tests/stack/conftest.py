@@ -35,7 +35,6 @@ def no_external_calls() -> Iterator[None]:
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lxd_target, "preflight", lambda *_: preflight_result)
-        patch.setattr(lxd_target, "forget_check", lambda _: None)
         patch.setattr(gcp_target, "discover", discover_offline)
         patch.setattr(gcp_target, "preflight", lambda *_: None)
         for name in [name for name in os.environ if name.startswith(("GOOGLE_", "GCLOUD_", "CLOUDSDK_"))]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pickle
 from collections.abc import Callable, Mapping, Sequence
@@ -47,8 +48,8 @@ class Stack:
 
     resources: list[Recorded]
     exports: Mapping[str, Any]
-    completed: frozenset[str] = frozenset()
-    """The URNs of components that declared all that is in them."""
+    completed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """The outputs of components that declared all that is in them, by URN."""
     files: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -138,7 +139,7 @@ class Monitor(MockMonitor):
     def __init__(self, mocks: Mocks) -> None:
         super().__init__(mocks)
         self.requests: list[tuple[str, Any]] = []
-        self.completed: set[str] = set()
+        self.completed: dict[str, Mapping[str, Any]] = {}
 
     def RegisterResource(self, request: Any) -> Any:  # noqa: N802  MockMonitor has this name
         answer = super().RegisterResource(request)
@@ -146,13 +147,19 @@ class Monitor(MockMonitor):
         return answer
 
     def RegisterResourceOutputs(self, request: Any) -> Any:  # noqa: N802  MockMonitor has this name
-        self.completed.add(request.urn)
+        self.completed[request.urn] = deserialize_properties(request.outputs)
         return super().RegisterResourceOutputs(request)
 
 
+_GPU_ZONES = {
+    "nvidia-tesla-t4": ("europe-west4-a", ZONE, "us-central1-b", "us-east1-c", "us-east1-d"),
+    **dict.fromkeys(("nvidia-tesla-v100", "nvidia-tesla-p100", "nvidia-l4", "nvidia-tesla-a100"), (ZONE,)),
+}
+
+
 def discover_offline(spec: ClusterSpec, choice: Sequence[Place], *_: Any) -> Discovery:
-    """Return the discovery of a zone that cannot be queried."""
-    catalogue = local_catalogue(choice[0].zone)
+    """Return the discovery of a zone that cannot be queried, with some zones of GPUs."""
+    catalogue = dataclasses.replace(local_catalogue(choice[0].zone), gpu_zones=_GPU_ZONES)
     return Discovery(choice[0], catalogue.resolve(spec), catalogue)
 
 
@@ -180,7 +187,7 @@ def record_program(declare: Callable[[], object], mocks: Mocks | None = None, st
     # Pulumi wraps this method again for each dynamic resource: many programs in one process reach the recursion limit.
     with mock.patch.object(pickle._Pickler, "_batch_setitems", pickle._Pickler._batch_setitems):  # type: ignore[attr-defined]
         pulumi.runtime.test(run_program)()
-    return Stack([_record(urn, request) for urn, request in monitor.requests], exports, frozenset(monitor.completed))
+    return Stack([_record(urn, request) for urn, request in monitor.requests], exports, monitor.completed)
 
 
 def _record(urn: str, request: Any) -> Recorded:

@@ -6,8 +6,7 @@ import pytest
 from stackmocks import PROJECT, Program
 
 from infra.cost import HostSpec, hourly, price_list
-from infra.gcp.machines import MACHINES
-from infra.gcp.zones import GPU_ZONES
+from infra.gcp.machines import _N1_GPUS, MACHINES
 from infra.scale_tiers import Accelerator, Role
 
 
@@ -17,7 +16,7 @@ def test_the_list_names_its_source_and_prices_everything() -> None:
     assert str(prices["date"])
     for region in prices["regions"].values():
         assert {machine.series for machine in MACHINES.values()} <= region["machines"].keys()
-        assert GPU_ZONES.keys() <= region["gpus"].keys()
+        assert {*_N1_GPUS, *(kind.accelerator.type for kind in MACHINES.values() if kind.accelerator)} <= region["gpus"].keys()
         for price in (*region["machines"].values(), *region["gpus"].values()):
             assert {"onDemand", "spot"} <= price.keys()
         assert all(item["spot"] < item["onDemand"] for item in region["gpus"].values())
@@ -63,8 +62,3 @@ def test_a_region_without_prices_has_no_cost_and_is_no_error(program: Program) -
     stack = program("gcp", provider={"project": PROJECT, "zone": "europe-west4-a"}, scaleTier="BASIC")
     assert "hourlyCost" not in stack.exports
     assert stack.inventory["hosts"][0]["hourlyCost"] is None
-
-
-def test_every_gpu_has_zones() -> None:
-    assert all(zone.count("-") == 2 for zones in GPU_ZONES.values() for zone in zones)
-    assert "us-central1-f" in GPU_ZONES["nvidia-tesla-t4"]

@@ -15,9 +15,11 @@ from stackmocks import PROJECT, ZONE, Program, Recorder, Stack
 from test_bad_input import GOOD, get_error
 from test_lxd import state_of
 
+from infra import guard
 from infra.cost import price_list
 from infra.gcp import target
 from infra.gcp.discovery import ExistingHost
+from infra.guard import Change
 from infra.scale_tiers import TargetError
 from infra.state import StackState
 
@@ -76,8 +78,20 @@ def test_another_tier_changes_only_what_differs(program: Program) -> None:
     }
 
 
-def test_the_longest_chain_has_five_links(stack: Stack) -> None:
-    assert stack.chain_length == 5
+def test_the_longest_chain_has_five_links_and_the_guard(stack: Stack) -> None:
+    assert stack.chain_length == 6
+    without_guard = [item for item in stack.resources if not item.type.endswith(":BucketGuard")]
+    assert dataclasses.replace(stack, resources=without_guard).chain_length == 5
+
+
+def test_a_destroy_deletes_the_guard_first(program: Program) -> None:
+    stack = program("gcp", scaleTier="STANDARD_1", servingCount="1", forceDestroy="true", disruptJobs="true")
+    guard = stack.one("BucketGuard")
+    first = {"pulumi:pulumi:Stack", guard.type}
+    before = {item.urn for item in stack.resources if not item.type.startswith("scaletier:") and item.type not in first}
+    key = stack.one("OperatorKey").urn
+    assert before - guard.depends == {key}, "the key is only in the state"
+    assert guard.inputs == {"bucket": stack.one("Bucket").inputs["name"], "retain": False, "force": True, "disrupt": True}
 
 
 def test_hosts_depend_on_the_firewall_and_their_bucket_grants(stack: Stack) -> None:
@@ -99,13 +113,15 @@ def test_resources_with_a_unique_identity_are_deleted_before_replacement(program
 def test_an_existing_bucket_is_adopted(program: Program, monkeypatch: pytest.MonkeyPatch, exists: bool) -> None:
     monkeypatch.setattr(target, "preflight", lambda *_: exists)
     monkeypatch.setattr(target, "_bucket_of", lambda _: None)
-    bucket = program("gcp", scaleTier="BASIC").one("Bucket")
+    stack = program("gcp", scaleTier="BASIC", forceDestroy="true")
+    bucket = stack.one("Bucket")
+    assert stack.one("BucketGuard").inputs["force"] is not exists, "otherwise hosts are deleted before the bucket is refused"
     assert bucket.options.importId == (bucket.inputs["name"] if exists else "")
     assert bool(bucket.options.ignoreChanges) is exists
     monkeypatch.setattr(target, "_bucket_of", lambda _: bucket.inputs["name"])
     assert not program("gcp", scaleTier="BASIC").one("Bucket").options.importId
     monkeypatch.setattr(target, "_bucket_of", lambda _: "another-one")
-    monkeypatch.setattr(target, "has_content", lambda *_: False)
+    monkeypatch.setattr(target, "contents", lambda *_: "")
     assert program("gcp", scaleTier="BASIC").one("Bucket").options.importId == (bucket.inputs["name"] if exists else "")
 
 
@@ -122,7 +138,7 @@ def test_an_existing_bucket_is_adopted(program: Program, monkeypatch: pytest.Mon
 def test_a_bucket_with_content_is_not_replaced(
     monkeypatch: pytest.MonkeyPatch, current: str | None, has_content: bool, retain: bool, refused: bool
 ) -> None:
-    monkeypatch.setattr(target, "has_content", lambda *_: has_content)
+    monkeypatch.setattr(target, "contents", lambda *_: "jobs" * has_content)
     bucket = {"type": "gcp:storage/bucket:Bucket", "outputs": {"name": current}}
     state = StackState({"urn:pulumi:dev::scaletier::gcp:storage/bucket:Bucket::bucket": bucket} if current else {})
     error = "this stack's bucket old contains data, and new would replace it: `pulumi config set bucket old` to go on using it"
@@ -133,7 +149,7 @@ def test_a_bucket_with_content_is_not_replaced(
 def test_a_replaced_bucket_is_retained_only_if_the_last_update_retains_it(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(target, "has_content", lambda *_: True)
+    monkeypatch.setattr(target, "contents", lambda *_: "jobs")
     retaining = {"scaleTier": "BASIC", "bucket": "new", "forceDestroy": "true", "retainBucket": "true"}
     for outputs in ({}, dict(program("gcp", scaleTier="BASIC").exports)):
         monkeypatch.setattr(Recorder, "state", state_with_bucket("old", **outputs))
@@ -150,6 +166,43 @@ def state_with_bucket(name: str, **outputs: Any) -> dict[str, Any]:
         "urn::a::bucket": {"type": "gcp:storage/bucket:Bucket", "outputs": {"name": name}},
         "urn::a::stack": {"type": "pulumi:pulumi:Stack", "outputs": outputs},
     }
+
+
+def test_a_host_that_an_update_replaces_is_known_before(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its disk goes, and with it a job that runs there; Google's answers are not comparable with the configuration."""
+    changes, buckets = list[Change](), set[str]()
+
+    def protect_jobs(change: Change, read: Any, *_: Any) -> None:
+        changes.append(change)
+        buckets.add(read.__self__.bucket)
+
+    monkeypatch.setattr(guard, "protect_jobs", protect_jobs)
+    config = {"scaleTier": "CUSTOM", "masterType": "n1-standard-4", "workerType": "n1-standard-4", "workerCount": "1"}
+    config |= {"retainBucket": "true", "image": "my-project-1/first"}
+    state = state_of(program("gcp", **config))
+    hosts = ["master-0", "worker-0"]
+    other_zone = {"project": PROJECT, "zone": "us-central1-b"}
+    for values, replaced in (
+        ({}, []),
+        ({"masterType": "n1-standard-8", "labels": '{"team": "vision"}', "runtimeVersion": "2.20.0", "workerCount": "2"}, []),
+        ({"provisioningModel": '{"worker": "SPOT"}'}, ["worker-0"]),
+        ({"acceleratorType": '{"worker": "nvidia-tesla-t4"}'}, ["worker-0"]),
+        ({"image": "my-project-1/second"}, hosts),
+        ({"bootDiskType": "pd-balanced"}, hosts),
+        ({"bootDiskSize": "200"}, hosts),
+        ({"network": "10.80.0.0/20"}, hosts),
+        ({"publicAddress": "true"}, hosts),
+        ({"bucket": "another-bucket"}, hosts),
+        ({"provider": other_zone}, hosts),
+    ):
+        monkeypatch.setattr(Recorder, "state", state)
+        program("gcp", **{**config, **values})
+        assert changes.pop() == Change([], replaced), values
+    assert len(buckets) == 1, "jobs are in the present bucket, also if the configuration names another"
+    for resource in state.values():
+        resource["outputs"].pop("definition", None)
+    program("gcp", **config, bootDiskSize="200")
+    assert changes.pop() == Change(), "a state of before"
 
 
 def test_both_targets_export_the_same_schema(program: Program) -> None:
@@ -216,7 +269,7 @@ def test_what_is_found_at_google_is_compared_with_the_state(program: Program, mo
     hosts = tuple(ExistingHost(name, ZONE, "n1-standard-4", None, False, 100) for name in ("master-0", "worker-7"))
     offline = target.discover
     monkeypatch.setattr(target, "discover", lambda *args: dataclasses.replace(offline(*args), hosts=hosts))
-    monkeypatch.setattr(target, "has_content", lambda *_: True)
+    monkeypatch.setattr(target, "contents", lambda *_: "jobs")
     assert "hosts of a stack dev that are not in this state" in get_error(monkeypatch, GOOD, scaleTier="BASIC")
     bucket = {"type": "gcp:storage/bucket:Bucket", "outputs": {"name": "old"}}
     master = {"type": "gcp:compute/instance:Instance", "outputs": {}}

@@ -14,13 +14,19 @@ import requests
 from fakegoogle import FakeGoogle
 from replicahosts import Clock
 
-from infra.gcp import api, hostkeys
+from infra import dynamic
+from infra.dynamic import ModuleProvider
+from infra.gcp import api, bucket_guard, hostkeys
 from infra.gcp.api import GcpError, session
+from infra.gcp.bucket_guard import contents
 from infra.gcp.config import GcpConfig
 from infra.gcp.discovery import Discovery, local_catalogue
-from infra.gcp.preflight import has_content, preflight, quota_needs
+from infra.gcp.preflight import preflight, quota_needs
 from infra.gcp.zones import Place
 from infra.scale_tiers import Accelerator, ClusterSpec, Role, ScaleTier, preset
+from jobs.queue import Queue, QueueEntry
+from jobs.records import JobRecord
+from jobs.states import JobState
 
 PLACE = Place("my-project-1", "us-central1", "us-central1-a")
 REGION = "/compute/v1/projects/my-project-1/regions/us-central1"
@@ -177,15 +183,48 @@ def test_the_bucket_of_another_project_is_refused(fake: FakeGoogle, answer: Any,
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [("jobs/a/job.json", True), ("runtimes/b.tar.gz", False), ("tmp", True), (None, False)]
+    ("listing", "expected"),
+    [
+        ({"prefixes": ["runtimes/", "models/", "jobs/"]}, "jobs/, models/ (old versions count)"),
+        ({"prefixes": ["runtimes/"]}, ""),
+        ({"items": [{"name": "tmp"}]}, "tmp (old versions count)"),
+        ({}, ""),
+    ],
 )
-def test_a_bucket_has_content_besides_runtimes(fake: FakeGoogle, name: str | None, expected: bool) -> None:
-    objects = f"{BUCKET}/o?versions=true&maxResults=1&"
-    for query, prefix in (("endOffset=runtimes%2F", "jobs"), ("startOffset=runtimes0", "tmp")):
-        fake.answers[objects + query] = (200, {"items": [{"name": name}]} if (name or "").startswith(prefix) else {})
-    assert has_content("a-bucket", fake.config) is expected
-    assert len(fake.requests) == 2 - (name or "").startswith("jobs")
-    assert not has_content("one-that-is-gone", fake.config)
+def test_a_bucket_has_content_besides_runtimes(fake: FakeGoogle, listing: Any, expected: str) -> None:
+    fake.answers[f"{BUCKET}/o?delimiter=%2F&versions=true"] = (200, listing)
+    assert contents("a-bucket", fake.config) == expected
+    assert not contents("one-that-is-gone", fake.config)
+    fake.answers[f"{BUCKET}/o?delimiter=%2F&versions=true"] = error_response(403, "no access")
+    assert contents("a-bucket", fake.config) == "what Google refuses to list (no access)"
+
+
+def test_a_destroy_that_would_delete_data_or_end_a_job_is_refused(
+    fake: FakeGoogle, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(dynamic, "_configuration", {"get": fake.config})
+    queue = Queue().added(QueueEntry("job1", ["ps-0"])).added(QueueEntry("job2", ["ps-0"]))
+    fake.answers[f"{BUCKET}/o?delimiter=%2F&versions=true"] = (200, {"prefixes": ["cluster/", "jobs/"]})
+    fake.answers[f"{BUCKET}/o/cluster%2Fqueue.json?alt=media"] = (200, json.loads(queue.to_json()))
+    for job, state in {"job1": JobState.RUNNING, "job2": JobState.FAILED}.items():
+        record = JobRecord(job, hosts=["ps-0"], state=state).to_json()
+        fake.answers[f"{BUCKET}/o/jobs%2F{job}%2Fjob.json?alt=media"] = (200, json.loads(record))
+    provider = ModuleProvider(bucket_guard.__name__)
+    _, props = bucket_guard.create({"bucket": "a-bucket", "retain": False, "force": False, "disrupt": False})
+    with pytest.raises(
+        GcpError, match=r"^the bucket contains cluster/, jobs/ \(old versions count\), so nothing was destroyed"
+    ):
+        provider.delete("a-bucket", props)
+    for setting in ("retain", "force"):
+        with pytest.raises(
+            GcpError, match=r"^not all jobs have ended \(job1\), so nothing was destroyed\. Wait \(`fab wait`\)"
+        ):
+            provider.delete("a-bucket", {**props, setting: True})
+    provider.delete("a-bucket", {**props, "force": True, "disrupt": True})
+    assert capsys.readouterr().err == ""
+    provider.delete("a-bucket", {**props, "retain": True, "disrupt": True})
+    assert capsys.readouterr().err == "the bucket is retained: gs://a-bucket; the next stack of this name reuses it\n"
+    provider.delete("gone", {**props, "bucket": "gone"})
 
 
 def test_missing_credentials_are_one_error(monkeypatch: pytest.MonkeyPatch) -> None:

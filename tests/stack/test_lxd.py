@@ -47,7 +47,7 @@ def test_the_identity_is_created_first_and_the_bucket_guard_last(program: Progra
     identity, project, bucket_guard = stack.one("Identity"), stack.one("Project"), stack.one("Seal")
     assert identity.urn in project.depends
     assert (project.inputs["name"], project.inputs["stack"]) == (identity.inputs["project"], "dev")
-    assert stack.one("OperatorFiles").urn in bucket_guard.depends
+    assert {stack.one("OperatorFiles").urn, stack.one("Ready").urn} <= bucket_guard.depends
     assert not [item.name for item in stack.resources if bucket_guard.urn in item.depends], "a destroy deletes it first"
     assert [bucket_guard.inputs[key] for key in ("retain", "force", "disrupt")] == [False, True, True]
     assert bucket_guard.inputs["name"] == stack.one("Bucket").inputs["name"]
@@ -55,7 +55,10 @@ def test_the_identity_is_created_first_and_the_bucket_guard_last(program: Progra
 
 def state_of(stack: Stack, **host: str) -> dict[str, Any]:
     """Return the state after an update of this stack, except the readiness of every host."""
-    resources = {item.urn: {"type": item.type, "outputs": dict(item.inputs)} for item in stack.resources}
+    resources = {
+        item.urn: {"type": item.type, "outputs": {**item.inputs, **stack.completed.get(item.urn, {})}}
+        for item in stack.resources
+    }
     for resource in resources.values():
         if resource["type"].endswith(":Host"):
             resource["outputs"] |= host
@@ -88,7 +91,7 @@ def test_a_stack_that_is_up_stays_on_its_target(program: Program, monkeypatch: p
 def test_a_refusal_of_lxd_while_resources_are_declared_is_one_line(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     errors = list[str]()
 
-    def refuse(_: Any) -> None:
+    def refuse(*_: Any) -> None:
         raise LxdError("volume bucket: it is busy")
 
     def run() -> None:
@@ -96,7 +99,7 @@ def test_a_refusal_of_lxd_while_resources_are_declared_is_one_line(program: Prog
             runpy.run_path(str(ROOT / "infra" / "__main__.py"), run_name="infra.__main__")
 
     monkeypatch.setattr(Recorder, "state", state_of(program("lxd", scaleTier="BASIC")))
-    monkeypatch.setattr(lxd_target, "forget_check", refuse)
+    monkeypatch.setattr(lxd_target, "rules", refuse)
     monkeypatch.setattr(pulumi.log, "error", lambda message, *_: errors.append(message))
     monkeypatch.setenv("PULUMI_CONFIG", json.dumps({"scaletier:target": "lxd", "scaletier:scaleTier": "BASIC"}))
     record_program(run)
@@ -218,7 +221,7 @@ def test_every_component_tells_the_engine_that_it_is_complete(program: Program, 
     stack = program(target, scaleTier="BASIC")
     components = {item.urn for item in stack.resources if item.type.startswith("scaletier:")}
     assert components
-    assert components <= stack.completed
+    assert components <= stack.completed.keys()
 
 
 @pytest.mark.parametrize(("processors", "cpus"), [(2, 2), (64, 4), (None, 1)])

@@ -67,7 +67,7 @@ MODULES = (
     "infra.operator_files",
     "infra.operator_key",
     *(f"infra.lxd.{name}" for name in LOCAL),
-    *(f"infra.gcp.{name}" for name in ("hostkeys", "ready", "runtime")),
+    *(f"infra.gcp.{name}" for name in ("bucket_guard", "hostkeys", "ready", "runtime")),
 )
 
 

@@ -132,7 +132,7 @@ def test_a_harmless_change_is_allowed(warnings: list[str]) -> None:
 
 
 def test_google_s_bucket_is_read_and_written_by_its_api(monkeypatch: pytest.MonkeyPatch) -> None:
-    from infra.gcp import target
+    from infra.gcp import bucket_guard, target
     from infra.gcp.api import GcpError
 
     def fail_if_called(*_: object) -> Any:
@@ -159,9 +159,10 @@ def test_google_s_bucket_is_read_and_written_by_its_api(monkeypatch: pytest.Monk
     monkeypatch.setattr(target, "provider_config", lambda _: None)
     monkeypatch.delenv("GOOGLE_STORAGE_CUSTOM_ENDPOINT", raising=False)
     session = Session()
-    monkeypatch.setattr(target, "session", lambda _: session)
+    for module in (bucket_guard, target):
+        monkeypatch.setattr(module, "session", lambda _: session)
     gcp = object.__new__(target.GcpTarget)  # without a call to Google
-    gcp.project_state = SimpleNamespace(bucket="mine")  # type: ignore[assignment]
+    gcp.bucket = "mine"
     assert gcp.read(QUEUE) == b"{}"
     url = "https://storage.googleapis.com/storage/v1/b/mine/o/cluster%2Fqueue.json"
     assert reads == [(url, {"alt": "media"})]
@@ -183,7 +184,8 @@ def test_google_s_bucket_is_read_and_written_by_its_api(monkeypatch: pytest.Monk
     def refuse(_: Any) -> Any:
         raise GcpError("no credentials")
 
-    monkeypatch.setattr(target, "session", refuse)
+    for module in (bucket_guard, target):
+        monkeypatch.setattr(module, "session", refuse)
     with pytest.raises(TargetError, match=r"^the bucket does not answer \(no credentials\): try again$"):
         gcp.read(QUEUE)
     with pytest.raises(TargetError, match="no credentials"):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pylxd.exceptions import LXDAPIException, NotFound
 
+from infra import dynamic
 from infra.dynamic import ModuleProvider
 from infra.lxd import bucket, bucket_guard, host, project
 from infra.lxd.api import LxdError, parse_limit
@@ -186,13 +188,46 @@ def test_an_update_after_an_interrupted_destroy_replaces_hosts_of_a_bucket_with_
     bucket_guard.delete("seal", props())
     monkeypatch.setattr(bucket_guard, "_checked", set())
     files["/bucket/jobs"] = ["job1"]
-    bucket_guard.forget_check(VOLUME)
-    host.delete("ps-0", {"project": VOLUME["project"], "pool": "fast", "bucket": "bucket"})
+    props_of_host = {"project": VOLUME["project"], "pool": "fast", "bucket": "bucket"}
+    with monkeypatch.context() as patch:
+        patch.setattr(dynamic, "_updating", threading.Event())
+        assert ModuleProvider(host.__name__).check({}, props_of_host).inputs == props_of_host
+        host.delete("ps-0", props_of_host)
+    # The update ends before the guard exists again, and a destroy follows, which is another process.
+    monkeypatch.setattr(bucket_guard, "_checked", set())
+    with pytest.raises(LxdError, match=r"^the bucket contains jobs \(job1\), so nothing more was destroyed"):
+        host.delete("ps-1", props_of_host)
+    bucket_guard.create(props())
+    host.delete("ps-1", props_of_host)
     with pytest.raises(LxdError, match="may contain data and was not deleted"):
         bucket.delete("bucket", VOLUME)
-    bucket_guard.create(props(force=True))
-    bucket_guard.forget_check(VOLUME)
-    assert volume.config[bucket.ON_DESTROY] == bucket.REMOVE, "only the label of an interrupted destroy is removed"
+
+
+def test_an_interrupted_destroy_without_a_running_host_names_the_command(
+    volume: Pools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket_guard.create(props())
+    bucket_guard.delete("seal", props())
+    monkeypatch.setattr(bucket_guard, "_checked", set())
+    monkeypatch.setattr(bucket_guard, "running_host", lambda _: None)
+    for hosts, remedy in (
+        (["ps-1", "ps-2"], "`lxc start ps-1 --project scaletier-local-abcdef && pulumi destroy`"),
+        ([], "`pulumi up`"),
+    ):
+        monkeypatch.setattr(bucket_guard, "hosts_of", lambda _, hosts=hosts: hosts)
+        with pytest.raises(LxdError, match=f"list the bucket, so nothing more was destroyed: {remedy}"):
+            bucket_guard.check_again(VOLUME)
+
+
+def test_a_bucket_that_is_created_again_is_still_retained(volume: Pools, files: dict[str, list[str]]) -> None:
+    """It was deleted by hand; the next update creates a volume, and finds the guard unchanged."""
+    bucket_guard.create(props(retain=True))
+    volume.volume = None
+    bucket.create(SIZED)
+    files["/bucket/jobs"] = ["job1"]
+    bucket_guard.delete("seal", props(retain=True))
+    bucket.delete("bucket", VOLUME)
+    assert volume.config is not None
 
 
 @pytest.mark.parametrize("setting", ["force", "retain"])

@@ -207,6 +207,7 @@ class Lxd:
         )
         instance.start, instance.stop = call("start", status="Running"), call("stop", status="Stopped")
         instance.delete, instance.save = call("delete"), call("save")
+        instance.unfreeze = call("unfreeze", status="Running")
         vars(instance).update(fields)
         self.present[name] = instance
         return instance
@@ -242,6 +243,16 @@ def test_a_host_is_created_read_and_adopted(lxd: Lxd) -> None:
     assert host.read("ps-0", made) == made
     assert host.create(PROPS) == ("ps-0", made), "an interrupted run left it"
     assert lxd.done == ["create", "start", "save"]
+
+
+def test_a_paused_host_is_resumed(lxd: Lxd) -> None:
+    _, made = host.create(PROPS)
+    lxd.present["ps-0"].status = "Frozen"
+    lxd.done.clear()
+    paused = host.read("ps-0", made)
+    assert paused == {**made, "running": False}
+    assert host.update("ps-0", paused, made) == made
+    assert lxd.done == ["save", "unfreeze"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,63 @@
+"""A resource that is deleted first: a destroy that would delete data, or end a job, changes nothing."""
+
+from __future__ import annotations
+
+import sys
+from urllib.parse import quote
+
+import google.auth.exceptions
+import requests
+
+from infra.dynamic import ModuleResource, Props, configuration
+from infra.gcp.api import STORAGE, TIMEOUT, ApiError, GcpError, ReadConfig, endpoint, get_all, session
+from infra.guard import destroy_problem
+from infra.runtime.recipe import RUNTIMES_FOLDER
+
+
+class BucketGuard(ModuleResource, module="gcp", name="BucketGuard"):
+    """Inputs: bucket; retain (retainBucket), force (forceDestroy) and disrupt (disruptJobs).
+
+    Created last and so deleted first. If the deletion fails, nothing else is destroyed.
+    """
+
+    module_name = __name__
+
+
+def create(props: Props) -> tuple[str, Props]:
+    return props["bucket"], props
+
+
+def delete(name: str, props: Props) -> None:
+    """Raise GcpError if the destroy would delete a bucket with content, or end a job."""
+    bucket = props["bucket"]
+    if problem := destroy_problem(
+        props, lambda: contents(bucket, configuration), lambda path: read_object(bucket, path, configuration)
+    ):
+        raise GcpError(problem)
+    if props["retain"]:
+        sys.stderr.write(f"the bucket is retained: gs://{bucket}; the next stack of this name reuses it\n")
+
+
+def contents(bucket: str, read_config: ReadConfig) -> str:
+    """Return a description of a bucket's content, empty if it has no object and no old version but the hosts' Python."""
+    url, listing = f"{endpoint(STORAGE, read_config)}b/{bucket}/o", {"delimiter": "/", "versions": "true"}
+    try:
+        folders = {*get_all(session(read_config), url, "prefixes", **listing)} - {f"{RUNTIMES_FOLDER}/"}
+        names = {str(item["name"]) for item in get_all(session(read_config), url, **listing)}
+    except ApiError as error:
+        return "" if error.status == requests.codes.not_found else f"what Google refuses to list ({error})"
+    return f"{', '.join(sorted(folders | names))} (old versions count)" if folders | names else ""
+
+
+def read_object(bucket: str, path: str, read_config: ReadConfig) -> bytes | None:
+    """Return an object, or None if it or the bucket does not exist."""
+    url = f"{endpoint(STORAGE, read_config)}b/{bucket}/o/{quote(path, safe='')}"
+    try:
+        answer = session(read_config).get(url, params={"alt": "media"}, timeout=TIMEOUT)
+    except (GcpError, requests.RequestException, google.auth.exceptions.GoogleAuthError) as error:
+        raise GcpError(f"the bucket does not answer ({' '.join(str(error).split())}): try again") from None
+    if answer.status_code == requests.codes.not_found:
+        return None
+    if not answer.ok:
+        raise GcpError(f"the bucket does not answer (HTTP {answer.status_code} for {path}): try again")
+    return answer.content
