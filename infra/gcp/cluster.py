@@ -24,7 +24,7 @@ from infra.gcp.ready import HostsReady
 from infra.gcp.runtime import RuntimeArchive
 from infra.gcp.storage import Storage
 from infra.inventory import PowerAccess
-from infra.runtime.recipe import Recipe, recipe
+from infra.runtime.recipe import RuntimeSpec, runtime_spec
 from infra.scale_tiers import HostId, Role
 from infra.target import ClusterResources
 
@@ -88,9 +88,9 @@ class GcpCluster(ComponentResource):
         accelerators = {role: spec.accelerator for role, spec in self.spec.roles.items()}
         gpus = any(accelerators.values())
         self.python = python_version(gpus)
-        recipes = {role: recipe(config.runtime_version, gpu, self.python) for role, gpu in accelerators.items()}
-        runtimes = {each: self._runtime(each) for each in dict.fromkeys(recipes.values())}
-        scripts = {role: self._script(role, each, runtimes[each]) for role, each in recipes.items()}
+        specs = {role: runtime_spec(config.runtime_version, gpu, self.python) for role, gpu in accelerators.items()}
+        runtimes = {each: self._runtime(each) for each in dict.fromkeys(specs.values())}
+        scripts = {role: self._script(role, each, runtimes[each]) for role, each in specs.items()}
         self.hosts = {
             host_id: InstanceHost(
                 host_id,
@@ -136,24 +136,24 @@ class GcpCluster(ComponentResource):
         own = ClusterNetwork(self.place, state.names, config.network, config.flow_logs, self.child_opts)
         return own.network, own.subnet, self.place.project, own.subnet_resource
 
-    def _runtime(self, host_recipe: Recipe) -> RuntimeArchive:
+    def _runtime(self, spec: RuntimeSpec) -> RuntimeArchive:
         return RuntimeArchive(
-            f"python-{host_recipe.python}{'-gpu' if host_recipe.cuda else ''}",
+            f"python-{spec.python}{'-gpu' if spec.cuda else ''}",
             {
                 "endpoint": self.project_state.storage,
                 "project": self.place.project,
                 "bucket": self.bucket,
-                "python": host_recipe.python,
-                "requirements": list(host_recipe.requirements),
-                "constraints": list(host_recipe.constraints),
+                "python": spec.python,
+                "requirements": list(spec.requirements),
+                "constraints": list(spec.constraints),
             },
             self.child_opts,
         )
 
-    def _script(self, role: Role, host_recipe: Recipe, runtime: RuntimeArchive) -> Output[str]:
+    def _script(self, role: Role, spec: RuntimeSpec, runtime: RuntimeArchive) -> Output[str]:
         config, accelerator, existing = self.config, self.spec.roles[role].accelerator, self.project_state.discovery.subnet
         network = existing.range if existing else config.network
-        return Output.all(host_recipe, self.bucket, runtime.sha256).apply(
+        return Output.all(spec, self.bucket, runtime.sha256).apply(
             lambda parts: startup_script(StoredRuntime(*parts), accelerator, config.idle_timeout, network, config.egress_closed)
         )
 
