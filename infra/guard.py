@@ -14,8 +14,8 @@ from jobs.records import CancelRequest, Plan
 from jobs.serialization import RecordError
 from jobs.times import now
 
-Read = Callable[[str], bytes | None]
-Create = Callable[[str, bytes], None]
+ReadObject = Callable[[str], bytes | None]
+CreateObject = Callable[[str, bytes], None]
 
 
 def require_same_target(previous: str | None, target: str) -> None:
@@ -58,12 +58,12 @@ class AffectedJob:
     continues: bool = False
 
 
-def affected_jobs(queue: Queue, change: Change, read: Read) -> list[AffectedJob]:
+def affected_jobs(queue: Queue, change: Change, read_object: ReadObject) -> list[AffectedJob]:
     """Return each job that has a host of the change, or waits for more hosts than would remain."""
     jobs = []
     for entry in queue.entries:
         if entry.has_hosts and (lost_hosts := [host for host in entry.hosts if host in change.hosts]):
-            continues = _can_continue(read(plan(entry.jobId)), [entry.replica_on(host) for host in lost_hosts])
+            continues = _can_continue(read_object(plan(entry.jobId)), [entry.replica_on(host) for host in lost_hosts])
             jobs.append(AffectedJob(entry.jobId, f"job {entry.jobId} has {', '.join(lost_hosts)}", continues))
         elif not entry.has_hosts and len(place(entry.candidate_hosts, change.removed)) < len(entry.replica_names):
             jobs.append(AffectedJob(entry.jobId, f"job {entry.jobId} waits for more hosts than remain"))
@@ -81,15 +81,15 @@ def _can_continue(content: bytes | None, replicas: list[str]) -> bool:
         return True
 
 
-def protect_jobs(change: Change, read: Read, create: Create, preview: bool, allowed: bool) -> None:
+def protect_jobs(change: Change, read_object: ReadObject, create_object: CreateObject, preview: bool, allowed: bool) -> None:
     """Warn at a preview and raise TargetError at an update if jobs would lose hosts.
 
     If `allowed` (disruptJobs), the update ends the jobs that cannot continue, as `fab cancel` would.
     """
-    if not change.hosts or (content := read(QUEUE)) is None:
+    if not change.hosts or (content := read_object(QUEUE)) is None:
         return
     try:
-        jobs = affected_jobs(Queue.from_json(content), change, read)
+        jobs = affected_jobs(Queue.from_json(content), change, read_object)
     except RecordError as error:
         pulumi.log.warn(f"the queue cannot be read, so no job is protected: {error}")
         return
@@ -104,7 +104,7 @@ def protect_jobs(change: Change, read: Read, create: Create, preview: bool, allo
         if not preview:
             request = CancelRequest("pulumi up", now(), f"hosts removed or replaced: {', '.join(change.hosts)}")
             for job_id in ended:
-                create(cancel(job_id), request.to_json())
+                create_object(cancel(job_id), request.to_json())
     elif preview:
         pulumi.log.warn(f"{problem}: pulumi up will refuse. Wait (fab wait), fab cancel, or pulumi config set disruptJobs true")
     else:

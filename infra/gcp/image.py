@@ -74,7 +74,7 @@ def python_version(gpus: bool) -> str:
 def startup_script(
     archive: StoredRuntime,
     accelerator: Accelerator | None,
-    idle_seconds: int,
+    idle_stop_seconds: int,
     network: ipaddress.IPv4Network,
     egress_closed: bool,
 ) -> str:
@@ -93,7 +93,7 @@ def startup_script(
         masked=defaults["host_masked"],
         accelerator=accelerator,
         drivers=_DRIVERS,
-        idle_seconds=idle_seconds,
+        idle_stop_seconds=idle_stop_seconds,
         apis=APIS,
         google=str(GOOGLE_RANGE[0]) if egress_closed else "",
         archive=archive,

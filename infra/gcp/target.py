@@ -141,7 +141,7 @@ class GcpTarget(Target):
     def build(self, authorized_key: Output[str]) -> ClusterResources:
         return GcpCluster(self.config, self.project_state, authorized_key).resources()
 
-    def read(self, path: str) -> bytes | None:
+    def read_object(self, path: str) -> bytes | None:
         url = f"{endpoint(STORAGE, provider_config)}b/{self.project_state.bucket}/o/{quote(path, safe='')}"
         try:
             answer = session(provider_config).get(url, params={"alt": "media"}, timeout=TIMEOUT)
@@ -153,7 +153,7 @@ class GcpTarget(Target):
             raise TargetError(f"the bucket does not answer (HTTP {answer.status_code} for {path}): try again")
         return answer.content
 
-    def create(self, path: str, content: bytes) -> None:
+    def create_object(self, path: str, content: bytes) -> None:
         base = endpoint(STORAGE, provider_config).replace("/storage/v1/", "/upload/storage/v1/")
         url, params = f"{base}b/{self.project_state.bucket}/o", {"uploadType": "media", "name": path, "ifGenerationMatch": "0"}
         try:

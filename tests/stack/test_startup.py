@@ -21,9 +21,9 @@ GPU = Accelerator("nvidia-l4")
 NETWORK = ipaddress.IPv4Network("10.64.0.0/20")
 
 
-def render_script(accelerator: Accelerator | None, idle_seconds: int, sha256: str = "5a" * 32) -> str:
+def render_script(accelerator: Accelerator | None, idle_stop_seconds: int, sha256: str = "5a" * 32) -> str:
     archive = StoredRuntime(runtime_spec("2.21.0", accelerator), "a-bucket", sha256)
-    return startup_script(archive, accelerator, idle_seconds, NETWORK, egress_closed=True)
+    return startup_script(archive, accelerator, idle_stop_seconds, NETWORK, egress_closed=True)
 
 
 SCRIPT = render_script(GPU, 1800)
