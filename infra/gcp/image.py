@@ -81,7 +81,7 @@ def startup_script(
     """Return a host's start-up script: equal for hosts with the same arguments.
 
     `network` is the range of the cluster's hosts. With `egress_closed`, hosts reach Google's APIs
-    by their private address only.
+    by their private address only. A host stops after `idle_stop_seconds` without work; never if 0.
     """
     defaults: Mapping[str, Any] = yaml.safe_load((_ROLE / "defaults" / "main.yml").read_text())
     script = partial(
