@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from scaletier.checkpoint import CheckpointReader, LocalCopy
+from scaletier.checkpoint import CheckpointReader, TrainingState
 from scaletier.data import DataError
 from scaletier.exit import exit_process, print_lost_host
 from scaletier.flags import Flags
@@ -65,11 +65,11 @@ class Asynchronous(Training):
         self._call_start: float | None = None
         super().__init__(job, flags, cluster)
 
-    def make_copy(self, reader: CheckpointReader | None) -> LocalCopy:
+    def make_state(self, reader: CheckpointReader | None) -> TrainingState:
         if self.workers:
             self.network.require_remote()
             self.coordinator = self._connect()
-        return super().make_copy(reader)
+        return super().make_state(reader)
 
     def _connect(self) -> Any:
         tf.get_logger().addFilter(_shorten_log)
@@ -82,8 +82,8 @@ class Asynchronous(Training):
         self.data_first_step, self.servers = int(self.data_position.first_step), None
         if self.workers:
             server_devices = [f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in range(len(self.cluster.jobs["ps"]))]
-            averages = self.copy.averages if step else self.copy.shared
-            self.servers = SharedParameters(self.network, server_devices, self.copy.shared, step, averages)
+            averages = self.state.averages if step else self.state.shared
+            self.servers = SharedParameters(self.network, server_devices, self.state.shared, step, averages)
             self.trace_pull(self.servers)
         kinds = {self.devices, *(devices_of("worker", index) for index in range(self.workers))}
         with tf.device(self.devices[0]):
@@ -158,7 +158,7 @@ class Asynchronous(Training):
         give_memory_back()  # that of rounds, as a pull requests its own
         if self.servers:
             with self._calls_servers():
-                self.pull(list_handles(self.copy))
+                self.pull(list_handles(self.state))
         return super().refresh()
 
     def rounds(self) -> Iterator[Round]:
@@ -184,7 +184,7 @@ class Asynchronous(Training):
         start, is_chief = time.monotonic(), name == self.name
         with quiet_stderr() if is_chief else contextlib.nullcontext():  # TensorFlow's remark about the CPU
             step = self.budget.step
-            variables = replica_variables(self.network, self.copy, index, self.count, devices, step, is_chief)
+            variables = replica_variables(self.network, self.state, index, self.count, devices, step, is_chief)
             replica = self._replica(name, iterator, devices, emit, variables)
             if self.workers:
                 replica.run_round(0, 1)  # it sends the graph to its host in advance

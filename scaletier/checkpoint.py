@@ -226,7 +226,7 @@ class Saver:
             raise write_error(directory(self._job_dir), error) from error
 
 
-class LocalCopy:
+class TrainingState:
     """The variables on this host, which are evaluated, saved and exported.
 
     The chief trains them in place, and with `sync` every replica does.

@@ -45,7 +45,7 @@ class EvaluationResult(NamedTuple):
 
 
 def make_evaluate(
-    network: FunctionalModel, tested: checkpoint.LocalCopy, batches: Any, make_inspector: Callable[[], Inspector] | None
+    network: FunctionalModel, tested: checkpoint.TrainingState, batches: Any, make_inspector: Callable[[], Inspector] | None
 ) -> Callable[[Callable[[], bool]], EvaluationResult | None]:
     """Return a function that evaluates the current values of `tested` on all batches; it is traced once.
 
@@ -99,8 +99,8 @@ def run_evaluator(job: Job, flags: Flags, index: int) -> None:
         return
     batches = evaluation(job.eval_data)
     network = FunctionalModel(job, batches.element_spec, flags.seed)
-    copy = checkpoint.LocalCopy(network)
-    evaluate = make_evaluate(network, copy, batches.once(), job.inspector)
+    state = checkpoint.TrainingState(network)
+    evaluate = make_evaluate(network, state, batches.once(), job.inspector)
     summaries = Summaries(f"{flags.job_dir}/evaluator{f'-{index}' if index else ''}")
     interval = EvalInterval(flags.eval_interval)
     say(f"Started [evaluator/{index}], waits for checkpoints in {checkpoint.directory(flags.job_dir)}")
@@ -111,7 +111,7 @@ def run_evaluator(job: Job, flags: Flags, index: int) -> None:
             continue
         start = time.monotonic()
         try:
-            step = copy.restore(checkpoint.CheckpointReader(path, network))
+            step = state.restore(checkpoint.CheckpointReader(path, network))
         except checkpoint.CheckpointReadError as error:
             if checkpoint.latest(flags.job_dir) == path:  # else it was deleted for a newer one while it was read
                 say(f"{error}; waits for the next one")

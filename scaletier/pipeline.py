@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from scaletier.checkpoint import CheckpointReader, LocalCopy
+from scaletier.checkpoint import CheckpointReader, TrainingState
 from scaletier.functional_model import Batch, FunctionalModel, VariableSpec
 from scaletier.job import JobError
 from scaletier.loop import ReplicaLoop, Round, StepBudget, train
@@ -29,7 +29,7 @@ tf = import_tensorflow()
 _CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
 
 
-class DistributedCopy(LocalCopy):
+class DistributedState(TrainingState):
     """The variables of all stages, each on its stage's host; those that belong to no weight are on the master."""
 
     def __init__(self, network: FunctionalModel, stages: Sequence[Stage], reader: CheckpointReader | None) -> None:
@@ -70,15 +70,15 @@ class ModelParallel(Training):
     """The chief's part of a job: it holds the first stage, and runs the graph that spans all stages."""
 
     remote, replicas, uses_xla = True, 1, False
-    copy: DistributedCopy
+    state: DistributedState
 
     def place(self, variable: Any) -> Any:
-        return tf.device(self.copy.devices[id(variable)])
+        return tf.device(self.state.devices[id(variable)])
 
     def require_memory(self) -> None:
         """Require nothing: no host has the whole model."""
 
-    def make_copy(self, reader: CheckpointReader | None) -> LocalCopy:
+    def make_state(self, reader: CheckpointReader | None) -> TrainingState:
         """Connect to the workers, and create a stage on each."""
         self.size = self.source.fix_batch_size()
         self.network.require_remote()
@@ -92,10 +92,10 @@ class ModelParallel(Training):
         stages = [
             Stage(name, device, units[start:end]) for (name, device), (start, end) in zip(hosts, pairwise(cuts), strict=False)
         ]
-        return DistributedCopy(self.network, stages, reader)
+        return DistributedState(self.network, stages, reader)
 
     def begin(self, step: int) -> StepBudget:
-        stages = self.copy.stages
+        stages = self.state.stages
         with tf.device(stages[0].device):
             self.iterator = iter(self.source.training_on_device(0, 1, step - int(self.data_position.first_step)))
         for stage in stages:
@@ -105,7 +105,7 @@ class ModelParallel(Training):
         return StepBudget(step, self.flags.max_steps)
 
     def rounds(self) -> Iterator[Round]:
-        hosts = {stage.replica: stage.device for stage in reversed(self.copy.stages)}
+        hosts = {stage.replica: stage.device for stage in reversed(self.state.stages)}
         emits = {name: functools.partial(_print, device) for name, device in hosts.items()}
         replica = ReplicaLoop(self.name, self._run_round, SyncPeriod(1, True), self.flags.log_interval, emits)
         return train(replica, self.budget)
@@ -117,8 +117,8 @@ class ModelParallel(Training):
         """Save nothing: the lost host had a part of the model."""
 
     def _step(self, iterator: Any) -> Any:
-        network, stages, batch = self.network, self.copy.stages, Batch.of(iterator.get_next())
-        variables, count = named_handles(network, list_handles(self.copy)), len(network.local) - len(network.slots)
+        network, stages, batch = self.network, self.state.stages, Batch.of(iterator.get_next())
+        variables, count = named_handles(network, list_handles(self.state)), len(network.local) - len(network.slots)
         global_step, slots = variables.step.read_value(), variables.local[count:]
         microbatches = min(self.flags.microbatches, self.size)
         values = [slot.read_value() for slot in slots]

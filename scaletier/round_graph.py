@@ -110,21 +110,21 @@ def initial_local(
 
 
 def replica_variables(
-    network: FunctionalModel, copy: Any, replica: int, replicas: int, devices: Sequence[str], step: int, is_here: bool = True
+    network: FunctionalModel, state: Any, replica: int, replicas: int, devices: Sequence[str], step: int, is_here: bool = True
 ) -> list[Any]:
     """Return a replica's variables on each of its devices.
 
-    Optimizers continue from the copy's, which has those of the first device if that `is_here`. On the other devices `shared`
+    Optimizers continue from the state's, which has those of the first device if that `is_here`. On the other devices `shared`
     ones are empty until a round.
     """
     with on_this_process():
-        values, empty, zero = [one.numpy() for one in copy.local], tf.zeros([0]), tf.constant(0, tf.int64)
+        values, empty, zero = [one.numpy() for one in state.local], tf.zeros([0]), tf.constant(0, tf.int64)
     results = list[Any]()
     for device, local in zip(devices, initial_local(network, values, replica, replicas, len(devices), step), strict=True):
         if is_here and not results:
-            for variable, value in zip(copy.local, local, strict=True):
+            for variable, value in zip(state.local, local, strict=True):
                 variable.assign(value)
-            results.append(copy)
+            results.append(state)
             continue
         with tf.device(device):
             shared = [tf.Variable(empty, shape=tf.TensorShape(None)) for _ in network.shared]

@@ -118,6 +118,6 @@ def export_latest(job: Job, job_dir: str, seed: int) -> str:
     network = FunctionalModel(job, spec, seed)
     reader = checkpoint.newest(job_dir, network)
     assert reader
-    copy = checkpoint.LocalCopy(network, reader)
-    copy.average()
-    return export(make_serving_module(job, network, copy.shared, copy.local, Batch.of(spec).inputs), job_dir)
+    state = checkpoint.TrainingState(network, reader)
+    state.average()
+    return export(make_serving_module(job, network, state.shared, state.local, Batch.of(spec).inputs), job_dir)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from scaletier.checkpoint import CheckpointReader, LocalCopy
+from scaletier.checkpoint import CheckpointReader, TrainingState
 from scaletier.flags import Flags
 from scaletier.functional_model import FunctionalModel, Variables
 from scaletier.job import Job, JobError
@@ -73,19 +73,19 @@ class Synchronous(Training):
         self.count = 1 + len(cluster.jobs["worker"])
         super().__init__(job, flags, cluster)
 
-    def make_copy(self, reader: CheckpointReader | None) -> LocalCopy:
+    def make_state(self, reader: CheckpointReader | None) -> TrainingState:
         say(f"Started [{self.name}], waits for the others to train with")
-        return super().make_copy(reader)
+        return super().make_state(reader)
 
     def begin(self, step: int) -> StepBudget:
         """Give every replica the chief's variables: those of the optimizer too, if the job resumes from a checkpoint."""
-        copy = self.copy
+        state = self.state
         broadcast = tf.function(self._broadcast, autograph=False)
-        broadcast([copy.step, self.data_position.first_step])
-        step = int(copy.step)
-        broadcast([*copy.shared, *(copy.local if step else copy.constants)])
-        copy.set_constants()
-        self.variables = replica_variables(self.network, copy, self.index, self.count, self.devices, step)
+        broadcast([state.step, self.data_position.first_step])
+        step = int(state.step)
+        broadcast([*state.shared, *(state.local if step else state.constants)])
+        state.set_constants()
+        self.variables = replica_variables(self.network, state, self.index, self.count, self.devices, step)
         self.end_epoch = tf.function(self._broadcast_rates, autograph=False)
         if self.job.callbacks:
             self.end_epoch(tf.constant(0.0))
@@ -161,7 +161,7 @@ class Synchronous(Training):
         """Give every replica the chief's learning rates, which callbacks may have set; return the chief's number `stopped`."""
         for at, spec in enumerate(self.network.local):
             if spec in self.network.learning_rates:
-                rate = self._from_chief(self.copy.local[at].read_value())
+                rate = self._from_chief(self.state.local[at].read_value())
                 for variables in self.variables:
                     variables.local[at].assign(rate, read_value=False)
         return self._from_chief(stopped)

@@ -72,10 +72,10 @@ class Training(abc.ABC):
         if self.is_chief and self.network.model.jit_compile and not self.uses_xla:
             say("XLA compiles no step: that takes one process or --strategy sync, one device a host, and batches of one shape")
         self.reader = checkpoint.find(flags.job_dir, self.network) if self.is_chief else None
-        self.copy = self.make_copy(self.reader)
+        self.state = self.make_state(self.reader)
         self.data_position = checkpoint.DataPosition(self.source, self.reader)
         self.chief = ChiefTasks(self) if self.is_chief else None
-        self.budget = self.begin(int(self.copy.step))
+        self.budget = self.begin(int(self.state.step))
         self.finite = tf.function(self._all_finite, autograph=False)
         give_memory_back()
 
@@ -98,9 +98,9 @@ class Training(abc.ABC):
             line = f"{line} to train it, and its host has {memory / 1e6:,.0f}. Valid: a smaller model, a host with more memory,"
             raise JobError(f"{line} or --strategy model-parallel, with a part of the model on each host")
 
-    def make_copy(self, reader: checkpoint.CheckpointReader | None) -> checkpoint.LocalCopy:
+    def make_state(self, reader: checkpoint.CheckpointReader | None) -> checkpoint.TrainingState:
         """Create the variables with their initial values, or those of a checkpoint."""
-        return checkpoint.LocalCopy(self.network, reader, lambda _: self.devices[0])
+        return checkpoint.TrainingState(self.network, reader, lambda _: self.devices[0])
 
     @abc.abstractmethod
     def begin(self, step: int) -> StepBudget:
@@ -115,7 +115,7 @@ class Training(abc.ABC):
         loss: float | None = None
         try:
             if self.chief:
-                self.chief.end_epochs(int(self.copy.step))
+                self.chief.end_epochs(int(self.state.step))
             for result in self.rounds():
                 if loss is None:
                     give_memory_back()
@@ -147,7 +147,7 @@ class Training(abc.ABC):
 
     def rescue(self) -> None:
         """Save the values of this host after another host is lost, if all are there: with `async` those that it pulled last."""
-        if self.chief and self.copy.whole and bool(self.finite()):
+        if self.chief and self.state.whole and bool(self.finite()):
             self.chief.rescue()
 
     def scalars(self) -> dict[str, float]:
@@ -156,14 +156,14 @@ class Training(abc.ABC):
 
     def refresh(self) -> int:
         """Update the copy; return its global step. DivergedError if a parameter is not finite."""
-        step = int(self.copy.step)
+        step = int(self.state.step)
         if not bool(self.finite()):
             raise DivergedError(f"the parameters of {self.name} are not finite at step {step}")
         return step
 
     def _all_finite(self) -> Any:
         finite = []
-        for variable in self.copy.shared:
+        for variable in self.state.shared:
             with tf.device(variable.device):
                 finite.append(tf.reduce_all(tf.math.is_finite(variable)))
         return tf.reduce_all(tf.stack(finite))
@@ -173,26 +173,26 @@ class ChiefTasks:
     """Evaluate, save, log and export the model of a job; DataError if the job's directory is not writable."""
 
     def __init__(self, training: Training) -> None:
-        self._training, self._flags, self._network, self._copy = training, training.flags, training.network, training.copy
-        job, folder, step = training.job, training.flags.job_dir, int(training.copy.step)
+        self._training, self._flags, self._network, self._state = training, training.flags, training.network, training.state
+        job, folder, step = training.job, training.flags.job_dir, int(training.state.step)
         try:
             tf.io.gfile.makedirs(folder)
         except tf.errors.OpError as error:
             raise DataError(f"--job-dir {folder} cannot be made: {one_line(error)}") from None
         inputs = Batch.of(training.source.element_spec).inputs
-        self._serving_module = make_serving_module(job, self._network, self._copy.shared, self._copy.local, inputs)
-        variables = {**self._copy.variables, **training.data_position.variables}
+        self._serving_module = make_serving_module(job, self._network, self._state.shared, self._state.local, inputs)
+        variables = {**self._state.variables, **training.data_position.variables}
         if job.callbacks:
             variables[checkpoint.CALLBACKS] = job.callbacks.state
         with tf.device("/device:CPU:0"):
             variables[checkpoint.REPLICAS] = tf.Variable(self._network.replicas)
             if vocabulary := self._network.vocabulary:
                 variables[checkpoint.VOCABULARY] = tf.Variable(vocabulary)
-        self._saver = checkpoint.Saver(variables, self._copy.step, folder, self._flags.keep_checkpoints)
+        self._saver = checkpoint.Saver(variables, self._state.step, folder, self._flags.keep_checkpoints)
         self._evaluate = None
-        self._copy.tests_averages = not job.callbacks  # `fit` of Keras evaluates the weights while it trains
+        self._state.tests_averages = not job.callbacks  # `fit` of Keras evaluates the weights while it trains
         if training.evaluated:
-            self._evaluate = make_evaluate(self._network, self._copy, training.evaluated.once(), job.inspector)
+            self._evaluate = make_evaluate(self._network, self._state, training.evaluated.once(), job.inspector)
         self._interval = EvalInterval(self._flags.eval_interval)
         eval_steps = self._flags.eval_steps or 1
         self.ends_at = (step // eval_steps + 1) * eval_steps
@@ -200,8 +200,8 @@ class ChiefTasks:
         self._summarized = self._saved = time.monotonic(), step
         self._callbacks = job.callbacks
         if self._callbacks:
-            self._network.attach(self._copy.shared, self._copy.local)
-            self.ends_at = self._callbacks.begin(self._network, self._copy.local, self._flags, training.reader)
+            self._network.attach(self._state.shared, self._state.local)
+            self.ends_at = self._callbacks.begin(self._network, self._state.local, self._flags, training.reader)
         if self._network.averages and (line := self._network.average_line(self._flags.max_steps)):
             say(line)
         if step >= self._flags.max_steps:
@@ -260,7 +260,7 @@ class ChiefTasks:
             if measured := self._measure(step, self._preempted.is_set):
                 say(eval_line(step, measured.loss, measured.metrics))
                 if self._callbacks and self._network.replicas == 1:
-                    self._copy.end_test(measured.state)
+                    self._state.end_test(measured.state)
             return measured
 
         if self._callbacks:
@@ -280,7 +280,7 @@ class ChiefTasks:
             return {}
         specs = (*self._network.shared, *self._network.constants)
         sums = dict[str, npt.NDArray[Any]]()
-        for spec, variable in zip(specs, (*self._copy.shared, *self._copy.constants), strict=True):
+        for spec, variable in zip(specs, (*self._state.shared, *self._state.constants), strict=True):
             value = variable.read_value()
             numbers = value if value.dtype.is_floating else tf.cast(value, tf.float32)
             sums[spec.name] = tf.reduce_sum(numbers, -1 if spec.shape else None).numpy()
@@ -297,7 +297,7 @@ class ChiefTasks:
                 self._evaluate_now()
         finally:
             step = self.save()
-        self._copy.average()
+        self._state.average()
         if self._callbacks:
             self._callbacks.end()
         try:
@@ -338,7 +338,7 @@ class ChiefTasks:
 
     def rescue(self) -> None:
         """Save the chief's values after other hosts are lost, if they are newer than the last checkpoint."""
-        step = int(self._copy.step)
+        step = int(self._state.step)
         if step > self._saved[1]:
             self._write()
             say(f"A checkpoint of step {step} is saved, of what this host holds")

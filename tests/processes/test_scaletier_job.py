@@ -19,7 +19,7 @@ import pytest
 from loopback import METRIC
 
 import scaletier
-from scaletier.checkpoint import LocalCopy
+from scaletier.checkpoint import TrainingState
 from scaletier.data import BatchSource
 from scaletier.evaluation import make_evaluate
 from scaletier.functional_model import FunctionalModel
@@ -890,7 +890,7 @@ def test_an_inspector_gets_arrays_of_any_inputs() -> None:
     data, given = dataset().map(lambda inputs, _: {"a": tf.sparse.from_dense(inputs), "b": None}), list[Any]()
     network = FunctionalModel(scaletier.Job(model, data), data.element_spec, 0)
     inspector = SimpleNamespace(batch=lambda *parts: given.append(parts))
-    assert make_evaluate(network, LocalCopy(network), data.take(1), lambda: inspector)(lambda: False)
+    assert make_evaluate(network, TrainingState(network), data.take(1), lambda: inspector)(lambda: False)
     ((inputs, targets, outputs),) = given
     np.testing.assert_array_equal(inputs["a"], INPUTS[:4])
     assert (inputs["b"], targets, outputs.shape) == (None, None, (4, 1))

@@ -69,7 +69,7 @@ class Job:
         flags = self.callbacks.plan(flags_of([f"--max-steps={steps}"]), None)
         self.budget = StepBudget(self.step, steps, replicas, every)
         chief = self.chief = ChiefTasks.__new__(ChiefTasks)
-        chief._callbacks, chief._flags, chief._network, chief._copy = self.callbacks, flags, network, MagicMock()
+        chief._callbacks, chief._flags, chief._network, chief._state = self.callbacks, flags, network, MagicMock()
         chief._training = SimpleNamespace(refresh=lambda: self.step, budget=self.budget)  # type: ignore[assignment]
         chief._preempted, chief._saver, chief._serving_module = MagicMock(is_set=lambda: False), MagicMock(), None
         chief._summarized = chief._saved = float("inf"), steps

@@ -20,7 +20,7 @@ from waiting import limit
 
 import scaletier
 from scaletier.callbacks import Callbacks
-from scaletier.checkpoint import LocalCopy
+from scaletier.checkpoint import TrainingState
 from scaletier.data import BatchSource, add_class_weights
 from scaletier.fit import _dataset, _in_order
 from scaletier.flags import flags_of
@@ -413,11 +413,11 @@ def test_a_part_of_evaluations_alone_is_no_change_of_what_is_trained() -> None:
 
     data = tf.data.Dataset.from_tensors((X, Y))
     network = FunctionalModel(Job(judged, data), data.element_spec, 0)
-    copy = LocalCopy(network)
-    network.attach(copy.shared, copy.local)
+    state = TrainingState(network)
+    network.attach(state.shared, state.local)
     callbacks = Callbacks()
     callbacks.check()
-    callbacks.begin(network, copy.local, replace(flags_of([]), max_steps=1, eval_steps=1), None)
+    callbacks.begin(network, state.local, replace(flags_of([]), max_steps=1, eval_steps=1), None)
     assert [spec.name for spec in network.trained] == ["out/kernel", "out/bias"]
     assert len(network.model.trainable_variables) == 4
     assert len(network.model.optimizer.variables) == len(network.slots)
@@ -430,15 +430,15 @@ def test_the_model_has_the_trained_optimizer_also_with_a_rate_by_replicas(replic
 
     data = tf.data.Dataset.from_tensors((tf.zeros([4, 3]), tf.zeros([4, 1])))
     network = FunctionalModel(Job(model, data, optimizer=optimizer), data.element_spec, 0, replicas)
-    copy = LocalCopy(network)
-    shared, local = copy.shared, copy.local
+    state = TrainingState(network)
+    shared, local = state.shared, state.local
     local[-1].assign_add(tf.ones_like(local[-1]))
     network.attach(shared, local)
     trained_optimizer = network.model.optimizer
     assert float(trained_optimizer.learning_rate) == pytest.approx(0.05 * replicas)
     np.testing.assert_array_equal(trained_optimizer.variables[-1], local[-1])
     trained_optimizer.learning_rate = 0.5  # as a callback does
-    assert [float(value) for spec, value in copy.pairs() if spec in network.learning_rates] == [0.5]
+    assert [float(value) for spec, value in state.pairs() if spec in network.learning_rates] == [0.5]
 
 
 def test_a_sigterm_after_the_last_round_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,7 +97,7 @@ def test_a_single_host_reports_no_lost_peer(
 def run_strategy(strategy: Any, **attributes: Any) -> MagicMock:
     """Run a strategy whose training fails, and return its chief."""
     instance = strategy.__new__(strategy)
-    instance.chief = instance.copy = MagicMock()
+    instance.chief = instance.state = MagicMock()
     for name, value in attributes.items():
         setattr(instance, name, value)
     with pytest.raises(tf.errors.OpError):
@@ -196,7 +196,7 @@ def test_training_with_parameter_servers_runs_beside_what_ends_it(monkeypatch: p
 def test_each_call_of_the_parameter_servers_is_noted(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     training, starts = Asynchronous.__new__(Asynchronous), list[float | None]()
     training.name, training._call_start = "master/0", None
-    training.job, training.network, training.copy, training.graphs = MagicMock(callbacks=None), None, MagicMock(), {(): None}
+    training.job, training.network, training.state, training.graphs = MagicMock(callbacks=None), None, MagicMock(), {(): None}
     training.flags, training.count, training.servers = flags_of(["--max-steps=9"]), 2, MagicMock()
     calls = MagicMock(side_effect=lambda *_: starts.append(training._call_start))
     if call == "pull":
@@ -225,8 +225,8 @@ def test_every_replica_starts_from_the_chief_s_values(step: int, monkeypatch: py
     local = [SimpleNamespace(name=name, variable=SimpleNamespace(path=name)) for name in ("slot", "fixed")]
     synchronous.network = SimpleNamespace(shared=[], local=local, averages={}, compiles=False)
     synchronous.index, synchronous.count, synchronous.devices = 1, 2, ("/device:CPU:0",) * 2
-    synchronous.copy, synchronous.source, calls.source.training.return_value = calls.copy, calls.source, []
-    synchronous.copy.shared, synchronous.copy.local, synchronous.copy.constants, synchronous.copy.step = (
+    synchronous.state, synchronous.source, calls.source.training.return_value = calls.state, calls.source, []
+    synchronous.state.shared, synchronous.state.local, synchronous.state.constants, synchronous.state.step = (
         [weight],
         [slot, fixed],
         [fixed],
@@ -237,7 +237,7 @@ def test_every_replica_starts_from_the_chief_s_values(step: int, monkeypatch: py
     monkeypatch.setattr("scaletier.synchronous.AllReduce", MagicMock())
     monkeypatch.setattr("scaletier.synchronous.make_round", MagicMock())
     assert synchronous.begin(0).step == step
-    assert [name for name, *_ in calls.mock_calls] == ["broadcast", "broadcast", "copy.set_constants", "source.training"]
+    assert [name for name, *_ in calls.mock_calls] == ["broadcast", "broadcast", "state.set_constants", "source.training"]
     calls.source.training.assert_called_once_with(1, 2, step - 2)
     assert [call.args[0] for call in calls.broadcast.call_args_list] == [
         [step, 2],
