@@ -82,8 +82,8 @@ class Asynchronous(Training):
         self.data_first_step, self.servers = int(self.data_position.first_step), None
         if self.workers:
             server_devices = [f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in range(len(self.cluster.jobs["ps"]))]
-            averages = self.state.averages if step else self.state.shared
-            self.servers = SharedParameters(self.network, server_devices, self.state.shared, step, averages)
+            ema = self.state.ema_shared if step else self.state.shared
+            self.servers = SharedParameters(self.network, server_devices, self.state.shared, step, ema)
             self.trace_pull(self.servers)
         kinds = {self.devices, *(devices_of("worker", index) for index in range(self.workers))}
         with tf.device(self.devices[0]):

@@ -117,7 +117,7 @@ class CheckpointReader:
             self._reset_values |= {key_of(spec): network.initial(spec) + self.step for spec in network.iterations}
         # Averages may be missing: they begin with the weights.
         lacks = [spec for spec in network.local if self._shapes.get(key_of(spec)) != spec.shape]
-        missing = [spec.name for spec in lacks if spec.name not in network.averages]
+        missing = [spec.name for spec in lacks if spec.name not in network.ema_slots]
         self.local = fixed if missing else [spec for spec in network.local if spec not in lacks]
         self.missing_line = (
             f"{path} has no {missing[0]}: the optimizer and random numbers start from scratch" if missing else None
@@ -140,7 +140,7 @@ class CheckpointReader:
         """Return the variable to read for this one: itself, for an average that is missing the weight, or None for neither."""
         if spec in network.shared or spec in self.local:
             return spec
-        return network.shared[network.averages[spec.name]] if spec.name in network.averages else None
+        return network.shared[network.ema_slots[spec.name]] if spec.name in network.ema_slots else None
 
     def named(self, key: str) -> npt.NDArray[Any]:
         try:
@@ -232,10 +232,10 @@ class TrainingState:
     The chief trains them in place, and with `sync` every replica does.
 
     Attributes:
-        tests_averages: True if evaluations are of the optimizer's moving averages of weights.
+        tests_ema: True if evaluations are of the optimizer's moving averages of weights.
     """
 
-    tests_averages = False
+    tests_ema = False
 
     def __init__(
         self,
@@ -268,7 +268,7 @@ class TrainingState:
         return zip((*self.network.shared, *self.network.local), (*self.shared, *self.local), strict=True)
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """True unless the loss of a host broke off `shared_parameters.fill`, which frees values before it assigns new ones."""
         return all(variable.read_value().shape == spec.shape for spec, variable in self.pairs())
 
@@ -281,17 +281,17 @@ class TrainingState:
 
     def test(self, state: Sequence[Any], batch: Batch) -> tuple[Any, Any, list[Any], Any]:
         """Evaluate a batch by the variables as they are, as `FunctionalModel.test`."""
-        return self.network.test(self.averages if self.tests_averages else self.shared, self.local, state, batch)
+        return self.network.test(self.ema_shared if self.tests_ema else self.shared, self.local, state, batch)
 
     @property
-    def averages(self) -> list[Any]:
+    def ema_shared(self) -> list[Any]:
         """The variables of `shared`; those of averages in place of the weights' if the optimizer has any."""
-        averages = {id(weight): average for average, weight in self.network.averaged(self.shared, self.local)}
+        averages = {id(weight): average for average, weight in self.network.ema_pairs(self.shared, self.local)}
         return [averages.get(id(variable), variable) for variable in self.shared]
 
-    def average(self) -> None:
+    def assign_ema(self) -> None:
         """Give the weights their averages, as `fit` of Keras does at its end; a checkpoint has both."""
-        for average, weight in self.network.averaged(self.shared, self.local):
+        for average, weight in self.network.ema_pairs(self.shared, self.local):
             with tf.device(weight.device):
                 weight.assign(average, read_value=False)
 
@@ -307,7 +307,7 @@ class TrainingState:
             if (source := reader.source(spec, self.network)) is not None:
                 variable.assign(reader.value(source))
         self.set_constants()
-        self.average()
+        self.assign_ema()
         return reader.step
 
     def set_constants(self) -> None:

@@ -191,8 +191,8 @@ class FunctionalModel:
             layers, counts), then `constants`, which no step changes, and `slots`, the optimizer's.
         learning_rates: the slots that are a constant rate, which the job sets each time it starts.
         iterations: the slots that count an optimizer's steps.
-        averages: the slots that are moving averages of weights, by name, with the weight's place in `shared`.
-        decay: the decay of these for each step of a replica.
+        ema_slots: the slots that are moving averages of weights, by name, with the weight's place in `shared`.
+        ema_decay: their decay for each step of a replica.
         compiles: True if XLA compiles a step on GPUs.
         replicas: the devices of all hosts that train, each the whole model.
     """
@@ -399,12 +399,12 @@ class FunctionalModel:
         self.learning_rates = [spec for spec in self.slots if id(spec.variable) in rates]
         counts = {id(part.iterations) for part in (self._optimizer, *self._inner_optimizers)}
         self.iterations = [spec for spec in self.slots if id(spec.variable) in counts]
-        averages = {id(one) for part in self._inner_optimizers for one in private.average_variables(part)}
+        averages = {id(one) for part in self._inner_optimizers for one in private.ema_variables(part)}
         weights = ((spec, self.weight_of(spec)) for spec in self.slots if id(spec.variable) in averages)
-        self.averages = {spec.name: self.trained.index(weight) for spec, weight in weights if weight}
-        self.decay = next((float(part.ema_momentum) for part in self._inner_optimizers if part.use_ema), 0.0)
+        self.ema_slots = {spec.name: self.trained.index(weight) for spec, weight in weights if weight}
+        self.ema_decay = next((float(part.ema_momentum) for part in self._inner_optimizers if part.use_ema), 0.0)
         for part in self._inner_optimizers if self.replicas > 1 else ():
-            part.use_ema = False  # the average is of what the replicas share: see `average`
+            part.use_ema = False  # the average is of what the replicas share: see `Exchange.update_ema`
         self._known = ids | {id(one) for one in (*foreign, *self._optimizer.variables)}
 
     def initial(self, spec: VariableSpec) -> npt.NDArray[Any]:
@@ -592,30 +592,30 @@ class FunctionalModel:
         everything = sum(spec.bytes for spec in (*self.shared, *self.local))
         return everything if on_gpu else 2 * everything + sum(spec.bytes for spec in self.trained)
 
-    def average_line(self, max_steps: int) -> str | None:
+    def ema_warning(self, max_steps: int) -> str | None:
         """Return a line if averages of weights span more steps than a replica takes of a job's; else None.
 
         With one replica these would be mostly of the first steps. With several, whose decay rises with the steps, they would be
         of the last tenth.
         """
-        momentum, part = self.decay, "first ones" if self.replicas == 1 else "last tenth"
+        momentum, part = self.ema_decay, "first ones" if self.replicas == 1 else "last tenth"
         steps = max(max_steps // self.replicas, 1)
         if (1.0 - momentum) * steps >= 1.0:
             return None
         line = f"ema_momentum={momentum:g} averages weights over {1.0 / max(1.0 - momentum, 1e-9):,.0f} steps, and each replica"
         return f"{line} takes {steps:,}: the averages are mostly of its {part}. Valid: at most {1.0 - 1.0 / steps:.4g}"
 
-    def average_share(self, steps: Any, global_step: Any) -> Any:
+    def ema_share(self, steps: Any, global_step: Any) -> Any:
         """Return the fraction, float32, of their difference by which averages move to the weights after steps at a global step.
 
         It is large at first. Source: tf.train.ExponentialMovingAverage, whose decay is at most (1 + n) / (10 + n).
         """
         each, taken = (tf.cast(one, tf.float32) / self.replicas for one in (steps, global_step))
-        return tf.where(each > 0.0, 1.0 - tf.minimum(self.decay**each, taken / (taken + 9.0)), 0.0)
+        return tf.where(each > 0.0, 1.0 - tf.minimum(self.ema_decay**each, taken / (taken + 9.0)), 0.0)
 
-    def averaged(self, shared: Sequence[Any], local: Sequence[Any]) -> list[tuple[Any, Any]]:
+    def ema_pairs(self, shared: Sequence[Any], local: Sequence[Any]) -> list[tuple[Any, Any]]:
         """Return each average of `local` with the weight of `shared` that it is of."""
-        places = ((self.averages.get(spec.name), value) for spec, value in zip(self.local, local, strict=True))
+        places = ((self.ema_slots.get(spec.name), value) for spec, value in zip(self.local, local, strict=True))
         return [(value, shared[at]) for at, value in places if at is not None]
 
     def _enter(self, shared: Values, local: Values, metrics: Values = ()) -> _Scope:

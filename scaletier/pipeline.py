@@ -53,8 +53,8 @@ class DistributedState(TrainingState):
 
     def test(self, state: Sequence[Any], batch: Batch) -> tuple[Any, Any, list[Any], Any]:
         network, outputs, terms = self.network, batch.inputs, list[Any]()
-        changing, averages = network.changing(network.shared, network.local), self.averages if self.tests_averages else ()
-        values = {spec.name: value for spec, value in zip(network.shared, averages, strict=False)}
+        changing, weights = network.changing(network.shared, network.local), self.ema_shared if self.tests_ema else ()
+        values = {spec.name: value for spec, value in zip(network.shared, weights, strict=False)}
         values |= {spec.name: value for spec, value in zip(changing, state, strict=False)}
         for stage in self.stages:
             with tf.device(stage.device):

@@ -376,7 +376,7 @@ def inner_optimizers(optimizer: Any) -> list[Any]:
     return list(getattr(optimizer, "optimizers", [optimizer]))
 
 
-def average_variables(optimizer: Any) -> list[Any]:
+def ema_variables(optimizer: Any) -> list[Any]:
     """Return the optimizer's moving averages of weights, which `use_ema` asks for."""
     return [one for one in getattr(optimizer, "_model_variables_moving_average", ()) if one is not None]
 

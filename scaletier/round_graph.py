@@ -51,19 +51,19 @@ class Exchange:
 
         Returns the global step after it, int64, and the results, as in `LocalResult`.
         """
-        written = self.update_moving_averages(variables, result.steps, result.global_step)
+        written = self.update_ema(variables, result.steps, result.global_step)
         with tf.control_dependencies([*written, variables.step.assign(result.global_step + result.steps)]):
             return variables.step.read_value(), result.results
 
-    def update_moving_averages(self, variables: Variables, steps: Any, global_step: Any) -> list[Any]:
+    def update_ema(self, variables: Variables, steps: Any, global_step: Any) -> list[Any]:
         """Move the moving averages of weights (`use_ema`) towards these, after steps of all replicas at a global step.
 
         Returns the operations.
         """
-        averages = self.network.averaged(variables.shared, variables.local)
+        averages = self.network.ema_pairs(variables.shared, variables.local)
         if self.network.replicas == 1 or not averages:  # with one replica the optimizer does that in each step, as in Keras
             return []
-        share = self.network.average_share(steps, global_step)
+        share = self.network.ema_share(steps, global_step)
         values = [(average, average.read_value(), weight.read_value()) for average, weight in averages]
         return [average.assign(value + share * (weight - value)) for average, value, weight in values]
 
@@ -100,7 +100,7 @@ def initial_local(
     for number in range(replica, replica + replicas * devices, replicas):  # no other device of the job has it
         results.append(list[npt.NDArray[Any]]())
         for spec, value in zip(network.local, map(np.asarray, values), strict=True):
-            if number and spec.name in network.averages:
+            if number and spec.name in network.ema_slots:
                 value = np.zeros_like(value)  # which is not sent: the first device's averages count
             elif number and value.size and is_seed(spec.variable):
                 value = value.copy()

@@ -119,5 +119,5 @@ def export_latest(job: Job, job_dir: str, seed: int) -> str:
     reader = checkpoint.newest(job_dir, network)
     assert reader
     state = checkpoint.TrainingState(network, reader)
-    state.average()
+    state.assign_ema()
     return export(make_serving_module(job, network, state.shared, state.local, Batch.of(spec).inputs), job_dir)

@@ -38,22 +38,22 @@ _IN_FLIGHT = 2
 class SharedParameters(Exchange):
     """Hold the shared parameters, spread evenly over devices, and the global step, on the first of them.
 
-    If the optimizer averages weights, each device averages its section at each push, without network traffic; `averages` are
+    If the optimizer averages weights, each device averages its section at each push, without network traffic; `ema` are
     their initial values.
     """
 
     def __init__(
-        self, network: FunctionalModel, devices: Sequence[str], values: Sequence[Any], step: int, averages: Sequence[Any] = ()
+        self, network: FunctionalModel, devices: Sequence[str], values: Sequence[Any], step: int, ema: Sequence[Any] = ()
     ) -> None:
-        """Create the pieces one by one from `values` and `averages`, arrays or tf.Variables of this host."""
+        """Create the pieces one by one from `values` and `ema`, arrays or tf.Variables of this host."""
         super().__init__(network)
         self._specs = network.shared
         places = np.cumsum([0, *(spec.size for spec in self._specs)]).tolist()
         self._variable_ranges = list(pairwise(places))
         sections = list(pairwise(split_evenly(0, places[-1], len(devices))))
         self.bytes_per_round = [2 * _WIRE_BYTES * (end - begin) for begin, end in sections]
-        self._pieces, self._averages, self._piece_ranges = list[Any](), list[Any](), list[Range]()
-        kinds = [(self._pieces, values), *([(self._averages, averages)] if averages and network.averages else [])]
+        self._pieces, self._ema, self._piece_ranges = list[Any](), list[Any](), list[Range]()
+        kinds = [(self._pieces, values), *([(self._ema, ema)] if ema and network.ema_slots else [])]
         flat = [(pieces, [tf.reshape(value, [-1]) for value in arrays]) for pieces, arrays in kinds]
         for device, (begin, end) in zip(devices, sections, strict=True):
             count = max(1, min(_PIECES, math.ceil((end - begin) / _LEAST_ELEMENTS)))
@@ -123,7 +123,7 @@ class SharedParameters(Exchange):
         with tf.device(self._step.device):
             step = self._step.assign_add(steps)
         step = tf.identity(step)  # on the replica: parameter servers do not communicate with each other
-        average_share = self.network.average_share(steps, step - steps) if self._averages else None
+        ema_share = self.network.ema_share(steps, step - steps) if self._ema else None
         flat = [tf.reshape(value, [-1]) for value in reached]
         pushed = defaultdict[str, list[Any]](list)
         for at, (piece, piece_range, ranges) in enumerate(
@@ -137,10 +137,10 @@ class SharedParameters(Exchange):
                 packed = tuple(map(tf.identity, packed))
             with tf.device(piece.device):
                 added = piece.assign_add(_concat(list(map(_expand, _divide_packed(*packed, ranges)))), read_value=False)
-                if self._averages:
+                if self._ema:
                     with tf.control_dependencies([added]):
-                        average = self._averages[at]
-                        moved = average_share * (piece.read_value() - average.read_value())
+                        average = self._ema[at]
+                        moved = ema_share * (piece.read_value() - average.read_value())
                         added = average.assign_add(moved, read_value=False)
             pushed[piece.device].append([added])
         return step
@@ -150,10 +150,10 @@ class SharedParameters(Exchange):
         step = self._step.read_value()
         with tf.control_dependencies(self._assign_exact(enumerate(variables.shared), self._pieces, step)):
             written = [variables.step.assign(step)]
-        if self._averages:
-            averages = self.network.averaged(range(len(variables.shared)), variables.local)
+        if self._ema:
+            averages = self.network.ema_pairs(range(len(variables.shared)), variables.local)
             with tf.control_dependencies(written):
-                written = self._assign_exact(((at, average) for average, at in averages), self._averages, tf.identity(step))
+                written = self._assign_exact(((at, average) for average, at in averages), self._ema, tf.identity(step))
         with tf.control_dependencies(written):
             return tf.identity(step)
 

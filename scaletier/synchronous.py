@@ -57,7 +57,7 @@ class AllReduce(Exchange):
         means[-1], results = tf.split(means[-1], [pieces[-1][1] - pieces[-1][0], result.results.shape[0]])
         written = assign_parts(list(zip(variables.shared, ranges, strict=True)), means, pieces, means)
         with tf.control_dependencies(written):
-            written = self.update_moving_averages(variables, result.steps * self.count, result.global_step)
+            written = self.update_ema(variables, result.steps * self.count, result.global_step)
             counted = variables.step.assign(result.global_step + result.steps * self.count)
         with tf.control_dependencies([*written, counted]):
             return variables.step.read_value(), results

@@ -147,7 +147,7 @@ class Training(abc.ABC):
 
     def rescue(self) -> None:
         """Save the values of this host after another host is lost, if all are there: with `async` those that it pulled last."""
-        if self.chief and self.state.whole and bool(self.finite()):
+        if self.chief and self.state.is_complete and bool(self.finite()):
             self.chief.rescue()
 
     def scalars(self) -> dict[str, float]:
@@ -190,7 +190,7 @@ class ChiefTasks:
                 variables[checkpoint.VOCABULARY] = tf.Variable(vocabulary)
         self._saver = checkpoint.Saver(variables, self._state.step, folder, self._flags.keep_checkpoints)
         self._evaluate = None
-        self._state.tests_averages = not job.callbacks  # `fit` of Keras evaluates the weights while it trains
+        self._state.tests_ema = not job.callbacks  # `fit` of Keras evaluates the weights while it trains
         if training.evaluated:
             self._evaluate = make_evaluate(self._network, self._state, training.evaluated.once(), job.inspector)
         self._interval = EvalInterval(self._flags.eval_interval)
@@ -202,7 +202,7 @@ class ChiefTasks:
         if self._callbacks:
             self._network.attach(self._state.shared, self._state.local)
             self.ends_at = self._callbacks.begin(self._network, self._state.local, self._flags, training.reader)
-        if self._network.averages and (line := self._network.average_line(self._flags.max_steps)):
+        if self._network.ema_slots and (line := self._network.ema_warning(self._flags.max_steps)):
             say(line)
         if step >= self._flags.max_steps:
             say(f"Nothing is left to train: step {step} is not below --max-steps {self._flags.max_steps}")
@@ -297,7 +297,7 @@ class ChiefTasks:
                 self._evaluate_now()
         finally:
             step = self.save()
-        self._state.average()
+        self._state.assign_ema()
         if self._callbacks:
             self._callbacks.end()
         try:

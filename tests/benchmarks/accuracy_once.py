@@ -61,7 +61,7 @@ def main() -> int:
                 variable.assign(value)
         else:
             state.restore(checkpoint.CheckpointReader(str(path.with_suffix("")), network))
-            state.average()
+            state.assign_ema()
         measured = evaluate(lambda: False)
         assert measured
         curve.append((step, measured.metrics["accuracy"]))

@@ -522,7 +522,7 @@ def test_averages_over_more_steps_than_the_job_has_are_reported(
     momentum: float, steps: int, reported: bool, replicas: int, part: str
 ) -> None:
     optimizer = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=momentum)
-    line = FunctionalModel(job(optimizer=optimizer), dataset().element_spec, 0, replicas).average_line(replicas * steps)
+    line = FunctionalModel(job(optimizer=optimizer), dataset().element_spec, 0, replicas).ema_warning(replicas * steps)
     span = {0.9: "10", 1.0: "1,000,000,000"}.get(momentum)
     expected = (
         f"ema_momentum={momentum:g} averages weights over {span} steps, and each replica takes 4: the averages are mostly of "

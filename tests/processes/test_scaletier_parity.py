@@ -929,7 +929,7 @@ def test_a_model_trains_like_fit_or_is_refused_in_one_line(name: str) -> None:
     run = make_round(network, None, iterator, ("/device:CPU:0",), metrics, network.compiles)
     rounds = [run_round(network, run, iterator, [state], 1, 1) for _ in range(steps)]
     assert int(state.step) == steps
-    state.average()
+    state.assign_ema()
     evaluation = make_evaluate(network, state, dataset(row), None)(lambda: False)
     assert evaluation
     keras.utils.clear_session(free_memory=False)

@@ -98,7 +98,7 @@ def test_variables_get_parameters_once_all_are_there(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("scaletier.shared_parameters._LEAST_ELEMENTS", 2)
     monkeypatch.setattr("scaletier.synchronous._MAX_ELEMENTS", 2)
     specs = [VariableSpec(name, (4,), "float32", None) for name in "ab"]
-    network: Any = SimpleNamespace(shared=specs, local=[], replicas=1, averaged=lambda *_: [])
+    network: Any = SimpleNamespace(shared=specs, local=[], replicas=1, ema_pairs=lambda *_: [])
     parameters = SharedParameters(network, DEVICES, [np.zeros(4, np.float32)] * 2, 7)
     reduce = AllReduce(network, 2, lambda value: tf.identity(value, name="all_reduce"))
     result = LocalResult(*(tf.constant(4, tf.int64) for _ in range(3)), tf.zeros([2]))
@@ -169,7 +169,7 @@ def test_values_are_not_saved_if_a_lost_host_broke_off_their_pull(kind: Any) -> 
     network = FunctionalModel(data, data.data.element_spec, 0, 2)
     strategy.state, strategy.chief = state, _ = TrainingState(network), MagicMock()
     strategy.finite = tf.function(strategy._all_finite, autograph=False)
-    assert state.whole
+    assert state.is_complete
     handle = Handle(state.shared[0].handle, network.shared[0])
     handle.free()
     strategy.rescue()
@@ -192,6 +192,6 @@ def test_a_checkpoint_has_the_servers_averages_also_after_a_server_is_lost() -> 
         piece.assign_add(tf.fill(piece.shape, 8.0))
     assert strategy.refresh() == 100
     strategy.rescue()
-    for average, variable, value in zip(strategy.state.averages, strategy.state.shared, values, strict=True):
+    for average, variable, value in zip(strategy.state.ema_shared, strategy.state.shared, values, strict=True):
         np.testing.assert_allclose(average, value + 1, rtol=1e-6)
         np.testing.assert_allclose(variable, value + 8, rtol=1e-6)

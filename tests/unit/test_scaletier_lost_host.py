@@ -223,7 +223,7 @@ def test_every_replica_starts_from_the_chief_s_values(step: int, monkeypatch: py
         SimpleNamespace(first_step=2),
     )
     local = [SimpleNamespace(name=name, variable=SimpleNamespace(path=name)) for name in ("slot", "fixed")]
-    synchronous.network = SimpleNamespace(shared=[], local=local, averages={}, compiles=False)
+    synchronous.network = SimpleNamespace(shared=[], local=local, ema_slots={}, compiles=False)
     synchronous.index, synchronous.count, synchronous.devices = 1, 2, ("/device:CPU:0",) * 2
     synchronous.state, synchronous.source, calls.source.training.return_value = calls.state, calls.source, []
     synchronous.state.shared, synchronous.state.local, synchronous.state.constants, synchronous.state.step = (

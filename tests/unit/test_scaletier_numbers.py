@@ -241,7 +241,7 @@ def round_to_fp16(values: Array) -> Array:
 
 def make_parameters(values: Sequence[Array], devices: int, step: int = 7) -> SharedParameters:
     shared = [VariableSpec(f"variable{at}", value.shape, "float32", None) for at, value in enumerate(values)]
-    network = SimpleNamespace(shared=shared, local=[], averaged=lambda *_: [])
+    network = SimpleNamespace(shared=shared, local=[], ema_pairs=lambda *_: [])
     return SharedParameters(network, ["/device:CPU:0"] * devices, values, step)  # type: ignore[arg-type]
 
 
@@ -432,7 +432,7 @@ def test_servers_average_their_parameters_at_each_push(devices: int) -> None:
         in_graph(parameters, state, parameters.pull_exact)  # type: ignore[arg-type]
         expected = [now + kept * (one - now) for now, one in zip(state.shared, expected, strict=True)]
         position += steps
-        for actual, value in zip(state.averages, expected, strict=True):
+        for actual, value in zip(state.ema_shared, expected, strict=True):
             np.testing.assert_allclose(actual, value, rtol=1e-5, atol=1e-5)
 
 
@@ -449,7 +449,7 @@ def test_devices_of_a_host_have_one_average(position: int, share: float) -> None
     states, iterator = [TrainingState(network), TrainingState(network)], iter(data)
     states[0].step.assign(position)
     run_round(network, make_round(network, None, iterator, DEVICES * 2), iterator, states, 4, 1)
-    for average, value in network.averaged(states[0].shared, states[0].local):
+    for average, value in network.ema_pairs(states[0].shared, states[0].local):
         np.testing.assert_allclose(average, share * value.numpy(), rtol=1e-5)
 
 
@@ -461,8 +461,8 @@ def test_synchronous_replicas_average_the_weights_that_they_share() -> None:
     run = make_round(network, AllReduce(network, 2, lambda value: 2.0 * value), iterator, DEVICES)
     run_round(network, run, iterator, [state], 3, 2)
     assert int(state.step) == 26
-    assert len({id(one) for one in (*state.averages, *state.shared)}) == 4
-    for average, value in zip(state.averages, state.shared, strict=True):
+    assert len({id(one) for one in (*state.ema_shared, *state.shared)}) == 4
+    for average, value in zip(state.ema_shared, state.shared, strict=True):
         np.testing.assert_allclose(average, (1 - 0.5**3) * value.numpy(), rtol=1e-5)
 
 
@@ -471,7 +471,7 @@ def test_only_the_first_replica_gets_the_averages() -> None:
     values = [np.ones(spec.shape, spec.dtype) for spec in network.local]
     for replica in (0, 1):
         given = zip(network.local, *initial_local(network, values, replica, 2, 1, 8), strict=True)
-        assert {float(value.max()) for spec, value in given if spec.name in network.averages} == {1.0 - replica}
+        assert {float(value.max()) for spec, value in given if spec.name in network.ema_slots} == {1.0 - replica}
 
 
 def test_a_round_starts_from_the_servers_parameters_and_adds_its_share() -> None:

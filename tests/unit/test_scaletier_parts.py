@@ -89,8 +89,8 @@ def test_stages_are_evaluated_with_the_averages_of_weights() -> None:
     state, batch = TrainingState(network), Batch.of(next(iter(data)))
     averages = [tf.ones(value.shape) for value in state.shared]
     laid = DistributedState.__new__(DistributedState)
-    laid.network, laid.tests_averages = network, True
-    for average, weight in network.averaged(state.shared, state.local):
+    laid.network, laid.tests_ema = network, True
+    for average, weight in network.ema_pairs(state.shared, state.local):
         average.assign(tf.ones(weight.shape))
     laid.shared, laid.local = state.shared, state.local
     values = {spec.name: value for spec, value in zip(network.shared, state.shared, strict=True)}

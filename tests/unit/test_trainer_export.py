@@ -45,7 +45,9 @@ def test_exports_are_complete_and_side_by_side(tmp_path: Path, monkeypatch: pyte
     (folder / "temp-1800000000").mkdir(parents=True)  # the remains of a killed export
 
     def export_model() -> str:
-        return savedmodel.export(savedmodel.make_serving_module(JOB, NETWORK, state.shared, state.local, SPEC[0]), str(tmp_path))
+        return savedmodel.export(
+            savedmodel.make_serving_module(JOB, NETWORK, state.shared, state.local, SPEC[0]), str(tmp_path)
+        )
 
     assert export_model() == f"{folder}/1800000000"
     assert export_model() == f"{folder}/1800000001"
