@@ -202,7 +202,7 @@ class Asynchronous(Training):
         except tf.errors.DataLossError as error:
             self.budget.stop(error)  # the data is damaged, the host is not lost
         except tf.errors.OutOfRangeError as error:
-            explanation = self.job.explain(error) if self.job.explain else None
+            explanation = self.job.on_data_error(error) if self.job.on_data_error else None
             self.budget.stop(DataError(f"{name} finds no batch in the job's data{f': {explanation}' if explanation else ''}"))
         except tf.errors.OpError as error:
             denied = isinstance(error, tf.errors.PermissionDeniedError)

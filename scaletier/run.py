@@ -190,5 +190,5 @@ def _guarded(job: Job, task: Cluster, work: Callable[[], None]) -> int:
             what = "this replica finds no batch in the job's data"
         else:
             what = "a batch of the job cannot be made, or does not go through its model"
-        return print_failure((job.explain(error) if job.explain else None) or f"{what}: {one_line(error)}", 2)
+        return print_failure((job.on_data_error(error) if job.on_data_error else None) or f"{what}: {one_line(error)}", 2)
     return 0

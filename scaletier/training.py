@@ -192,7 +192,7 @@ class ChiefTasks:
         self._evaluate = None
         self._state.tests_ema = not job.callbacks  # `fit` of Keras evaluates the weights while it trains
         if training.evaluated:
-            self._evaluate = make_evaluate(self._network, self._state, training.evaluated.once(), job.inspector)
+            self._evaluate = make_evaluate(self._network, self._state, training.evaluated.once(), job.eval_callback)
         self._interval = EvalInterval(self._flags.eval_interval)
         eval_steps = self._flags.eval_steps or 1
         self.ends_at = (step // eval_steps + 1) * eval_steps
@@ -260,7 +260,7 @@ class ChiefTasks:
             if measured := self._measure(step, self._preempted.is_set):
                 say(eval_line(step, measured.loss, measured.metrics))
                 if self._callbacks and self._network.replicas == 1:
-                    self._state.end_test(measured.state)
+                    self._state.end_test(measured.test_state)
             return measured
 
         if self._callbacks:

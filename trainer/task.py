@@ -26,8 +26,8 @@ def job(parsed: argparse.Namespace) -> scaletier.Job:
         optimizer=functools.partial(_optimizer, parsed),
         eval_data=functools.partial(_eval_data, parsed),
         serving=_serving,
-        inspector=functools.partial(_inspector, parsed),
-        explain=functools.partial(_explain, parsed),
+        eval_callback=functools.partial(_make_eval_callback, parsed),
+        on_data_error=functools.partial(_describe_data_error, parsed),
     )
 
 
@@ -115,15 +115,15 @@ def _serving(predict: Any) -> Any:
     return tf.function(serve, input_signature=signature, autograph=False)
 
 
-def _inspector(parsed: argparse.Namespace) -> Any:
-    """Return the inspector that computes the confusion matrix and collects misclassified images."""
+def _make_eval_callback(parsed: argparse.Namespace) -> Any:
+    """Return the callback that computes the confusion matrix and collects misclassified images."""
     from trainer.data import find_files
     from trainer.evaluation import ImageEvaluation, classes
 
     return ImageEvaluation(classes(find_files(parsed.eval_data, "test")[0]))
 
 
-def _explain(parsed: argparse.Namespace, error: Exception) -> str | None:
+def _describe_data_error(parsed: argparse.Namespace, error: Exception) -> str | None:
     import tensorflow as tf
 
     from trainer.data import damaged, find_files

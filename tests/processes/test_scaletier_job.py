@@ -401,7 +401,7 @@ def test_a_late_invalid_batch_is_one_line_and_training_is_saved(
 
 def test_on_data_error_replaces_the_message(main: Main, capfd: pytest.CaptureFixture[str]) -> None:
     settings, _ = LATE["a label that is no class"]
-    assert main(job(**settings, explain=lambda error: f"by {type(error).__name__}"), "--max-steps=5000") == 2
+    assert main(job(**settings, on_data_error=lambda error: f"by {type(error).__name__}"), "--max-steps=5000") == 2
     assert capfd.readouterr().err.splitlines()[-1] == "error: by InvalidArgumentError"
 
 
@@ -620,16 +620,16 @@ def test_a_stopped_chief_breaks_off_its_evaluation(
     handlers, batches = list[Callable[[], None]](), list[int]()
 
     class StopsAfterThreeBatches:
-        def batch(self, *_: Any) -> None:
+        def on_batch(self, *_: Any) -> None:
             batches.append(len(batches))
             if len(batches) == 3:
                 handlers[0]()
 
-        def done(self, *_: Any) -> None:
+        def on_end(self, *_: Any) -> None:
             raise AssertionError("it was not evaluated")
 
     monkeypatch.setattr("signal.signal", lambda number, handler: handlers.append(handler))
-    assert main(job(eval_data=dataset(), inspector=StopsAfterThreeBatches), "--eval-steps=1", "--max-steps=1000") == 143
+    assert main(job(eval_data=dataset(), eval_callback=StopsAfterThreeBatches), "--eval-steps=1", "--max-steps=1000") == 143
     assert len(batches) == 3
     output = capfd.readouterr()
     assert "Eval" not in output.out
@@ -872,7 +872,7 @@ def test_a_subclassed_model_without_build_trains(main: Main, capfd: pytest.Captu
     assert re.search(rf"^Final metrics after 60 steps, loss: {METRIC}, mae: {METRIC}$", capfd.readouterr().out, re.MULTILINE)
 
 
-def test_an_inspector_gets_arrays_of_any_inputs() -> None:
+def test_an_eval_callback_gets_arrays_of_any_inputs() -> None:
     """Sparse inputs, an optional one that is None, and no targets."""
 
     class Both(layers.Layer):  # type: ignore[misc]
@@ -889,8 +889,8 @@ def test_an_inspector_gets_arrays_of_any_inputs() -> None:
 
     data, given = dataset().map(lambda inputs, _: {"a": tf.sparse.from_dense(inputs), "b": None}), list[Any]()
     network = FunctionalModel(scaletier.Job(model, data), data.element_spec, 0)
-    inspector = SimpleNamespace(batch=lambda *parts: given.append(parts))
-    assert make_evaluate(network, TrainingState(network), data.take(1), lambda: inspector)(lambda: False)
+    callback = SimpleNamespace(on_batch=lambda *parts: given.append(parts))
+    assert make_evaluate(network, TrainingState(network), data.take(1), lambda: callback)(lambda: False)
     ((inputs, targets, outputs),) = given
     np.testing.assert_array_equal(inputs["a"], INPUTS[:4])
     assert (inputs["b"], targets, outputs.shape) == (None, None, (4, 1))

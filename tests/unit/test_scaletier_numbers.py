@@ -624,7 +624,7 @@ def test_a_metric_that_does_not_reset_goes_on(lasts: bool) -> None:
     first, *others = [0, 1], [0, 1, 0, 1, 2, 3, 4] if lasts else [0, 1, 2, 3, 4]
     assert rounds == pytest.approx([errors[0], errors[first].mean() if lasts else errors[1]], rel=1e-5)
     assert evaluation.metrics["mae"] == pytest.approx(errors[others[0]].mean(), rel=1e-5)
-    state.end_test(evaluation.state)
+    state.end_test(evaluation.test_state)
     assert float(network.model.get_metrics_result()["mae"]) == pytest.approx(evaluation.metrics["mae"], rel=1e-5)
 
 

@@ -69,7 +69,7 @@ def evaluate_twice(network: FunctionalModel, state: TrainingState, data: Any) ->
     for _ in range(2):
         result = evaluate(lambda: False)
         assert result
-        state.end_test(result.state)
+        state.end_test(result.test_state)
         losses.append(result.loss)
     return losses
 
