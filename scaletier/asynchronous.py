@@ -38,7 +38,7 @@ from scaletier.tensorflow_setup import (
     one_line,
     quiet_stderr,
     say,
-    say_there,
+    say_on_device,
 )
 from scaletier.tf_config import Cluster, await_peers
 from scaletier.training import Training, cluster_resolver
@@ -197,7 +197,7 @@ class Asynchronous(Training):
         name = f"worker/{index - 1}"
         try:
             iterator = iter(self.source.training_on_device(index, self.count, self.budget.step - self.data_first_step))
-            for _ in self._train(name, index, iterator, devices_of("worker", index - 1), say_there):
+            for _ in self._train(name, index, iterator, devices_of("worker", index - 1), say_on_device):
                 pass
         except tf.errors.DataLossError as error:
             self.budget.stop(error)  # the data is damaged, the host is not lost

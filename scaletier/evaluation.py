@@ -108,14 +108,14 @@ def run_evaluator(job: Job, flags: Flags, index: int) -> None:
     say(f"Started [evaluator/{index}], waits for checkpoints in {checkpoint.directory(flags.job_dir)}")
     evaluated = None
     while not stop_request.wait(min(interval.seconds, 1.0)):
-        path = checkpoint.latest(flags.job_dir)
+        path = checkpoint.latest_path(flags.job_dir)
         if path is None or path == evaluated or not interval.due(time.monotonic()):
             continue
         start = time.monotonic()
         try:
             step = state.restore(checkpoint.CheckpointReader(path, network))
         except checkpoint.CheckpointReadError as error:
-            if checkpoint.latest(flags.job_dir) == path:  # else it was deleted for a newer one while it was read
+            if checkpoint.latest_path(flags.job_dir) == path:  # else it was deleted for a newer one while it was read
                 say(f"{error}; waits for the next one")
                 evaluated = path
             continue

@@ -20,7 +20,7 @@ from scaletier.private import copy_to_device
 from scaletier.round_graph import list_handles, named_handles, pack_round, unpack_round
 from scaletier.stages import Stage, forward_backward, make_units, partition
 from scaletier.sync_period import SyncPeriod
-from scaletier.tensorflow_setup import MOST_MESSAGE_BYTES, devices_of, import_tensorflow, say, say_there
+from scaletier.tensorflow_setup import MAX_MESSAGE_BYTES, devices_of, import_tensorflow, say, say_on_device
 from scaletier.tf_config import Cluster, await_peers
 from scaletier.training import Training
 
@@ -39,7 +39,7 @@ class DistributedState(TrainingState):
 
         def device_of(spec: VariableSpec) -> str:
             device = self.devices.get(id((network.weight_of(spec) or spec).variable), _CHIEF)
-            if spec.bytes >= MOST_MESSAGE_BYTES and not device.startswith("/job:chief/"):
+            if spec.bytes >= MAX_MESSAGE_BYTES and not device.startswith("/job:chief/"):
                 line = (
                     f"the variable {spec.name} is invalid on {device}: it has {spec.bytes / 1e9:.1f} GB, and TensorFlow sends"
                 )
@@ -142,7 +142,7 @@ class ModelParallel(Training):
 
 def _print(device: str, line: str) -> None:
     with tf.device(device):
-        say_there(line)
+        say_on_device(line)
 
 
 def _connect(cluster: Cluster) -> list[tuple[str, str]]:

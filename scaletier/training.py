@@ -71,7 +71,7 @@ class Training(abc.ABC):
         self.require_memory()
         if self.is_chief and self.network.model.jit_compile and not self.uses_xla:
             say("XLA compiles no step: that takes one process or --strategy sync, one device a host, and batches of one shape")
-        self.reader = checkpoint.find(flags.job_dir, self.network) if self.is_chief else None
+        self.reader = checkpoint.open_to_resume(flags.job_dir, self.network) if self.is_chief else None
         self.state = self.make_state(self.reader)
         self.data_position = checkpoint.DataPosition(self.source, self.reader)
         self.chief = ChiefTasks(self) if self.is_chief else None

@@ -282,7 +282,7 @@ def test_a_checkpoint_of_another_job_is_refused_by_its_first_difference(
         assert main(job(model=model_function, data=dataset(INPUTS, targets))) == 2
         assert capfd.readouterr().err == (
             f"error: checkpoint {tmp_path}/checkpoints/model-4 is of another model: {difference}; "
-            "pass another --job-dir, or the model that it is of\n"
+            "pass another --job-dir, or the checkpoint's model\n"
         )
 
 
@@ -302,7 +302,7 @@ def test_a_damaged_checkpoint_is_replaced_by_the_previous_one(
     lines = capfd.readouterr().out.splitlines()
     (passed,) = [line for line in lines if "cannot be read" in line]
     assert passed.startswith(f"checkpoint {tmp_path}/checkpoints/model-8 cannot be read: ")
-    assert passed.endswith("; going on from an older one")
+    assert passed.endswith("; continues from an older one")
     assert f"Resuming from {tmp_path}/checkpoints/model-4, step 4" in lines
     assert (tmp_path / "checkpoints/model-12.index").exists()
     damage(tmp_path, 12)
@@ -339,7 +339,7 @@ def test_a_damaged_checkpoint_stops_neither_export_nor_evaluator(
     capfd.readouterr()
     assert scaletier.export(job(), [f"--job-dir={tmp_path}"]) == 0
     passed, exported = capfd.readouterr().out.splitlines()
-    assert passed.endswith("; going on from an older one")
+    assert passed.endswith("; continues from an older one")
     assert exported.startswith(f"{tmp_path}/export/Servo/")
     handlers = list[Callable[[], None]]()
     monkeypatch.setenv("TF_CONFIG", json.dumps({"task": {"type": "evaluator", "index": 0}}))

@@ -91,7 +91,7 @@ def test_a_checkpoint_of_another_model_is_refused(train: Any, tmp_path: Path, ca
     assert train("--max-steps=8", "--model=cnn") == 2
     assert capfd.readouterr().err == (
         f"error: checkpoint {tmp_path}/job/checkpoints/model-4 is of another model: cnn has variable conv1/kernel "
-        "(5, 5, 1, 32), it has none; pass another --job-dir, or the model that it is of\n"
+        "(5, 5, 1, 32), it has none; pass another --job-dir, or the checkpoint's model\n"
     )
 
 

@@ -170,7 +170,7 @@ def test_one_process_counts_the_steps_that_all_replicas_took_before(
             counted.assign(own)
             variables = state.variables | ({checkpoint.REPLICAS: tf.Variable(replicas)} if is_stored else {})
             checkpoint.Saver(variables, state.step, str(tmp_path), 1).save()
-    reader = checkpoint.newest(str(tmp_path), networks[1])
+    reader = checkpoint.open_newest(str(tmp_path), networks[1])
     assert reader
     states[1].restore(reader)
     assert int(counted) == count
@@ -182,7 +182,7 @@ def test_a_variable_resumes_though_its_type_has_changed(tmp_path: Path) -> None:
     state, (spec,) = TrainingState(network), network.iterations
     stored = {checkpoint.key_of(spec): tf.Variable(np.float32(90)), checkpoint.REPLICAS: tf.Variable(1)}
     checkpoint.Saver(state.variables | stored, state.step, str(tmp_path), 1).save()
-    resumed = TrainingState(network, checkpoint.newest(str(tmp_path), network))
+    resumed = TrainingState(network, checkpoint.open_newest(str(tmp_path), network))
     (counted,) = (variable for each, variable in resumed.pairs() if each is spec)
     assert (int(counted), counted.dtype) == (90, tf.as_dtype(spec.dtype))
 

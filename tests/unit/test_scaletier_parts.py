@@ -105,7 +105,7 @@ def test_stages_are_evaluated_with_the_averages_of_weights() -> None:
 def test_a_variable_of_another_host_is_refused_if_it_exceeds_a_message(
     sizes: list[int], refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scaletier.pipeline.MOST_MESSAGE_BYTES", 4 * 4 * 3)
+    monkeypatch.setattr("scaletier.pipeline.MAX_MESSAGE_BYTES", 4 * 4 * 3)
     monkeypatch.setattr(tf, "device", lambda _: nullcontext())
     model = keras.Sequential([keras.Input([4]), layers.Dense(sizes[0]), layers.Dense(2), layers.Dense(sizes[1], name="end")])
     data = tf.data.Dataset.from_tensors((NUMBERS, np.zeros([3, sizes[1]], np.float32)))
