@@ -87,14 +87,14 @@ class Asynchronous(Training):
             self.trace_pull(self.servers)
         kinds = {self.devices, *(devices_of("worker", index) for index in range(self.workers))}
         with tf.device(self.devices[0]):
-            self.iterator = iter(self.source.training(0, self.count, step - self.data_first_step))
+            self.iterator = iter(self.source.training_batches(0, self.count, step - self.data_first_step))
             metrics = self.job.callbacks.restore_metrics() if self.job.callbacks and self.network.replicas == 1 else ()
             self.graphs = {
                 devices: make_round(self.network, self.servers, self.iterator, devices, metrics, self.uses_xla)
                 for devices in kinds
             }
         self._shown = time.monotonic(), 0
-        eval_steps = self.flags.eval_steps if self.evaluated or self.job.callbacks else None
+        eval_steps = self.flags.eval_steps if self.eval_source or self.job.callbacks else None
         budget = StepBudget(step, self.flags.max_steps, self.count, eval_steps)
         if self.chief and eval_steps:
             budget.allow_until(self.chief.ends_at)
@@ -196,7 +196,7 @@ class Asynchronous(Training):
         index = 1 + tf.DeviceSpec.from_string(tf.timestamp().device).task
         name = f"worker/{index - 1}"
         try:
-            iterator = iter(self.source.training_on_device(index, self.count, self.budget.step - self.data_first_step))
+            iterator = iter(self.source.training_batches_on_device(index, self.count, self.budget.step - self.data_first_step))
             for _ in self._train(name, index, iterator, devices_of("worker", index - 1), say_on_device):
                 pass
         except tf.errors.DataLossError as error:

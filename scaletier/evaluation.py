@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from scaletier import checkpoint
-from scaletier.data import evaluation
+from scaletier.data import make_eval_source
 from scaletier.flags import Flags
 from scaletier.functional_model import Batch, FunctionalModel
 from scaletier.job import EvalCallback, Job
@@ -99,17 +99,17 @@ def run_evaluator(job: Job, flags: Flags, index: int) -> None:
         say(f"Idle [evaluator/{index}]: the job has no eval_data; this one waits for the job's end")
         stop_request.wait()
         return
-    batches = evaluation(job.eval_data)
-    network = FunctionalModel(job, batches.element_spec, flags.seed)
+    source = make_eval_source(job.eval_data)
+    network = FunctionalModel(job, source.element_spec, flags.seed)
     state = checkpoint.TrainingState(network)
-    evaluate = make_evaluate(network, state, batches.once(), job.eval_callback)
+    evaluate = make_evaluate(network, state, source.one_pass(), job.eval_callback)
     summaries = Summaries(f"{flags.job_dir}/evaluator{f'-{index}' if index else ''}")
     interval = EvalInterval(flags.eval_interval)
     say(f"Started [evaluator/{index}], waits for checkpoints in {checkpoint.directory(flags.job_dir)}")
-    evaluated = None
+    evaluated_path = None
     while not stop_request.wait(min(interval.seconds, 1.0)):
         path = checkpoint.latest_path(flags.job_dir)
-        if path is None or path == evaluated or not interval.due(time.monotonic()):
+        if path is None or path == evaluated_path or not interval.due(time.monotonic()):
             continue
         start = time.monotonic()
         try:
@@ -117,7 +117,7 @@ def run_evaluator(job: Job, flags: Flags, index: int) -> None:
         except checkpoint.CheckpointReadError as error:
             if checkpoint.latest_path(flags.job_dir) == path:  # else it was deleted for a newer one while it was read
                 say(f"{error}; waits for the next one")
-                evaluated = path
+                evaluated_path = path
             continue
         result = evaluate(stop_request.is_set)
         if result is None:
@@ -126,4 +126,4 @@ def run_evaluator(job: Job, flags: Flags, index: int) -> None:
         result.report(step, summaries, flags.job_dir)
         if adjusted := interval.record(start, time.monotonic()):
             say(adjusted)
-        evaluated = path
+        evaluated_path = path

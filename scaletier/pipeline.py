@@ -97,7 +97,7 @@ class ModelParallel(Training):
     def begin(self, step: int) -> StepBudget:
         stages = self.state.stages
         with tf.device(stages[0].device):
-            self.iterator = iter(self.source.training_on_device(0, 1, step - int(self.data_position.first_step)))
+            self.iterator = iter(self.source.training_batches_on_device(0, 1, step - int(self.data_position.first_step)))
         for stage in stages:
             megabytes = 4e-6 * sum(unit.size for unit in stage.units)
             say(f"Placed {', '.join(unit.name for unit in stage.units)} on {stage.replica}: {megabytes:.1f} MB of parameters")

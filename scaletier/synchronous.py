@@ -90,7 +90,7 @@ class Synchronous(Training):
         if self.job.callbacks:
             self.end_epoch(tf.constant(0.0))
         self.barrier = tf.function(lambda: self.add(tf.ones([_SUM_ELEMENTS * self.count])), autograph=False)
-        self.iterator = iter(self.source.training(self.index, self.count, step - int(self.data_position.first_step)))
+        self.iterator = iter(self.source.training_batches(self.index, self.count, step - int(self.data_position.first_step)))
         exchange = AllReduce(self.network, self.count, self.add)
         self.graph = make_round(self.network, exchange, self.iterator, self.devices, compiled=self.uses_xla)
         self.steps_per_epoch = self.flags.eval_steps or self.flags.max_steps

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scaletier import checkpoint
-from scaletier.data import BatchSource, DataError, evaluation
+from scaletier.data import BatchSource, DataError, make_eval_source
 from scaletier.evaluation import EvaluationResult, make_evaluate
 from scaletier.flags import Flags
 from scaletier.functional_model import Batch, FunctionalModel
@@ -65,8 +65,8 @@ class Training(abc.ABC):
         self.source = BatchSource(job.data, remote=self.remote)
         if job.callbacks:
             self.flags = flags = job.callbacks.plan(flags, self.source.length)
-        self.evaluated = evaluation(job.eval_data, self.remote) if self.is_chief and job.eval_data is not None else None
-        spec = self.evaluated.element_spec if self.evaluated else None
+        self.eval_source = make_eval_source(job.eval_data, self.remote) if self.is_chief and job.eval_data is not None else None
+        spec = self.eval_source.element_spec if self.eval_source else None
         self.network = FunctionalModel(job, self.source.element_spec, flags.seed, self.replicas, self.place, spec)
         self.require_memory()
         if self.is_chief and self.network.model.jit_compile and not self.uses_xla:
@@ -191,8 +191,8 @@ class ChiefTasks:
         self._saver = checkpoint.Saver(variables, self._state.step, folder, self._flags.keep_checkpoints)
         self._evaluate = None
         self._state.tests_ema = not job.callbacks  # `fit` of Keras evaluates the weights while it trains
-        if training.evaluated:
-            self._evaluate = make_evaluate(self._network, self._state, training.evaluated.once(), job.eval_callback)
+        if training.eval_source:
+            self._evaluate = make_evaluate(self._network, self._state, training.eval_source.one_pass(), job.eval_callback)
         self._interval = EvalInterval(self._flags.eval_interval)
         eval_steps = self._flags.eval_steps or 1
         self.ends_at = (step // eval_steps + 1) * eval_steps

@@ -127,11 +127,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "other sizes": (
         {"data": short_data},
-        "a batch of the job's data has parts of 3, 4 samples; all inputs, targets and weights have as many",
+        "a batch of the job's data has parts of 3, 4 samples. Valid: the same number of inputs, targets and weights",
     ),
     "no batches": (
         {"data": unbatched_data},
-        "the job's data has a single number where there is to be one for each sample: add .batch(…)",
+        "the job's data has a single number in place of one for each sample: add .batch(…)",
     ),
     "no targets": (
         {"data": lambda: dataset().map(lambda inputs, _: (inputs, None))},
@@ -463,10 +463,18 @@ def test_a_function_returns_the_data_of_each_replica(remote: bool) -> None:
         return tf.data.Dataset.range(10 * context.input_pipeline_id, 10 * context.input_pipeline_id + 2).batch(2)
 
     source = BatchSource(make, remote=remote)
-    assert [next(iter(source.training(replica, 3))).numpy().tolist() for replica in range(3)] == [[0, 1], [10, 11], [20, 21]]
-    assert next(iter(source.training_on_device(2, 3))).numpy().tolist() == [20, 21]
+    assert [next(iter(source.training_batches(replica, 3))).numpy().tolist() for replica in range(3)] == [
+        [0, 1],
+        [10, 11],
+        [20, 21],
+    ]
+    assert next(iter(source.training_batches_on_device(2, 3))).numpy().tolist() == [20, 21]
     shared = BatchSource(tf.data.Dataset.range(8).batch(2), remote=remote)
-    assert [next(iter(shared.training(replica, 3))).numpy().tolist() for replica in range(3)] == [[0, 1], [2, 3], [4, 5]]
+    assert [next(iter(shared.training_batches(replica, 3))).numpy().tolist() for replica in range(3)] == [
+        [0, 1],
+        [2, 3],
+        [4, 5],
+    ]
 
 
 def read_batches(dataset: Any, batches: int) -> list[Any]:
@@ -489,17 +497,17 @@ UNBOUNDED = {
 @pytest.mark.parametrize("kind", UNBOUNDED)
 def test_data_continues_at_a_step_like_an_unbroken_run(kind: str, replicas: int) -> None:
     """A pass is 7 batches; in each pass a replica gets other ones."""
-    all_batches = read_batches(BatchSource(UNBOUNDED[kind]).training(replicas - 1, replicas), 40)
+    all_batches = read_batches(BatchSource(UNBOUNDED[kind]).training_batches(replicas - 1, replicas), 40)
     assert all_batches[:7] != all_batches[7:14]
     for step in (0, 1, 5, 13, 14, 33):
         source, begin = BatchSource(UNBOUNDED[kind]), step // replicas
-        assert read_batches(source.training(replicas - 1, replicas, step), 7) == all_batches[begin : begin + 7]
-        assert read_batches(source.training_on_device(replicas - 1, replicas, step), 1) == [all_batches[begin]]
+        assert read_batches(source.training_batches(replicas - 1, replicas, step), 7) == all_batches[begin : begin + 7]
+        assert read_batches(source.training_batches_on_device(replicas - 1, replicas, step), 1) == [all_batches[begin]]
 
 
 @pytest.mark.parametrize("data", [dataset, lambda context: dataset()])
 def test_batches_are_made_before_they_are_needed(data: Any) -> None:
-    assert type(BatchSource(data).training(1, 2)).__name__ == "_PrefetchDataset"
+    assert type(BatchSource(data).training_batches(1, 2)).__name__ == "_PrefetchDataset"
 
 
 def shared_batch(size: int) -> Callable[[Any], Any]:
@@ -509,9 +517,9 @@ def shared_batch(size: int) -> Callable[[Any], Any]:
 def test_a_batch_that_the_replicas_cannot_share_is_refused_with_a_size_that_they_can() -> None:
     source = BatchSource(shared_batch(8))
     with pytest.raises(JobError, match=r"3 replicas cannot share a batch of 8 evenly\. Valid: a multiple of 3, such as 9$"):
-        source.training(0, 3)
+        source.training_batches(0, 3)
     source = BatchSource(lambda context: dataset().unbatch().batch(context.get_per_replica_batch_size(8), drop_remainder=True))
-    assert next(iter(source.training_on_device(1, 4)))[0].shape == (2, 3)
+    assert next(iter(source.training_batches_on_device(1, 4)))[0].shape == (2, 3)
 
 
 @pytest.mark.parametrize(
@@ -576,7 +584,7 @@ def test_finished_passes_are_not_read_again() -> None:
 
     source = BatchSource(data)
     read.clear()
-    assert read_batches(source.training(step=7 * 1000 + 2), 1) == [[2]]
+    assert read_batches(source.training_batches(step=7 * 1000 + 2), 1) == [[2]]
     assert read[:3] == [0, 1, 2]
     assert len(read) < 2 * 7, "and some batches ahead"
 
@@ -584,7 +592,7 @@ def test_finished_passes_are_not_read_again() -> None:
 def test_only_batches_of_one_size_are_skipped() -> None:
     source = BatchSource(lambda: tf.data.Dataset.range(5).batch(2))
     assert source.fix_batch_size() == 2
-    assert read_batches(source.training_on_device(0, 1, 3), 2) == [[2, 3], [0, 1]]
+    assert read_batches(source.training_batches_on_device(0, 1, 3), 2) == [[2, 3], [0, 1]]
 
 
 def test_batches_of_one_size_are_of_dense_or_ragged_tensors() -> None:
@@ -594,7 +602,7 @@ def test_batches_of_one_size_are_of_dense_or_ragged_tensors() -> None:
     for change in (tf.identity, tf.RaggedTensor.from_tensor):
         source = batches(change)
         assert source.fix_batch_size() == 7
-        assert [part if part is None else part.shape[0] for part in next(iter(source.training()))] == [7, 7, None]
+        assert [part if part is None else part.shape[0] for part in next(iter(source.training_batches()))] == [7, 7, None]
     for change, kind in ((tf.sparse.from_dense, "SparseTensor"), (lambda inputs: {"a": inputs, "b": None}, "NoneType")):
         line = rf"^the job's data is invalid with --strategy model-parallel: a batch has a part of type {kind}\. Valid: dense "
         with pytest.raises(JobError, match=line):

@@ -22,7 +22,7 @@ import scaletier
 from scaletier.callbacks import Callbacks
 from scaletier.checkpoint import TrainingState
 from scaletier.data import BatchSource, add_class_weights
-from scaletier.fit import _dataset, _in_order
+from scaletier.fit import _dataset, _map_in_order
 from scaletier.flags import flags_of
 from scaletier.functional_model import FunctionalModel
 from scaletier.job import Job, JobError
@@ -117,7 +117,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "arrays of other lengths": (
         {"train_data": (X, Y[:4])},
-        "the arrays are invalid: they have 4, 8 samples. Valid: as many in each",
+        "the arrays are invalid: they have 4, 8 samples. Valid: the same number in each",
     ),
     "a generator": (
         {"train_data": (batch for batch in [(X, Y)])},
@@ -333,7 +333,7 @@ class Numbers(keras.utils.PyDataset):  # type: ignore[misc]
 def test_a_pydataset_resumes_in_the_order_of_each_pass(seed: int | None) -> None:
     def read(step: int) -> list[int]:
         source = BatchSource(functools.partial(_dataset, Numbers(), 8, seed))
-        return [int(inputs[0, 0]) for inputs, _ in source.training(step=step).take(28 - step)]
+        return [int(inputs[0, 0]) for inputs, _ in source.training_batches(step=step).take(28 - step)]
 
     read_from_begin = read(0)
     passes = [tuple(read_from_begin[at : at + 7]) for at in range(0, 28, 7)]
@@ -350,10 +350,10 @@ def test_threads_compute_items_ahead_in_their_order() -> None:
         together.wait(limit())
         return at * at
 
-    assert list(_in_order(item, [3, 1, 2, 0], 2, 2)) == [9, 1, 4, 0]
-    assert list(_in_order(lambda at: threading.get_ident(), [0], 1, 9)) == [threading.get_ident()]
+    assert list(_map_in_order(item, [3, 1, 2, 0], 2, 2)) == [9, 1, 4, 0]
+    assert list(_map_in_order(lambda at: threading.get_ident(), [0], 1, 9)) == [threading.get_ident()]
     with pytest.raises(ZeroDivisionError):
-        list(_in_order(lambda at: 1 // at, [1, 0], 2, 9))
+        list(_map_in_order(lambda at: 1 // at, [1, 0], 2, 9))
 
 
 def test_steps_of_the_command_line_override_those_of_the_program() -> None:

@@ -225,7 +225,7 @@ def test_every_replica_starts_from_the_chief_s_values(step: int, monkeypatch: py
     local = [SimpleNamespace(name=name, variable=SimpleNamespace(path=name)) for name in ("slot", "fixed")]
     synchronous.network = SimpleNamespace(shared=[], local=local, ema_slots={}, compiles=False)
     synchronous.index, synchronous.count, synchronous.devices = 1, 2, ("/device:CPU:0",) * 2
-    synchronous.state, synchronous.source, calls.source.training.return_value = calls.state, calls.source, []
+    synchronous.state, synchronous.source, calls.source.training_batches.return_value = calls.state, calls.source, []
     synchronous.state.shared, synchronous.state.local, synchronous.state.constants, synchronous.state.step = (
         [weight],
         [slot, fixed],
@@ -237,8 +237,13 @@ def test_every_replica_starts_from_the_chief_s_values(step: int, monkeypatch: py
     monkeypatch.setattr("scaletier.synchronous.AllReduce", MagicMock())
     monkeypatch.setattr("scaletier.synchronous.make_round", MagicMock())
     assert synchronous.begin(0).step == step
-    assert [name for name, *_ in calls.mock_calls] == ["broadcast", "broadcast", "state.set_constants", "source.training"]
-    calls.source.training.assert_called_once_with(1, 2, step - 2)
+    assert [name for name, *_ in calls.mock_calls] == [
+        "broadcast",
+        "broadcast",
+        "state.set_constants",
+        "source.training_batches",
+    ]
+    calls.source.training_batches.assert_called_once_with(1, 2, step - 2)
     assert [call.args[0] for call in calls.broadcast.call_args_list] == [
         [step, 2],
         [weight, slot, fixed] if step else [weight, fixed],
