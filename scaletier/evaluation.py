@@ -109,7 +109,7 @@ def run_evaluator(job: Job, flags: Flags, index: int) -> None:
     evaluated_path = None
     while not stop_request.wait(min(interval.seconds, 1.0)):
         path = checkpoint.latest_path(flags.job_dir)
-        if path is None or path == evaluated_path or not interval.due(time.monotonic()):
+        if path is None or path == evaluated_path or not interval.is_due(time.monotonic()):
             continue
         start = time.monotonic()
         try:

@@ -15,7 +15,7 @@ from typing import Any
 from scaletier.checkpoint import CheckpointReader, TrainingState
 from scaletier.functional_model import Batch, FunctionalModel, VariableSpec
 from scaletier.job import JobError
-from scaletier.loop import ReplicaLoop, Round, StepBudget, train
+from scaletier.loop import ReplicaLoop, Round, StepBudget, run_rounds
 from scaletier.private import copy_to_device
 from scaletier.round_graph import list_handles, named_handles, pack_round, unpack_round
 from scaletier.stages import Stage, forward_backward, make_units, partition
@@ -106,9 +106,9 @@ class ModelParallel(Training):
 
     def rounds(self) -> Iterator[Round]:
         hosts = {stage.replica: stage.device for stage in reversed(self.state.stages)}
-        emits = {name: functools.partial(_print, device) for name, device in hosts.items()}
-        replica = ReplicaLoop(self.name, self._run_round, SyncPeriod(1, True), self.flags.log_interval, emits)
-        return train(replica, self.budget)
+        log_functions = {name: functools.partial(_print, device) for name, device in hosts.items()}
+        replica = ReplicaLoop(self.name, self._run_round, SyncPeriod(1, True), self.flags.log_interval, log_functions)
+        return run_rounds(replica, self.budget)
 
     def _run_round(self, *_: int) -> Round:
         return unpack_round(self.network, self.graph(self.iterator).numpy())

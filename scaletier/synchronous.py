@@ -20,7 +20,7 @@ from scaletier.checkpoint import CheckpointReader, TrainingState
 from scaletier.flags import Flags
 from scaletier.functional_model import FunctionalModel, Variables
 from scaletier.job import Job, JobError
-from scaletier.loop import ReplicaLoop, Round, StepBudget, train
+from scaletier.loop import ReplicaLoop, Round, StepBudget, run_rounds
 from scaletier.round_graph import Exchange, LocalResult, make_round, replica_variables, run_round
 from scaletier.shared_parameters import Range, assign_parts, parts_within, split_evenly
 from scaletier.sync_period import DEFAULT_SYNC_PERIOD, SyncPeriod
@@ -42,7 +42,7 @@ class AllReduce(Exchange):
 
     def __init__(self, network: FunctionalModel, count: int, add: Callable[[Any], Any]) -> None:
         super().__init__(network)
-        self.count, self.add = count, add
+        self.host_count, self.add = count, add
 
     def end(self, _start: Any, variables: Variables, result: LocalResult) -> tuple[Any, Any]:
         """Average variables and results over all replicas; variables are written once all means are received.
@@ -52,13 +52,13 @@ class AllReduce(Exchange):
         """
         # The results are the last numbers of the last message.
         ranges, pieces, means = _in_pieces(
-            variables.shared, lambda values: self.add(values) / float(self.count), [result.results]
+            variables.shared, lambda values: self.add(values) / float(self.host_count), [result.results]
         )
         means[-1], results = tf.split(means[-1], [pieces[-1][1] - pieces[-1][0], result.results.shape[0]])
         written = assign_parts(list(zip(variables.shared, ranges, strict=True)), means, pieces, means)
         with tf.control_dependencies(written):
-            written = self.update_ema(variables, result.steps * self.count, result.global_step)
-            counted = variables.step.assign(result.global_step + result.steps * self.count)
+            written = self.update_ema(variables, result.steps * self.host_count, result.global_step)
+            counted = variables.step.assign(result.global_step + result.steps * self.host_count)
         with tf.control_dependencies([*written, counted]):
             return variables.step.read_value(), results
 
@@ -70,7 +70,7 @@ class Synchronous(Training):
         self.strategy, self.options = _strategy(cluster, flags.communication)
         self.is_chief, index = cluster.task_type == "chief", cluster.task_index
         self.index, self.name = (0, self.name) if self.is_chief else (1 + index, f"worker/{index}")
-        self.count = 1 + len(cluster.jobs["worker"])
+        self.host_count = 1 + len(cluster.jobs["worker"])
         super().__init__(job, flags, cluster)
 
     def make_state(self, reader: CheckpointReader | None) -> TrainingState:
@@ -85,13 +85,15 @@ class Synchronous(Training):
         step = int(state.step)
         broadcast([*state.shared, *(state.local if step else state.constants)])
         state.set_constants()
-        self.variables = replica_variables(self.network, state, self.index, self.count, self.devices, step)
+        self.variables = replica_variables(self.network, state, self.index, self.host_count, self.devices, step)
         self.end_epoch = tf.function(self._broadcast_rates, autograph=False)
         if self.job.callbacks:
             self.end_epoch(tf.constant(0.0))
-        self.barrier = tf.function(lambda: self.add(tf.ones([_SUM_ELEMENTS * self.count])), autograph=False)
-        self.iterator = iter(self.source.training_batches(self.index, self.count, step - int(self.data_position.first_step)))
-        exchange = AllReduce(self.network, self.count, self.add)
+        self.barrier = tf.function(lambda: self.add(tf.ones([_SUM_ELEMENTS * self.host_count])), autograph=False)
+        self.iterator = iter(
+            self.source.training_batches(self.index, self.host_count, step - int(self.data_position.first_step))
+        )
+        exchange = AllReduce(self.network, self.host_count, self.add)
         self.graph = make_round(self.network, exchange, self.iterator, self.devices, compiled=self.uses_xla)
         self.steps_per_epoch = self.flags.eval_steps or self.flags.max_steps
         self.epoch, self.begins_epoch = step // self.steps_per_epoch, True
@@ -101,15 +103,15 @@ class Synchronous(Training):
         """Yield rounds with the same number of steps on every replica; the global step counts those of all."""
         self.budget.allow_until()  # a callback of the chief may have ended training before the first one
         period = SyncPeriod(self.flags.sync_period or DEFAULT_SYNC_PERIOD, True)
-        emits, device_count = {self.name: say}, len(self.devices) * self.count
+        log_functions, device_count = {self.name: say}, len(self.devices) * self.host_count
         replica = ReplicaLoop(
-            self.name, self._run_round, period, self.flags.log_interval, emits, True, device_count, period.steps
+            self.name, self._run_round, period, self.flags.log_interval, log_functions, True, device_count, period.steps
         )
-        return train(replica, self.budget)
+        return run_rounds(replica, self.budget)
 
     def _run_round(self, steps: int, _live_hosts: int) -> Round:
-        steps = math.ceil(steps / self.count)
-        return run_round(self.network, self.graph, self.iterator, self.variables, steps, self.count)
+        steps = math.ceil(steps / self.host_count)
+        return run_round(self.network, self.graph, self.iterator, self.variables, steps, self.host_count)
 
     def after_round(self, result: Round) -> bool:
         """Broadcast what the chief's callbacks have set as an epoch ended or began; return True if they have ended training.

@@ -511,7 +511,7 @@ def test_the_metrics_of_the_round_before_sigterm_are_kept() -> None:
 
     chief: Any = SimpleNamespace(_callbacks=SimpleNamespace(add=added.append), _end_if_preempted=end)
     with pytest.raises(PreemptedError):
-        ChiefTasks.after(chief, Round(1, 1, 0.5))
+        ChiefTasks.run_due(chief, Round(1, 1, 0.5))
     assert added == [Round(1, 1, 0.5)]
 
 

@@ -17,7 +17,7 @@ from scaletier.callbacks import Callbacks
 from scaletier.evaluation import EvaluationResult
 from scaletier.flags import flags_of
 from scaletier.job import JobError
-from scaletier.loop import ReplicaLoop, Round, StepBudget, train
+from scaletier.loop import ReplicaLoop, Round, StepBudget, run_rounds
 from scaletier.sync_period import SyncPeriod
 from scaletier.synchronous import Synchronous
 from scaletier.training import ChiefTasks
@@ -72,22 +72,22 @@ class Job:
         chief._callbacks, chief._flags, chief._network, chief._state = self.callbacks, flags, network, MagicMock()
         chief._training = SimpleNamespace(refresh=lambda: self.step, budget=self.budget)  # type: ignore[assignment]
         chief._preempted, chief._saver, chief._serving_module = MagicMock(is_set=lambda: False), MagicMock(), None
-        chief._summarized = chief._saved = float("inf"), steps
+        chief._last_summary = chief._last_save = float("inf"), steps
 
         def measure(*_: object, **__: object) -> EvaluationResult:
             others(self)
             self.limits.append(self.step)
             return EvaluationResult(1.0, {})
 
-        chief._evaluate = chief._measure = measure  # type: ignore[method-assign, assignment]
+        chief._evaluate = chief._evaluate_and_report = measure  # type: ignore[method-assign, assignment]
         for name in ("save_model", "export"):
             monkeypatch.setattr(training, name, MagicMock())
         stored = json.dumps(
             {"callbacks": [["History", {"epoch": list(epochs), "history": {}}]], "rates": [], "given_rates": []}
         )
         reader: Any = SimpleNamespace(step=self.step, callbacks=stored) if self.step else None
-        chief.ends_at = self.callbacks.begin(network, [], flags, reader)
-        self.budget.allow_until(chief.ends_at)
+        chief.next_eval_step = self.callbacks.begin(network, [], flags, reader)
+        self.budget.allow_until(chief.next_eval_step)
 
     def run_round(self, steps: int, _live_hosts: int = 1) -> Round:
         self.step += steps + -steps % self.multiple
@@ -100,11 +100,11 @@ class Job:
             self.budget.commit("worker/0", self.step)
 
     def run(self) -> Job:
-        for result in train(
+        for result in run_rounds(
             ReplicaLoop("master/0", self.run_round, SyncPeriod(8, True), 1e9, {"master/0": lambda _: None}), self.budget
         ):
-            self.ahead.add(self.budget._until - min(self.chief.ends_at, self.chief._flags.max_steps))
-            self.chief.after(result)
+            self.ahead.add(self.budget._until - min(self.chief.next_eval_step, self.chief._flags.max_steps))
+            self.chief.run_due(result)
             if self.chief.stopped:
                 break
         self.chief.finish(1.0)

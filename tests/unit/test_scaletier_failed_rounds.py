@@ -141,12 +141,12 @@ def test_a_failed_round_leaves_the_weights_of_the_steps_that_it_counts() -> None
 
 def test_a_rescued_checkpoint_has_the_step_of_its_weights() -> None:
     strategy, data = Asynchronous.__new__(Asynchronous), job()
-    strategy.job, strategy.devices, strategy.workers = data, DEVICES, 1
+    strategy.job, strategy.devices, strategy.worker_count = data, DEVICES, 1
     strategy.network = network = FunctionalModel(data, data.data.element_spec, 0, 2)
     strategy.state = state = TrainingState(network)
     strategy.servers = parameters = SharedParameters(network, DEVICES, state.shared, 10)
-    strategy.count, strategy.chief = 2, MagicMock()
-    strategy.finite = tf.function(strategy._all_finite, autograph=False)
+    strategy.host_count, strategy.chief = 2, MagicMock()
+    strategy.all_finite = tf.function(strategy._all_finite, autograph=False)
     strategy.flags = SimpleNamespace(sync_period=4, max_steps=100, eval_steps=None, log_interval=1.0)
     iterator = iter(data.data)
     strategy.graphs = {DEVICES: make_round(network, parameters, iterator, DEVICES)}
@@ -168,7 +168,7 @@ def test_values_are_not_saved_if_a_lost_host_broke_off_their_pull(kind: Any) -> 
     strategy, data = kind.__new__(kind), job()
     network = FunctionalModel(data, data.data.element_spec, 0, 2)
     strategy.state, strategy.chief = state, _ = TrainingState(network), MagicMock()
-    strategy.finite = tf.function(strategy._all_finite, autograph=False)
+    strategy.all_finite = tf.function(strategy._all_finite, autograph=False)
     assert state.is_complete
     handle = Handle(state.shared[0].handle, network.shared[0])
     handle.free()
@@ -182,7 +182,7 @@ def test_values_are_not_saved_if_a_lost_host_broke_off_their_pull(kind: Any) -> 
 def test_a_checkpoint_has_the_servers_averages_also_after_a_server_is_lost() -> None:
     data = replace(job(), optimizer=keras.optimizers.SGD(use_ema=True, ema_momentum=0.5))
     strategy = Asynchronous.__new__(Asynchronous)
-    strategy.job, strategy.devices, strategy.finite = data, DEVICES, lambda: True
+    strategy.job, strategy.devices, strategy.all_finite = data, DEVICES, lambda: True
     strategy.network = network = FunctionalModel(data, data.data.element_spec, 0, 2)
     strategy.state, strategy.chief = TrainingState(network), MagicMock()
     values = [variable.numpy() for variable in strategy.state.shared]

@@ -309,7 +309,7 @@ def test_the_replicas_continue_before_an_evaluation_unless_it_goes_by_steps(argu
     callbacks, order, chief = Callbacks((), None, 5), MagicMock(), ChiefTasks.__new__(ChiefTasks)
     flags = callbacks.plan(flags_of(["--max-steps=20", *arguments]), None)
     callbacks.add = callbacks.end_epoch = order.end_epoch  # type: ignore[method-assign]
-    chief._callbacks, chief._flags, chief._evaluate, chief.ends_at = callbacks, flags, None, 5
+    chief._callbacks, chief._flags, chief._evaluate, chief.next_eval_step = callbacks, flags, None, 5
     budget = SimpleNamespace(allow_until=order.allow_until)
     chief._training = SimpleNamespace(refresh=order.refresh, budget=budget)
     chief._network = SimpleNamespace(replicas=1)

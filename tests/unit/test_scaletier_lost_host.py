@@ -115,18 +115,18 @@ def test_the_messages_of_a_restarted_peer_exist_in_tensorflow() -> None:
 
 
 def test_the_chief_saves_its_state_without_the_lost_host(error: Exception) -> None:
-    """`keep` reads parameters from other hosts; the strategies must not do that here."""
+    """`save_on_error` reads parameters from other hosts; the strategies must not do that here."""
     fails = MagicMock(side_effect=error)
-    sync = run_strategy(Synchronous, rounds=fails, finite=lambda: True)
+    sync = run_strategy(Synchronous, rounds=fails, all_finite=lambda: True)
     sync.rescue.assert_called_once()
     rescue = MagicMock()
-    attributes = {"workers": 0, "servers": None, "devices": ("/device:CPU:0",), "graphs": MagicMock()}
+    attributes = {"worker_count": 0, "servers": None, "devices": ("/device:CPU:0",), "graphs": MagicMock()}
     async_chief = run_strategy(Asynchronous, **attributes, rounds=fails, rescue=rescue)
     rescue.assert_called_once()
     pipeline = run_strategy(ModelParallel, rounds=fails)
     pipeline.rescue.assert_not_called()
     for chief in (sync, async_chief, pipeline):
-        chief.keep.assert_not_called()
+        chief.save_on_error.assert_not_called()
 
 
 LONG, STUCK = asynchronous._LONG_SECONDS, asynchronous._STUCK_SECONDS
@@ -177,7 +177,7 @@ def test_a_call_that_a_lost_host_never_answers_ends_the_process(
 
 def test_training_with_parameter_servers_runs_beside_what_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     training, begun = Asynchronous.__new__(Asynchronous), threading.Event()
-    training.workers, training.others, training.devices, training.graphs = 0, None, ("/device:CPU:0",), MagicMock()
+    training.worker_count, training.workers, training.devices, training.graphs = 0, None, ("/device:CPU:0",), MagicMock()
     training.chief, training.job, training.servers = MagicMock(), MagicMock(callbacks=None), MagicMock()
 
     def end_if_stuck(servers: Any, ended: threading.Event) -> None:
@@ -197,7 +197,7 @@ def test_each_call_of_the_parameter_servers_is_noted(call: str, monkeypatch: pyt
     training, starts = Asynchronous.__new__(Asynchronous), list[float | None]()
     training.name, training._call_start = "master/0", None
     training.job, training.network, training.state, training.graphs = MagicMock(callbacks=None), None, MagicMock(), {(): None}
-    training.flags, training.count, training.servers = flags_of(["--max-steps=9"]), 2, MagicMock()
+    training.flags, training.host_count, training.servers = flags_of(["--max-steps=9"]), 2, MagicMock()
     calls = MagicMock(side_effect=lambda *_: starts.append(training._call_start))
     if call == "pull":
         training.pull = calls
@@ -224,7 +224,7 @@ def test_every_replica_starts_from_the_chief_s_values(step: int, monkeypatch: py
     )
     local = [SimpleNamespace(name=name, variable=SimpleNamespace(path=name)) for name in ("slot", "fixed")]
     synchronous.network = SimpleNamespace(shared=[], local=local, ema_slots={}, compiles=False)
-    synchronous.index, synchronous.count, synchronous.devices = 1, 2, ("/device:CPU:0",) * 2
+    synchronous.index, synchronous.host_count, synchronous.devices = 1, 2, ("/device:CPU:0",) * 2
     synchronous.state, synchronous.source, calls.source.training_batches.return_value = calls.state, calls.source, []
     synchronous.state.shared, synchronous.state.local, synchronous.state.constants, synchronous.state.step = (
         [weight],

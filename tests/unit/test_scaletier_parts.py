@@ -183,5 +183,5 @@ def test_xla_compiles_a_step_on_one_device_of_any_kind(
     compiles: bool, devices: list[str], workers: int, uses_xla: bool
 ) -> None:
     training = Asynchronous.__new__(Asynchronous)
-    training.network, training.devices, training.workers = SimpleNamespace(compiles=compiles), devices, workers
+    training.network, training.devices, training.worker_count = SimpleNamespace(compiles=compiles), devices, workers
     assert training.uses_xla is uses_xla

@@ -162,7 +162,7 @@ def train_worker(error: Exception, explain: Callable[[Exception], str] | None = 
     ends: list[Exception] = []
     strategy = Asynchronous.__new__(Asynchronous)
     strategy.source = SimpleNamespace(training_batches_on_device=raising(error))
-    strategy.job, strategy.count, strategy.data_first_step = Job(None, None, on_data_error=explain), 2, 0
+    strategy.job, strategy.host_count, strategy.data_first_step = Job(None, None, on_data_error=explain), 2, 0
     strategy.budget = SimpleNamespace(step=0, stop=ends.append)
     strategy._train_worker()
     return ends
