@@ -137,7 +137,7 @@ class Asynchronous(Training):
         lost_at: float | None = None
         while not ended.wait(_POLL_SECONDS):
             start, now = self._call_start, time.monotonic()
-            error = servers.error() if start is not None and now - start > _LONG_SECONDS else None
+            error = servers.find_lost_host() if start is not None and now - start > _LONG_SECONDS else None
             if start is None or error is None or not is_lost_host(error):
                 lost_at = None
                 continue

@@ -557,7 +557,7 @@ class FunctionalModel:
             results = self._compute_metrics(batch, outputs)
         return loss, results.pop("loss", mean_loss), self._metrics_after(scope), _stack(results.values())
 
-    def scaled(self, loss: Any, slots: Values) -> Any:
+    def scale_loss(self, loss: Any, slots: Values) -> Any:
         """Return the loss to differentiate, which a LossScaleOptimizer scales."""
         with _Scope(list(zip((spec.variable for spec in self.slots), slots, strict=True))):
             return self._optimizer.scale_loss(loss)

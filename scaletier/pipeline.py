@@ -1,7 +1,7 @@
 """Strategy `model-parallel`: several hosts hold the layers of one model, which is too large for one host.
 
-The master and the workers hold a stage each, consecutive layers with their variables, gradients and velocities; one graph goes
-through all of them. A batch passes in microbatches, so that a stage works on one while the next stage has the one before.
+The master and the workers hold a stage each: consecutive layers with their variables, gradients and optimizer slots. One graph
+spans all stages. A batch passes in microbatches, so that a stage computes one while the next stage computes the one before.
 Source: Huang et al. 2019, "GPipe: efficient training of giant neural networks using pipeline parallelism".
 """
 
@@ -30,7 +30,7 @@ _CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
 
 
 class DistributedState(TrainingState):
-    """The variables of all stages, each on its stage's host; those that belong to no weight are on the master."""
+    """Hold the variables of all stages, each on its stage's host; variables that belong to no weight are on the master."""
 
     def __init__(self, network: FunctionalModel, stages: Sequence[Stage], reader: CheckpointReader | None) -> None:
         self.stages = stages
@@ -51,36 +51,37 @@ class DistributedState(TrainingState):
         for stage, spec in specs:
             stage.variables[spec.name] = variables[spec.name]
 
-    def test(self, state: Sequence[Any], batch: Batch) -> tuple[Any, Any, list[Any], Any]:
+    def test(self, test_state: Sequence[Any], batch: Batch) -> tuple[Any, Any, list[Any], Any]:
         network, outputs, terms = self.network, batch.inputs, list[Any]()
         changing, weights = network.changing(network.shared, network.local), self.ema_shared if self.tests_ema else ()
         values = {spec.name: value for spec, value in zip(network.shared, weights, strict=False)}
-        values |= {spec.name: value for spec, value in zip(changing, state, strict=False)}
+        values |= {spec.name: value for spec, value in zip(changing, test_state, strict=False)}
         for stage in self.stages:
             with tf.device(stage.device):
-                outputs_here = tf.nest.map_structure(copy_to_device, outputs)
-                outputs, after, added = stage.forward({**stage.variables, **values}, outputs_here, False)
-                terms += [tf.reduce_sum(tf.cast(term, tf.float32)) for term in added]
-            values |= after
-        _, mean_loss, measured, results = network.measure(state[len(changing) :], batch, outputs, terms)
+                inputs = tf.nest.map_structure(copy_to_device, outputs)
+                outputs, new_values, losses = stage.forward({**stage.variables, **values}, inputs, False)
+                terms += [tf.reduce_sum(tf.cast(one, tf.float32)) for one in losses]
+            values |= new_values
+        _, mean_loss, measured, results = network.measure(test_state[len(changing) :], batch, outputs, terms)
         return mean_loss, outputs, [*(values[spec.name] for spec in changing), *measured], results
 
 
 class ModelParallel(Training):
-    """The chief's part of a job: it holds the first stage, and runs the graph that spans all stages."""
+    """Run the chief's part of a job: hold the first stage, and run the graph that spans all stages."""
 
     remote, replicas, uses_xla = True, 1, False
     state: DistributedState
 
     def place(self, variable: Any) -> Any:
+        """Return a context on the device of a variable."""
         return tf.device(self.state.devices[id(variable)])
 
     def require_memory(self) -> None:
-        """Require nothing: no host has the whole model."""
+        """Check nothing, since no host has the whole model."""
 
     def make_state(self, reader: CheckpointReader | None) -> TrainingState:
         """Connect to the workers, and create a stage on each."""
-        self.size = self.source.fix_batch_size()
+        self.batch_size = self.source.fix_batch_size()
         self.network.require_remote()
         self.network.require_splittable()
         units = make_units(self.network)
@@ -114,27 +115,29 @@ class ModelParallel(Training):
         return unpack_round(self.network, self.graph(self.iterator).numpy())
 
     def rescue(self) -> None:
-        """Save nothing: the lost host had a part of the model."""
+        """Save nothing, since the lost host had a part of the model."""
 
     def _step(self, iterator: Any) -> Any:
         network, stages, batch = self.network, self.state.stages, Batch.of(iterator.get_next())
         variables, count = named_handles(network, list_handles(self.state)), len(network.local) - len(network.slots)
         global_step, slots = variables.step.read_value(), variables.local[count:]
-        microbatches = min(self.flags.microbatches, self.size)
+        microbatches = min(self.flags.microbatches, self.batch_size)
         values = [slot.read_value() for slot in slots]
-        passed = forward_backward(network, stages, batch, self.size, microbatches, lambda loss: network.scaled(loss, values))
+        result = forward_backward(
+            network, stages, batch, self.batch_size, microbatches, lambda loss: network.scale_loss(loss, values)
+        )
         with tf.device(stages[-1].device):
-            results = tf.concat([[passed.loss] * 2, passed.results], 0)
+            results = tf.concat([[result.loss] * 2, result.results], 0)
         ready = [results]
         for stage in stages:
-            gradients = [passed.gradients[spec.name] for unit in stage.units for spec in unit.trained]
+            gradients = [result.gradients[spec.name] for unit in stage.units for spec in unit.trained]
             with tf.device(stage.device), tf.control_dependencies(gradients):
                 ready.append(tf.no_op())
-        with tf.control_dependencies(ready):  # a batch without results or gradients changes nothing
+        with tf.control_dependencies(ready):  # nothing is written before all results and gradients exist
             trained = variables.shared[: len(network.trained)]
-            written = network.apply(trained, slots, [passed.gradients[spec.name] for spec in network.trained], global_step)
+            written = network.apply(trained, slots, [result.gradients[spec.name] for spec in network.trained], global_step)
             for one in (*variables.shared[len(trained) :], *variables.local[:count]):
-                written.append(one.assign(passed.others[one.spec.name]))
+                written.append(one.assign(result.untrained[one.spec.name]))
             written.append(variables.step.assign(global_step + 1))
         with tf.control_dependencies(written):
             return pack_round(1, global_step + 1, results)

@@ -182,10 +182,10 @@ def test_replicas_of_sync_end_after_the_first_round_of_an_epoch() -> None:
     replica.budget, replica.job, replica.chief = StepBudget(0, 100, steps_between_evaluations=20), MagicMock(), None
     replica.epoch, replica.begins_epoch, replica.steps_per_epoch = 0, True, 20
     for step in range(4, 68, 4):
-        replica.end_epoch = lambda _, step=step: asked.append(step)
+        replica.broadcast_rates = lambda _, step=step: asked.append(step)
         assert not replica.after_round(Round(4, step, 1.0))
     assert asked == [4, 20, 24, 40, 44, 60, 64]
-    replica.end_epoch = lambda _: tf.constant(1.0)
+    replica.broadcast_rates = lambda _: tf.constant(1.0)
     assert [replica.after_round(Round(4, step, 1.0)) for step in (68, 80, 84, 88)] == [False, True, True, False]
 
 

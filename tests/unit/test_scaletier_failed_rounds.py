@@ -77,7 +77,7 @@ def test_steps_are_counted_before_their_delta_is_added() -> None:
 
 
 def test_two_pieces_of_a_device_are_on_their_way_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scaletier.shared_parameters._LEAST_ELEMENTS", 2)
+    monkeypatch.setattr("scaletier.shared_parameters._MIN_ELEMENTS", 2)
     network: Any = SimpleNamespace(shared=[VariableSpec("a", (8,), "float32", None)], local=[])
     parameters = SharedParameters(network, DEVICES, [np.zeros(8, np.float32)], 7)
     pull = tf.function(lambda handles: parameters.begin(named_handles(network, handles))[0], autograph=False)
@@ -95,7 +95,7 @@ def test_two_pieces_of_a_device_are_on_their_way_at_a_time(monkeypatch: pytest.M
 
 def test_variables_get_parameters_once_all_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server or a replica that is lost before leaves the values of the steps before."""
-    monkeypatch.setattr("scaletier.shared_parameters._LEAST_ELEMENTS", 2)
+    monkeypatch.setattr("scaletier.shared_parameters._MIN_ELEMENTS", 2)
     monkeypatch.setattr("scaletier.synchronous._MAX_ELEMENTS", 2)
     specs = [VariableSpec(name, (4,), "float32", None) for name in "ab"]
     network: Any = SimpleNamespace(shared=specs, local=[], replicas=1, ema_pairs=lambda *_: [])

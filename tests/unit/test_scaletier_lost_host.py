@@ -142,7 +142,7 @@ def is_ended(looks: Sequence[tuple[float, Exception | None]], monkeypatch: pytes
     def wait(_seconds: float) -> bool:
         if exits or not remaining:
             return True
-        seconds, servers.error.return_value = remaining.pop(0)
+        seconds, servers.find_lost_host.return_value = remaining.pop(0)
         clock.now += seconds
         return False
 
@@ -255,11 +255,11 @@ def test_every_replica_starts_from_the_chief_s_values(step: int, monkeypatch: py
 def test_only_the_chief_contributes_values(chief: bool) -> None:
     synchronous, summed = Synchronous.__new__(Synchronous), list[Any]()
     synchronous.is_chief, variables = chief, [tf.Variable([1.0, 2.0]), tf.Variable(7, dtype=tf.uint32)]
-    synchronous.add = lambda value: summed.append((value.numpy().tolist(), value.dtype)) or value + 1
+    synchronous.all_reduce_sum = lambda value: summed.append((value.numpy().tolist(), value.dtype)) or value + 1
     synchronous._broadcast(variables)
     assert summed == [([1.0, 2.0] if chief else [0.0, 0.0], tf.float32), (7 if chief else 0, tf.int64)]
     assert [value.numpy().tolist() for value in variables] == ([[2.0, 3.0], 8] if chief else [[1.0, 1.0], 1])
-    synchronous.add = lambda value: tf.debugging.assert_type(value, tf.float64) or value
+    synchronous.all_reduce_sum = lambda value: tf.debugging.assert_type(value, tf.float64) or value
     synchronous._broadcast([number := tf.Variable(0.5 + 0.25j)])
     assert number.numpy() == (0.5 + 0.25j if chief else 0)
 

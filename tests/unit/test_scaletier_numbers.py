@@ -357,7 +357,7 @@ def test_a_round_is_right_after_tensorflows_optimizer() -> None:
 @pytest.mark.parametrize("maximum", [1, 2, 3, 5])
 def test_a_part_in_pieces_equals_the_whole_part(maximum: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each piece has its own scale, so it is at least as precise as the whole part."""
-    monkeypatch.setattr("scaletier.shared_parameters._LEAST_ELEMENTS", maximum)
+    monkeypatch.setattr("scaletier.shared_parameters._MIN_ELEMENTS", maximum)
     parameters = make_parameters(VALUES, 2)
     assert len(parameters._pieces) >= sum(value.size for value in VALUES) / maximum
     assert all(piece.shape[0] <= maximum for piece in parameters._pieces)
@@ -439,7 +439,7 @@ def test_servers_average_their_parameters_at_each_push(devices: int) -> None:
 def test_servers_average_nothing_unless_the_optimizer_does() -> None:
     _, network = averaging(2, None)
     values = [variable.numpy() for variable in TrainingState(network).shared]
-    assert SharedParameters(network, DEVICES, values, 0, values)._averages == []
+    assert SharedParameters(network, DEVICES, values, 0, values)._ema == []
 
 
 @pytest.mark.parametrize(("position", "share"), [(0, 1.0), (20, 1 - 0.5**2)])
@@ -716,7 +716,7 @@ def split_stages(network: FunctionalModel, count: int) -> list[Stage]:
     assert len(cuts) == count + 1
     model_stages = [Stage(f"worker/{at}", "/device:CPU:0", parts[begin:end]) for at, (begin, end) in enumerate(pairwise(cuts))]
     for stage in model_stages:
-        specs = (spec for unit in stage.units for spec in (*unit.trained, *unit.others))
+        specs = (spec for unit in stage.units for spec in (*unit.trained, *unit.untrained))
         stage.variables.update({spec.name: tf.Variable(network.initial(spec)) for spec in specs})
     return model_stages
 
@@ -770,7 +770,7 @@ def test_forward_and_backward_through_stages_give_the_gradients_of_the_model(cas
         np.testing.assert_allclose(result.gradients[spec.name], expected[id(spec.variable)], atol=1e-5, err_msg=spec.name)
     assert float(result.loss) == pytest.approx(mean, rel=1e-5)
     for spec in network.shared[len(network.trained) :]:  # the moving means and variances, which Keras has updated by now
-        np.testing.assert_allclose(result.others[spec.name], np.asarray(spec.variable), atol=1e-5, err_msg=spec.name)
+        np.testing.assert_allclose(result.untrained[spec.name], np.asarray(spec.variable), atol=1e-5, err_msg=spec.name)
 
 
 def test_metrics_of_microbatches_equal_those_of_the_batch() -> None:
