@@ -123,7 +123,7 @@ class Callbacks:
         for callback in callbacks if step else ():
             if isinstance(callback, keras.callbacks.CSVLogger):
                 callback.append = True
-        before = _trainable_ids(network.model)
+        before = _trainable_of(network.model)
         train_data, _ = self._data
         _call_hook(train_data, "on_epoch_end")  # as `fit` of Keras does before the first epoch, and before each evaluation
         self._list.on_train_begin()
@@ -142,7 +142,7 @@ class Callbacks:
         self._begin_epoch(begin < flags.max_steps)
         if "metrics" in stored:
             self._restore_metrics(**stored["metrics"])
-        if not step and _trainable_ids(network.model) != before:  # later changes have no effect in Keras either
+        if not step and _trainable_of(network.model) != before:  # what is set later has no effect in Keras either
             line = "a callback has changed what is trainable, or the learning rate's schedule, when training began. Valid:"
             raise JobError(f"{line} set them in the function that makes the model")
         return (at + 1) * steps_per_epoch
@@ -287,8 +287,8 @@ def _plain(value: Any) -> Any:
         return str(value)
 
 
-def _trainable_ids(model: Any) -> list[int]:
-    """Return the ids of the variables that a model trains, and of the learning rates of its optimizer and inner optimizers."""
+def _trainable_of(model: Any) -> list[int]:
+    """Return what identifies the variables that a model trains, and the learning rates of its optimizer and inner ones."""
     from scaletier import private
 
     rates = (private.rate_of(one) for one in private.inner_optimizers(model.optimizer))

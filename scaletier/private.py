@@ -1,6 +1,6 @@
 """Use private names of TensorFlow and Keras, each with its reason.
 
-tests/unit/test_scaletier_private.py checks each in the versions of `VERSIONS`, the only ones that a job's runtimeVersion may name.
+tests/unit/test_scaletier_private.py checks each in the versions of `VERSIONS`, which a job's runtimeVersion must name.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class Training(abc.ABC):
         self.network = FunctionalModel(job, self.source.element_spec, flags.seed, self.replicas, self.place, spec)
         self.require_memory()
         if self.is_chief and self.network.model.jit_compile and not self.uses_xla:
-            say("XLA compiles no step: it requires one process or --strategy sync, one device a host, and batches of one shape")
+            say("XLA compiles no step: that takes one process or --strategy sync, one device a host, and batches of one shape")
         self.reader = checkpoint.open_to_resume(flags.job_dir, self.network) if self.is_chief else None
         self.state = self.make_state(self.reader)
         self.data_position = checkpoint.DataPosition(self.source, self.reader)

@@ -915,7 +915,7 @@ def test_a_line_says_that_xla_compiles_no_step(
 
     data = tf.data.Dataset.from_tensor_slices((INPUTS[:, None], TARGETS)).padded_batch(4, ([length, 3], [1]))
     assert main(scaletier.Job(compiled, data)) == 0
-    assert ("XLA compiles no step: it requires one process or --strategy sync, one " in capfd.readouterr().out) is said
+    assert ("XLA compiles no step: that takes one process or --strategy sync, one " in capfd.readouterr().out) is said
 
 
 def test_a_compiled_model_fills_missing_job_settings(main: Main, capfd: pytest.CaptureFixture[str]) -> None:
