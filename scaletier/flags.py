@@ -176,11 +176,11 @@ def flags_of(arguments: argparse.Namespace | Sequence[str] | None = None, **defa
     """
     defaults = {name: value for name, value in defaults.items() if value is not None}
     if not isinstance(arguments, argparse.Namespace):
-        known = parser()
-        known.set_defaults(**defaults)
+        flag_parser = parser()
+        flag_parser.set_defaults(**defaults)
         if isinstance(arguments, str | bytes):
-            known.error(f"arguments={arguments!r} is invalid. Valid: a list, such as {arguments.split()}")
-        arguments, defaults = known.parse_args(None if arguments is None else list(map(str, arguments))), {}
+            flag_parser.error(f"arguments={arguments!r} is invalid. Valid: a list, such as {arguments.split()}")
+        arguments, defaults = flag_parser.parse_args(None if arguments is None else list(map(str, arguments))), {}
     settings = {field.name: getattr(arguments, field.name) for field in fields(Flags)}
     if not isinstance(settings["max_steps"], _Default):
         defaults.pop("max_steps", None)

@@ -41,6 +41,9 @@ def run(job: Job, arguments: argparse.Namespace | Sequence[str] | None = None) -
     Args:
         job: the job.
         arguments: a namespace of `scaletier.parser()`, or a list of command-line arguments. Default: those of the process.
+
+    Raises:
+        SystemExit: the arguments are invalid.
     """
     exit_process(run_to_exit_code(job, flags_of(arguments)))
 
@@ -144,6 +147,9 @@ def export(job: Job, arguments: argparse.Namespace | Sequence[str] | None = None
 
     Returns:
         The exit code: 0, or 2 if the job is invalid or has no readable checkpoint.
+
+    Raises:
+        SystemExit: the arguments are invalid, or TensorFlow is not installed.
     """
     flags = flags_of(arguments)
 

@@ -35,10 +35,12 @@ class Cluster:
 
     @property
     def name(self) -> str:
+        """The task's name, such as `worker/0`."""
         return f"{self.task_type}/{self.task_index}"
 
     @property
     def address(self) -> str:
+        """The task's `host:port`; KeyError if one process trains."""
         return self.jobs[self.task_type][self.task_index]
 
     def peers(self, *jobs: str) -> dict[str, str]:
