@@ -41,7 +41,7 @@ def main() -> None:
         config = target_type.config_type.parse(raw)
         target = target_type(stack, config.spec(), config, previous)
         change = Change(removed_hosts(previous.hosts, target.spec), target.replaced_hosts())
-        protect_jobs(change, target.read, target.create, pulumi.runtime.is_dry_run(), config.disrupt_jobs)
+        protect_jobs(change, target.read_object, target.create_object, pulumi.runtime.is_dry_run(), config.disrupt_jobs)
         key = OperatorKey("operator-key", comment=f"scaletier-{stack}")
         cluster = target.build(key.publicKey)
     except (SpecError, TargetError) as error:

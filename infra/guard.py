@@ -15,8 +15,8 @@ from jobs.records import CancelRequest, JobRecord, Plan
 from jobs.serialization import RecordError
 from jobs.times import now
 
-Read = Callable[[str], bytes | None]
-Create = Callable[[str, bytes], None]
+ReadObject = Callable[[str], bytes | None]
+CreateObject = Callable[[str, bytes], None]
 DESTROY_ADVICE = (
     "`pulumi config set retainBucket true` to retain the bucket, or `pulumi config set forceDestroy true` to delete it with "
     "its data; then `pulumi up` and `pulumi destroy`"
@@ -63,12 +63,12 @@ class AffectedJob:
     continues: bool = False
 
 
-def affected_jobs(queue: Queue, change: Change, read: Read) -> list[AffectedJob]:
+def affected_jobs(queue: Queue, change: Change, read_object: ReadObject) -> list[AffectedJob]:
     """Return each job that has a host of the change, or waits for more hosts than would remain."""
     jobs = []
     for entry in queue.entries:
         if entry.has_hosts and (lost_hosts := [host for host in entry.hosts if host in change.hosts]):
-            continues = _can_continue(read(plan(entry.jobId)), [entry.replica_on(host) for host in lost_hosts])
+            continues = _can_continue(read_object(plan(entry.jobId)), [entry.replica_on(host) for host in lost_hosts])
             jobs.append(AffectedJob(entry.jobId, f"job {entry.jobId} has {', '.join(lost_hosts)}", continues))
         elif not entry.has_hosts and len(place(entry.candidate_hosts, change.removed)) < len(entry.replica_names):
             jobs.append(AffectedJob(entry.jobId, f"job {entry.jobId} waits for more hosts than remain"))
@@ -86,15 +86,15 @@ def _can_continue(content: bytes | None, replicas: list[str]) -> bool:
         return True
 
 
-def protect_jobs(change: Change, read: Read, create: Create, preview: bool, allowed: bool) -> None:
+def protect_jobs(change: Change, read_object: ReadObject, create_object: CreateObject, preview: bool, allowed: bool) -> None:
     """Warn at a preview and raise TargetError at an update if jobs would lose hosts.
 
     If `allowed` (disruptJobs), the update ends the jobs that cannot continue, as `fab cancel` would.
     """
-    if not change.hosts or (content := read(QUEUE)) is None:
+    if not change.hosts or (content := read_object(QUEUE)) is None:
         return
     try:
-        jobs = affected_jobs(Queue.from_json(content), change, read)
+        jobs = affected_jobs(Queue.from_json(content), change, read_object)
     except RecordError as error:
         pulumi.log.warn(f"the queue cannot be read, so no job is protected: {error}")
         return
@@ -109,21 +109,21 @@ def protect_jobs(change: Change, read: Read, create: Create, preview: bool, allo
         if not preview:
             request = CancelRequest("pulumi up", now(), f"hosts removed or replaced: {', '.join(change.hosts)}")
             for job_id in ended:
-                create(cancel(job_id), request.to_json())
+                create_object(cancel(job_id), request.to_json())
     elif preview:
         pulumi.log.warn(f"{problem}: pulumi up will refuse. Wait (fab wait), fab cancel, or pulumi config set disruptJobs true")
     else:
         raise TargetError(f"{problem}: nothing was changed. Wait (fab wait), fab cancel, or pulumi config set disruptJobs true")
 
 
-def destroy_problem(settings: Mapping[str, Any], content: Callable[[], str], read: Read) -> str:
+def destroy_problem(settings: Mapping[str, Any], content: Callable[[], str], read_object: ReadObject) -> str:
     """Return why a destroy is refused, or nothing: it would delete a bucket with `content`, or end a job.
 
     `settings` are retain (retainBucket), force (forceDestroy) and disrupt (disruptJobs), which states of older stacks lack.
     """
     if not settings["retain"] and not settings["force"]:
         return data_problem(content())
-    problem = "" if settings.get("disrupt") else _unended_jobs(read)
+    problem = "" if settings.get("disrupt") else _unended_jobs(read_object)
     remedy = "Wait (`fab wait`), `fab cancel`, or `pulumi config set disruptJobs true && pulumi up`"
     return problem and f"{problem}, so nothing was destroyed. {remedy}"
 
@@ -135,11 +135,11 @@ def data_problem(content: str, more: str = "") -> str:
     )
 
 
-def _unended_jobs(read: Read) -> str:
+def _unended_jobs(read_object: ReadObject) -> str:
     """Return which jobs have not ended; the leader of one with a final state is about to remove it from the queue."""
     try:
-        queued = Queue.from_json(content).entries if (content := read(QUEUE)) is not None else []
-        records = {entry.jobId: read(job(entry.jobId)) for entry in queued}
+        queued = Queue.from_json(content).entries if (content := read_object(QUEUE)) is not None else []
+        records = {entry.jobId: read_object(job(entry.jobId)) for entry in queued}
         jobs = [job_id for job_id, record in records.items() if record is None or not JobRecord.from_json(record).final]
     except RecordError as error:
         return f"a record of jobs cannot be read ({error})"

@@ -100,6 +100,7 @@ class Inventory(Record):
     Attributes:
         bucket, operator_bucket: the bucket as hosts and as the operator name it.
         proxy_command: ssh's ProxyCommand, None if the operator reaches the hosts' addresses.
+        poll_seconds: time between two polls of the bucket, by the agent of a host with a job or by a model server.
         shared_cpus: number of processors that the hosts share, None if each has its own.
         runtimes, operator_runtimes: the folder of the jobs' own Python environments as hosts and as the operator name it; None
             if jobs can have none.

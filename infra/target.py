@@ -106,12 +106,12 @@ class Target(ABC):
         """Declare the resources."""
 
     @abstractmethod
-    def read(self, path: str) -> bytes | None:
-        """Return the current content of a file in the bucket, None if it does not exist."""
+    def read_object(self, path: str) -> bytes | None:
+        """Return the current content of an object in the bucket, None if it does not exist."""
 
     @abstractmethod
-    def create(self, path: str, content: bytes) -> None:
-        """Write a file in the bucket unless it exists; raise TargetError if that fails."""
+    def create_object(self, path: str, content: bytes) -> None:
+        """Write an object in the bucket unless it exists; raise TargetError if that fails."""
 
     def replaced_hosts(self) -> list[str]:
         """Return the existing hosts that the update will replace, as far as the target knows before it."""

@@ -312,7 +312,8 @@ class Plan(Record):
         preparingSeconds: seconds for which the job may be PREPARING.
         logLimit: the bytes that are kept of each replica's log.
         notify: the URL or command to which the leader reports the job's end (`jobs.notification`); empty for no report.
-        command: runs instead of `module`, in this `folder` of the package.
+        command: the command line that runs instead of `module`.
+        folder: the folder of the package in which `command` runs; empty for a module.
         python: the Python of the job's own runtime; empty for the hosts' Python.
         addresses: the addresses of all candidate hosts; `with_hosts` puts those of the assigned hosts into `tasks`.
         hosts: maps each replica to its host; empty in the bucket.

@@ -227,9 +227,9 @@ class Client:
         with _as_ops_error():
             yield from merge(read.read_logs(self._cluster, record, replicas, log_filter).values())
 
-    def follow(self, record: JobRecord, replicas: list[str], log_filter: LogFilter, ticks: bool = False) -> Follower:
+    def follow(self, record: JobRecord, replicas: list[str], log_filter: LogFilter, for_screen: bool = False) -> Follower:
         """Return a follower, which yields the job's log lines, records and reasons to wait until it has ended."""
-        return Follower(self._cluster.fleet, self._cluster.ledger, record, replicas, log_filter, ticks)
+        return Follower(self._cluster.fleet, self._cluster.ledger, record, replicas, log_filter, for_screen)
 
     def cancel(self, job_id: str | None = None, on_poll: OnPoll | None = None) -> JobHandle:
         """Cancel a job, by default the only one that has not ended, and wait until it is CANCELLED."""

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 from scaletier.fit import EvalSpec, TrainSpec, fit, train_and_evaluate
 from scaletier.flags import parser
-from scaletier.job import Inspector, Job, JobError
+from scaletier.job import EvalCallback, Job, JobError
 from scaletier.run import export, main, run
 from scaletier.tf_config import Cluster, ClusterError, cluster
 
 __all__ = [
     "Cluster",
     "ClusterError",
+    "EvalCallback",
     "EvalSpec",
-    "Inspector",
     "Job",
     "JobError",
     "TrainSpec",

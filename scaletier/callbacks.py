@@ -1,4 +1,4 @@
-"""Call Keras's callbacks on the chief: their hooks of training, epochs and evaluations."""
+"""Call the hooks of Keras's callbacks on the chief: those of training, epochs and evaluations."""
 
 from __future__ import annotations
 
@@ -19,20 +19,22 @@ if TYPE_CHECKING:  # the rest of the library imports TensorFlow
     from scaletier.functional_model import FunctionalModel
     from scaletier.loop import Round
 
-# Epochs if the number of batches is unknown.
+# The number of epochs if the number of batches is unknown.
 _EPOCHS = 10
-# Numbers that Keras's callbacks keep.
+# The attributes of Keras's callbacks that a checkpoint keeps.
 _STATE = ("best", "best_epoch", "wait", "cooldown_counter", "epoch", "history")
 HOOKS = ("on_train_begin", "on_train_end", "on_epoch_begin", "on_epoch_end", "on_test_begin", "on_test_end")
-# Keras's `fit` does not call them either.
+# Keras's `fit` does not call these either.
 _PREDICT_HOOKS = ("on_predict_begin", "on_predict_end", "on_predict_batch_begin", "on_predict_batch_end")
 
 
 class Callbacks:
-    """The callbacks of one call of `fit`, or a function that makes them, and its epochs.
+    """The callbacks of one call of `fit`, or a function that makes them, and the epochs of the call.
 
-    `history` is the `keras.callbacks.History`, on the chief, once training begins; `rates` are learning rates that callbacks
-    may have set, by their places in the network's `local`. With `pauses` all replicas pause during an evaluation.
+    Attributes:
+        history: the `keras.callbacks.History`, on the chief, once training begins.
+        rates: learning rates that callbacks may have set, by their indices in the network's `local`.
+        pauses: True if all replicas pause during an evaluation.
     """
 
     history: Any = None
@@ -50,7 +52,7 @@ class Callbacks:
         self._rounds, self._metrics, self._carried = list[tuple[int, Mapping[str, float]]](), list[Any](), list[Any]()
 
     def check(self) -> None:
-        """Raise JobError for a callback with a hook that is not called."""
+        """Raise JobError for a callback with a hook that this library does not call."""
         import keras
 
         plain, checkpoint = keras.callbacks.Callback, keras.callbacks.ModelCheckpoint
@@ -86,22 +88,26 @@ class Callbacks:
 
     @functools.cached_property
     def state(self) -> Any:
-        """The tf.Variable for checkpoints: the callbacks as the last epoch ended, and the metrics of this one."""
+        """The tf.Variable for checkpoints: the callbacks' state at the end of the last epoch, and this epoch's metrics."""
         tf = import_tensorflow()
         with tf.device("/device:CPU:0"):
             return tf.Variable("")
 
     def begin(self, network: FunctionalModel, local: Sequence[Any], flags: Flags, reader: CheckpointReader | None) -> int:
-        """Start training, or resume from a checkpoint; return the global step at which the epoch ends.
+        """Start training, or resume from a checkpoint.
 
-        `local` are tf.Variables in the network's order.
+        Args:
+            local: the network's `local` variables, as tf.Variables.
+
+        Returns:
+            The global step at which the present epoch ends.
         """
         import keras
 
         step = reader.step if reader else 0
         setters = keras.callbacks.ReduceLROnPlateau, keras.callbacks.LearningRateScheduler
-        if not network.learning_rates and (found := [one for one in self._callbacks if isinstance(one, setters)]):
-            line = f"the callback {type(found[0]).__name__} is invalid: the optimizer's learning rate is a schedule."
+        if not network.learning_rates and (refused := [one for one in self._callbacks if isinstance(one, setters)]):
+            line = f"the callback {type(refused[0]).__name__} is invalid: the optimizer's learning rate is a schedule."
             raise JobError(f"{line} Valid: a learning rate that is a number")
         if network.replicas > 1 and any(isinstance(one, keras.callbacks.SwapEMAWeights) for one in self._callbacks):
             line = "the callback SwapEMAWeights is invalid: several replicas train, and average what they share. Valid:"
@@ -110,9 +116,11 @@ class Callbacks:
         steps_per_epoch = flags.eval_steps or 1
         epochs, network.model.stop_training = -(-flags.max_steps // steps_per_epoch), False
         self.history = keras.callbacks.History()
-        called = [*self._callbacks, self.history]
-        self._list = keras.callbacks.CallbackList(called, model=network.model, epochs=epochs, steps=flags.eval_steps, verbose=0)
-        for callback in called if step else ():
+        callbacks = [*self._callbacks, self.history]
+        self._list = keras.callbacks.CallbackList(
+            callbacks, model=network.model, epochs=epochs, steps=flags.eval_steps, verbose=0
+        )
+        for callback in callbacks if step else ():
             if isinstance(callback, keras.callbacks.CSVLogger):
                 callback.append = True
         before = _trainable_of(network.model)
@@ -128,7 +136,8 @@ class Callbacks:
         at, begin = step // steps_per_epoch, step
         self._epoch = stored.get("epoch", self.history.epoch[-1] + 1 if self.history.epoch else at)
         if abs(self._epoch - at) <= 1:  # else the length of epochs has changed
-            at = self._epoch  # the checkpoint may be of a job that had ended within an epoch, or had not ended one that is over
+            # The checkpoint may be of a job that ended within an epoch, or before the callbacks of a completed epoch.
+            at = self._epoch
             begin = min(step, at * steps_per_epoch)
         self._begin_epoch(begin < flags.max_steps)
         if "metrics" in stored:
@@ -142,28 +151,31 @@ class Callbacks:
         return [float(self._network.initial(self._network.local[at])) for at in self._rates]
 
     def _stateful(self) -> list[Any]:
-        """Return the callbacks whose state is numbers."""
+        """Return the callbacks whose state a checkpoint keeps."""
         import keras.callbacks as own
 
         kinds = own.ModelCheckpoint, own.EarlyStopping, own.ReduceLROnPlateau, own.History
         return [one for one in (*self._callbacks, self.history) if isinstance(one, kinds)]
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        """Set the state of `_store`; learning rates are the job's if these have changed."""
+        """Restore the callbacks' state from a checkpoint, and its learning rates unless the job's own have changed."""
         stored = list(state["callbacks"])
         for callback in self._stateful():
             name = type(callback).__name__
             if getattr(callback, "restore_best_weights", False):
                 say(f"The callback {name} starts again: its best weights are in no checkpoint")
-            elif found := next((one for one in stored if one[0] == name), None):
-                stored.remove(found)
-                vars(callback).update(found[1])
+            elif match := next((one for one in stored if one[0] == name), None):
+                stored.remove(match)
+                vars(callback).update(match[1])
         if state["given_rates"] == self._given_rates():
             for at, rate in zip(self._rates, state["rates"], strict=True):
                 self._local[at].assign(rate)
 
     def _restore_metrics(self, steps: int, logs: Mapping[str, float], carried: Sequence[Any]) -> None:
-        """Continue the metrics of the epoch in which the checkpoint was written, if the model has the same ones."""
+        """Continue the metrics of the epoch in which the checkpoint was written, if the model has the same metrics.
+
+        `carried` are the values of the metrics' variables.
+        """
         import numpy as np
 
         initial = self._network.initial_metrics()
@@ -172,7 +184,7 @@ class Callbacks:
             self._carried = list(carried) if [*map(np.shape, carried)] == [*map(np.shape, initial)] else []
 
     def store(self) -> None:
-        """Set `state` for a checkpoint."""
+        """Update `state` for a checkpoint."""
         state = {**self._ended, "epoch": self._epoch}
         if self._rounds:
             steps, logs = self._total()
@@ -181,14 +193,14 @@ class Callbacks:
         self.state.assign(json.dumps(state, default=_plain))
 
     def _total(self) -> tuple[int, Mapping[str, float]]:
-        """Return the steps of this epoch's rounds, and their metrics."""
+        """Return the number of steps of this epoch's rounds, and the metrics over them."""
         total = sum(steps for steps, _ in self._rounds)
         if self._metrics:
             return total, self._rounds[-1][1]
         return total, {name: sum(steps * each[name] for steps, each in self._rounds) / total for name in self._logs}
 
     def _callbacks_state(self) -> dict[str, Any]:
-        """Return the state of callbacks in the form of JSON."""
+        """Return the state of the callbacks in a form that JSON can store."""
         callbacks = [
             (type(one).__name__, {key: value for key, value in vars(one).items() if key in _STATE}) for one in self._stateful()
         ]
@@ -198,7 +210,7 @@ class Callbacks:
         return copy
 
     def restore_metrics(self) -> list[Any]:
-        """Restore the tf.Variables that keep metrics between an epoch's rounds, where a process trains alone; return them."""
+        """Restore, for a process that trains alone, the tf.Variables that keep metrics between rounds; return them."""
         tf = import_tensorflow()
         self._metrics = self._network.metrics
         for variable, value in zip(self._metrics, self._carried, strict=False):
@@ -212,21 +224,22 @@ class Callbacks:
 
     @property
     def stopped(self) -> bool:
-        """True if a callback has ended training, and the epoch that has begun has a round, as each one of Keras has a batch."""
+        """True if a callback has ended training, and the present epoch has a round, as each epoch of Keras has a batch."""
         return self.stopping and (bool(self._rounds) or not self.pending)
 
     @property
     def pending(self) -> bool:
         """True if an epoch has begun and not ended."""
-        return self._begun
+        return self._in_epoch
 
     def add(self, result: Round) -> None:
+        """Add a round to the present epoch."""
         self._rounds.append((result.steps, {"loss": result.mean_loss, **result.metrics}))
 
     def end_epoch(self, step: int, evaluate: Callable[[], EvaluationResult | None] | None) -> None:
-        """End an epoch at a global step, after its evaluation, if there is one; do nothing if that was stopped.
+        """Evaluate at the end of an epoch, at a global step, and call the hooks; return if the evaluation was stopped.
 
-        Its metrics are those of the epoch before if it had no round, as with `sync` if a round has more steps than an epoch.
+        An epoch without a round, as with `sync` if a round has more steps than an epoch, has the metrics of the epoch before.
         """
         if self._rounds:
             _, self._logs = self._total()
@@ -236,12 +249,12 @@ class Callbacks:
             _call_hook(validation_data, "on_epoch_end")
             self._list.on_test_begin()
             _call_hook(validation_data, "on_epoch_begin")
-            if (measured := evaluate()) is None:
+            if (result := evaluate()) is None:
                 return
             _call_hook(validation_data, "on_epoch_end")
-            found = {"loss": measured.loss, **measured.metrics}
-            self._list.on_test_end(found)
-            logs |= {f"val_{name}": value for name, value in found.items()}
+            metrics = {"loss": result.loss, **result.metrics}
+            self._list.on_test_end(metrics)
+            logs |= {f"val_{name}": value for name, value in metrics.items()}
         self._list.on_epoch_end(self._epoch, logs)
         self._ended = self._callbacks_state()
         self._epoch += 1
@@ -249,7 +262,7 @@ class Callbacks:
 
     def _begin_epoch(self, begins: bool) -> None:
         self._rounds.clear()
-        self._begun = begins
+        self._in_epoch = begins
         if begins:
             self._network.model.reset_metrics()
             self._list.on_epoch_begin(self._epoch)
@@ -260,12 +273,12 @@ class Callbacks:
         self.rates = {at: self._local[at].numpy() for at in self._rates}
 
     def end(self) -> None:
-        """End training, after which the model may have other weights."""
+        """End training; a callback may then set other weights of the model."""
         self._list.on_train_end()
 
 
 def _plain(value: Any) -> Any:
-    """Convert a value that JSON has no form for to a number, a list of numbers or a text."""
+    """Convert a value that JSON cannot store to a number, a list of numbers or a text."""
     import numpy as np
 
     try:

@@ -1,4 +1,4 @@
-"""Prepare a job's data: endless batches for each replica, and one pass for an evaluation."""
+"""Prepare a job's data: endless batches for each replica, and one pass over the data for an evaluation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class DataError(RuntimeError):
 
 
 def batch_errors() -> tuple[type[Exception], ...]:
-    """Return TensorFlow's errors for a batch that cannot be made, or that a model cannot take: a label that is no class."""
+    """Return TensorFlow's errors for a batch that cannot be made, or that the model refuses, such as for an invalid label."""
     codes = "InvalidArgument", "NotFound", "OutOfRange", "PermissionDenied", "Unimplemented", "Unknown"
     return tuple(getattr(tf.errors, f"{code}Error") for code in codes)
 
@@ -32,30 +32,30 @@ def replica_seed(seed: int, replica: int) -> int:
 
 
 class ReplicaContext(tf.distribute.InputContext):  # type: ignore[name-defined, misc]
-    """The replica that a job's function makes its data for."""
+    """The replica for which a job's function makes data."""
 
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
-        """Return a replica's part of a batch; JobError if the replicas cannot share it evenly."""
+        """Return the size of a replica's part of a batch; JobError if the replicas cannot share the batch evenly."""
         count = int(self.num_replicas_in_sync)
-        if rest := global_batch_size % count:
+        if remainder := global_batch_size % count:
             line = f"the job's data is invalid: {count} replicas cannot share a batch of {global_batch_size} evenly."
-            raise JobError(f"{line} Valid: a multiple of {count}, such as {global_batch_size + count - rest}")
+            raise JobError(f"{line} Valid: a multiple of {count}, such as {global_batch_size + count - remainder}")
         return global_batch_size // count
 
 
 class BatchSource:
-    """A job's data, from which the datasets of replicas and evaluations are made.
+    """Make the datasets of replicas and evaluations from a job's data.
 
-    TensorFlow forgets a dataset object when this process joins a cluster. With `remote` it is kept as a serialized graph.
+    TensorFlow loses dataset objects when this process joins a cluster. With `remote` the data is kept as a serialized graph.
 
     Attributes:
         element_spec: the structure of a batch.
         length: the number of batches, or None if it is unknown or infinite.
-        description: the number and structure of the batches, by which changed data is noticed.
+        description: the number and structure of the batches. Data with another description is taken as changed.
 
     Raises:
         JobError: the data is invalid.
-        DataError: it is missing or cannot be read.
+        DataError: the data is missing or cannot be read.
     """
 
     def __init__(self, data: Any, name: str = "data", remote: bool = False) -> None:
@@ -80,8 +80,8 @@ class BatchSource:
     def _make(self, context: Any) -> Any:
         if self._graph is not None:
             with on_this_process():
-                packed = tf.constant(self._graph)
-            return _deserialize(packed, self.element_spec)
+                graph = tf.constant(self._graph)
+            return _deserialize(graph, self.element_spec)
         try:
             dataset = (self._data(context) if self._by_replica else self._data()) if callable(self._data) else self._data
         except (tf.errors.OpError, OSError) as error:
@@ -91,11 +91,11 @@ class BatchSource:
             raise JobError(f"the job's {self.name} is {kind_of(dataset)}; valid is {valid}")
         return dataset
 
-    def training(self, replica: int = 0, replicas: int = 1, step: int = 0) -> Any:
-        """Return endless, prefetched batches for a replica, after those of `step` steps of all replicas together.
+    def training_batches(self, replica: int = 0, replicas: int = 1, step: int = 0) -> Any:
+        """Return endless, prefetched batches for a replica, after the batches of `step` steps of all replicas together.
 
-        Of a dataset that all n replicas share each takes every n-th batch. If n and the number of batches have no common
-        factor, these are others in each pass, so that all replicas see all data.
+        If the n replicas share one dataset, each takes every n-th batch. If n and the number of batches have no common factor,
+        a replica gets other batches in each pass, and in the end all data.
         """
         dataset, batches = self._make(ReplicaContext(replicas, replica, replicas)), step // replicas
         if size := self._batch_size:  # a graph that spans hosts needs static shapes
@@ -112,42 +112,43 @@ class BatchSource:
             dataset = _endless(dataset, batches * replicas).shard(replicas, replica)
         return dataset if dataset.options().autotune.enabled is False else dataset.prefetch(tf.data.AUTOTUNE)
 
-    def once(self) -> Any:
+    def one_pass(self) -> Any:
+        """Return the batches of one pass over the data."""
         return self._make(ReplicaContext())
 
     def fix_batch_size(self) -> int:
-        """Train on batches of one size from now on, the largest of the first ones; return their number of samples.
+        """Restrict training to batches of one size, the largest of the first batches; return the size.
 
         JobError if a batch has a part that cannot be divided into microbatches.
         """
         specs = tf.nest.flatten([part for part in Batch.of(self.element_spec) if part is not None])
-        if other := [
+        if invalid := [
             type(one).__name__.removesuffix("Spec") for one in specs if not isinstance(one, tf.TensorSpec | tf.RaggedTensorSpec)
         ]:
-            line = f"the job's {self.name} is invalid with --strategy model-parallel: a batch has a part of type {other[0]}."
+            line = f"the job's {self.name} is invalid with --strategy model-parallel: a batch has a part of type {invalid[0]}."
             raise JobError(f"{line} Valid: dense or ragged tensors, or --strategy async or sync")
         if (size := specs[0].shape[0]) is None:
-            sizes = self.once().take(_FIRST_BATCHES).map(lambda *parts: tf.shape(tf.nest.flatten(parts)[0])[0])
+            sizes = self.one_pass().take(_FIRST_BATCHES).map(lambda *parts: tf.shape(tf.nest.flatten(parts)[0])[0])
             self._batch_size = size = max(int(size) for size in sizes)
-            say(f"Trains on batches of {size}; others are left out")
+            say(f"Trains on batches of {size}; others are skipped")
         return int(size)
 
-    def training_on_device(self, replica: int, replicas: int, step: int = 0) -> Any:
-        """Return `training` on the current device, which may be another host's; a function that makes the data runs here."""
+    def training_batches_on_device(self, replica: int, replicas: int, step: int = 0) -> Any:
+        """Return `training_batches` on the current device, which may be another host's. A job's function still runs here."""
         if self._graph is not None:
-            return self.training(replica, replicas, step)
+            return self.training_batches(replica, replicas, step)
         with on_this_process():
-            dataset = self.training(replica, replicas, step)
-            packed = _serialize(dataset)
-        return _deserialize(packed, dataset.element_spec)
+            dataset = self.training_batches(replica, replicas, step)
+            graph = _serialize(dataset)
+        return _deserialize(graph, dataset.element_spec)
 
 
-def evaluation(data: Any, remote: bool = False) -> BatchSource:
-    """Return the data of an evaluation; JobError if it is invalid or has no end."""
-    data_source = BatchSource(data, "eval_data", remote)
-    if data_source.endless:
+def make_eval_source(data: Any, remote: bool = False) -> BatchSource:
+    """Return the source of a job's eval_data; JobError if the data is invalid or has no end."""
+    source = BatchSource(data, "eval_data", remote)
+    if source.endless:
         raise JobError("the job's eval_data has no end; pass a dataset without .repeat()")
-    return data_source
+    return source
 
 
 def with_any_batch_size(spec: Any, name: str | None = None) -> Any:
@@ -163,12 +164,13 @@ def with_any_batch_size(spec: Any, name: str | None = None) -> Any:
 
 
 def add_class_weights(dataset: Any, class_weight: Mapping[int, float]) -> Any:
-    """Return batches with a weight for each sample by its class, or 1, as Keras's `fit` of arrays; JobError if that is invalid.
+    """Return the batches with a weight for each sample by its class, by default 1, as Keras's `fit` of arrays.
 
-    A target is the number of a class, or a vector whose largest number is at the place of the class.
+    A target is the number of a class, or a vector with its largest number at the index of the class. JobError if class_weight
+    or the data is invalid.
     """
     if not isinstance(dataset, tf.data.Dataset):
-        return dataset  # which is refused later
+        return dataset  # `BatchSource` refuses it
     try:
         pairs = sorted((operator.index(number), float(weight)) for number, weight in class_weight.items())
     except (AttributeError, TypeError, ValueError):
@@ -192,34 +194,34 @@ def add_class_weights(dataset: Any, class_weight: Mapping[int, float]) -> Any:
             )
         labels = tf.cast(tf.round(numbers), tf.int64)
         classes, weights = tf.constant([one for one, _ in pairs], tf.int64), tf.constant([one for _, one in pairs], tf.float32)
-        places = tf.reshape(tf.searchsorted(classes, tf.reshape(labels, [-1])), tf.shape(labels))
-        places = tf.minimum(places, len(pairs) - 1)
-        return inputs, targets, tf.where(tf.gather(classes, places) == labels, tf.gather(weights, places), 1.0)
+        indices = tf.reshape(tf.searchsorted(classes, tf.reshape(labels, [-1])), tf.shape(labels))
+        indices = tf.minimum(indices, len(pairs) - 1)
+        return inputs, targets, tf.where(tf.gather(classes, indices) == labels, tf.gather(weights, indices), 1.0)
 
     return dataset.map(tf.autograph.experimental.do_not_convert(weigh))
 
 
 def _serialize(dataset: Any) -> Any:
-    """Return a string tensor from which another host can make this dataset."""
+    """Return a dataset's graph as a string tensor, from which another host can make the dataset."""
     return tf.raw_ops.DatasetToGraphV2(input_dataset=tf.data.experimental.to_variant(dataset), external_state_policy=1)
 
 
-def _deserialize(packed: Any, element_spec: Any) -> Any:
+def _deserialize(graph: Any, element_spec: Any) -> Any:
     """Return the dataset of a serialized graph, on the current device."""
-    return tf.data.experimental.from_variant(tf.raw_ops.DatasetFromGraph(graph_def=packed), element_spec)
+    return tf.data.experimental.from_variant(tf.raw_ops.DatasetFromGraph(graph_def=graph), element_spec)
 
 
 def _endless(dataset: Any, skipped: int) -> Any:
     """Return batches without end, after the first `skipped` ones.
 
-    A pass that is skipped as a whole is started, so that shuffling goes on, but not read: the next one has the right order.
+    A pass that is skipped as a whole is started but not read, so that the shuffle advances, and the next pass has its order.
     """
     count = int(dataset.cardinality())
     if count == tf.data.INFINITE_CARDINALITY:
         return dataset.skip(skipped)
-    passes, rest = divmod(skipped, count) if count > 0 else (0, skipped)
+    passes, remainder = divmod(skipped, count) if count > 0 else (0, skipped)
     if not passes:
-        return dataset.repeat().skip(rest)
+        return dataset.repeat().skip(remainder)
 
     def read(number: Any) -> Any:
         choices = tf.data.Dataset.from_tensors(tf.constant(0, tf.int64)).repeat(
@@ -227,11 +229,11 @@ def _endless(dataset: Any, skipped: int) -> Any:
         )
         return tf.data.Dataset.choose_from_datasets([dataset], choices, stop_on_empty_dataset=True)
 
-    return tf.data.Dataset.range(tf.int64.max).flat_map(read).skip(rest)
+    return tf.data.Dataset.range(tf.int64.max).flat_map(read).skip(remainder)
 
 
 def _check(dataset: Any, name: str) -> None:
-    """Check the first batch: DataError if there is none, JobError if its parts have different sizes."""
+    """Check the first batch. DataError if there is no batch, JobError if its parts have different sizes."""
     try:
         element = next(iter(dataset), None)
     except tf.errors.DataLossError:
@@ -243,8 +245,8 @@ def _check(dataset: Any, name: str) -> None:
     batch = Batch.of(element)
     parts = [part for part in tf.nest.flatten(tuple(batch)) if part is not None]
     if any(part.shape.rank == 0 for part in parts):
-        raise JobError(f"the job's {name} has a single number where there is to be one for each sample: add .batch(…)")
+        raise JobError(f"the job's {name} has a single number in place of one for each sample: add .batch(…)")
     sizes = {int(part.shape[0]) for part in parts}
     if len(sizes) > 1 or 0 in sizes:
         what = f"a batch of the job's {name} has parts of {', '.join(map(str, sorted(sizes)))} samples"
-        raise JobError(f"{what}; all inputs, targets and weights have as many")
+        raise JobError(f"{what}. Valid: the same number of inputs, targets and weights")

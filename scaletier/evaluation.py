@@ -1,4 +1,4 @@
-"""Evaluate on all batches of a job's eval_data: the chief between two rounds, and the evaluators, outside the cluster."""
+"""Evaluate a model on all batches of a job's eval_data, in the chief between two rounds or in an evaluator process."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from scaletier import checkpoint
-from scaletier.data import evaluation
+from scaletier.data import make_eval_source
 from scaletier.flags import Flags
 from scaletier.functional_model import Batch, FunctionalModel
-from scaletier.job import Inspector, Job
+from scaletier.job import EvalCallback, Job
 from scaletier.loop import EvalInterval, eval_line
 from scaletier.summaries import Summaries
 from scaletier.tensorflow_setup import StopRequest, import_tensorflow, say
@@ -27,101 +27,103 @@ class EvaluationResult(NamedTuple):
     Attributes:
         loss: the mean loss over all samples.
         metrics: the metrics by name, over all samples.
-        inspector: the trainer's `Inspector`, a callback that got each batch's inputs, targets and outputs; or None.
-        state: after the last batch, the values of the metrics and of the model's variables that an evaluation changes.
+        callback: the job's `EvalCallback`, which has received each batch; None if the job has none.
+        test_state: after the last batch, the values of the metrics and of the model's variables that an evaluation changes.
     """
 
     loss: float
     metrics: Mapping[str, float]
-    inspector: Inspector | None = None
-    state: Sequence[Any] = ()
+    callback: EvalCallback | None = None
+    test_state: Sequence[Any] = ()
 
     def report(self, step: int, summaries: Summaries, job_dir: str, last: bool = False) -> None:
-        """Write summaries for TensorBoard at this step, and call the inspector; `last` for the finished model."""
-        figures = {"loss": self.loss, **self.metrics}
-        summaries.scalars(step, {f"eval/{name}": value for name, value in figures.items()})
-        if self.inspector:
-            self.inspector.done(step, figures, summaries, job_dir, last)
+        """Write summaries for TensorBoard at this step, and end the callback; `last` is True for the finished model."""
+        metrics = {"loss": self.loss, **self.metrics}
+        summaries.scalars(step, {f"eval/{name}": value for name, value in metrics.items()})
+        if self.callback:
+            self.callback.on_end(step, metrics, summaries, job_dir, last)
 
 
 def make_evaluate(
-    network: FunctionalModel, tested: checkpoint.LocalCopy, batches: Any, make_inspector: Callable[[], Inspector] | None
+    network: FunctionalModel, state: checkpoint.TrainingState, batches: Any, make_callback: Callable[[], EvalCallback] | None
 ) -> Callable[[Callable[[], bool]], EvaluationResult | None]:
-    """Return a function that evaluates the current values of `tested` on all batches; it is traced once.
+    """Return a function that evaluates the current values of `state` on all batches; it is traced once.
 
-    Its argument is called before each batch: if it returns True the evaluation stops, with None. A long evaluation logs its
-    samples, as data without an end is found in no other way.
+    The function calls its argument before each batch, and returns None as soon as that returns True. A long evaluation logs the
+    number of its samples, since nothing else shows that the data has no end.
     """
 
-    def test(state: Any, batch: Batch) -> Any:
-        loss, outputs, state, results = tested.test(state, batch)
-        return loss, outputs if make_inspector else (), state, results
+    def test(test_state: Any, batch: Batch) -> Any:
+        loss, outputs, test_state, results = state.test(test_state, batch)
+        return loss, outputs if make_callback else (), test_state, results
 
     traced = tf.function(test, autograph=False)
     spec = Batch.of(batches.element_spec)
 
-    def evaluate(stopped: Callable[[], bool]) -> EvaluationResult | None:
-        inspector = make_inspector() if make_inspector else None
-        state, loss, samples, results = tested.initial_test(), 0.0, 0, ()
-        # Traced for the sizes that the dataset declares, which Keras weighs the losses of outputs by.
-        graph = traced.get_concrete_function([tf.TensorSpec(one.shape, one.dtype) for one in state], spec)
+    def evaluate(is_stopped: Callable[[], bool]) -> EvaluationResult | None:
+        callback = make_callback() if make_callback else None
+        test_state, loss, samples, results = state.initial_test(), 0.0, 0, ()
+        # Traced for the sizes that the dataset declares, by which Keras weighs the losses of outputs.
+        graph = traced.get_concrete_function([tf.TensorSpec(one.shape, one.dtype) for one in test_state], spec)
         logged_at = time.monotonic()
         for element in batches:
-            if stopped():
+            if is_stopped():
                 return None
             if (now := time.monotonic()) - logged_at >= _LOG_SECONDS:
-                say(f"Still evaluates, {samples} samples so far; eval_data must come to an end")
+                say(f"Still evaluates, {samples} samples so far; eval_data must end")
                 logged_at = now
             batch = Batch.of(element)
-            loss, predictions, state, results = graph(state, batch)
+            loss, predictions, test_state, results = graph(test_state, batch)
             samples += int(next(one for one in tf.nest.flatten(batch.inputs) if one is not None).shape[0])
-            if inspector:
-                inspector.batch(*(tf.nest.map_structure(_array, part) for part in (batch.inputs, batch.targets, predictions)))
+            if callback:
+                callback.on_batch(
+                    *(tf.nest.map_structure(_to_numpy, part) for part in (batch.inputs, batch.targets, predictions))
+                )
         by_name = dict(zip(network.test_names, map(float, results), strict=True))
-        return EvaluationResult(float(loss), by_name, inspector, state)
+        return EvaluationResult(float(loss), by_name, callback, test_state)
 
     return evaluate
 
 
-def _array(part: Any) -> Any:
-    """Return a tensor as NumPy's array, a sparse one too; None for an optional input, or if there are no targets."""
+def _to_numpy(part: Any) -> Any:
+    """Return a tensor, dense or sparse, as an array; None for an input that is absent, or if there are no targets."""
     return None if part is None else (tf.sparse.to_dense(part) if isinstance(part, tf.SparseTensor) else part).numpy()
 
 
 def run_evaluator(job: Job, flags: Flags, index: int) -> None:
     """Evaluate the latest checkpoint at each interval, if it is new, until SIGTERM or SIGINT."""
-    stopped = StopRequest()
+    stop_request = StopRequest()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stopped)
+        signal.signal(number, stop_request)
     if job.eval_data is None:
         say(f"Idle [evaluator/{index}]: the job has no eval_data; this one waits for the job's end")
-        stopped.wait()
+        stop_request.wait()
         return
-    batches = evaluation(job.eval_data)
-    network = FunctionalModel(job, batches.element_spec, flags.seed)
-    copy = checkpoint.LocalCopy(network)
-    evaluate = make_evaluate(network, copy, batches.once(), job.inspector)
+    source = make_eval_source(job.eval_data)
+    network = FunctionalModel(job, source.element_spec, flags.seed)
+    state = checkpoint.TrainingState(network)
+    evaluate = make_evaluate(network, state, source.one_pass(), job.eval_callback)
     summaries = Summaries(f"{flags.job_dir}/evaluator{f'-{index}' if index else ''}")
     interval = EvalInterval(flags.eval_interval)
     say(f"Started [evaluator/{index}], waits for checkpoints in {checkpoint.directory(flags.job_dir)}")
-    evaluated = None
-    while not stopped.wait(min(interval.seconds, 1.0)):
-        path = checkpoint.latest(flags.job_dir)
-        if path is None or path == evaluated or not interval.due(time.monotonic()):
+    evaluated_path = None
+    while not stop_request.wait(min(interval.seconds, 1.0)):
+        path = checkpoint.latest_path(flags.job_dir)
+        if path is None or path == evaluated_path or not interval.is_due(time.monotonic()):
             continue
         start = time.monotonic()
         try:
-            step = copy.restore(checkpoint.CheckpointReader(path, network))
+            step = state.restore(checkpoint.CheckpointReader(path, network))
         except checkpoint.CheckpointReadError as error:
-            if checkpoint.latest(flags.job_dir) == path:  # else it was deleted for a newer one while it was read
+            if checkpoint.latest_path(flags.job_dir) == path:  # else it was deleted for a newer one while it was read
                 say(f"{error}; waits for the next one")
-                evaluated = path
+                evaluated_path = path
             continue
-        measured = evaluate(stopped.is_set)
-        if measured is None:
+        result = evaluate(stop_request.is_set)
+        if result is None:
             break
-        say(eval_line(step, measured.loss, measured.metrics))
-        measured.report(step, summaries, flags.job_dir)
+        say(eval_line(step, result.loss, result.metrics))
+        result.report(step, summaries, flags.job_dir)
         if adjusted := interval.record(start, time.monotonic()):
             say(adjusted)
-        evaluated = path
+        evaluated_path = path

@@ -10,8 +10,8 @@ from typing import NoReturn
 
 from scaletier.tensorflow_setup import one_line
 
-# The job should resume from its last checkpoint: a host is lost, or this process got SIGTERM. The process ends by SIGTERM,
-# which a supervisor does not count as the program's fault, as it would a code.
+# The job should resume from its last checkpoint: a host is lost, or this process got SIGTERM. The process kills itself by
+# SIGTERM, since a supervisor would count an exit code as the program's fault.
 RETRY_EXIT_CODE = 128 + signal.SIGTERM
 
 
@@ -33,5 +33,5 @@ def print_failure(message: str, code: int) -> int:
 
 
 def print_lost_host(error: Exception) -> int:
-    """Print the line of a lost host of the cluster; return the exit code with which the job resumes."""
+    """Print one line about a lost host of the cluster; return the exit code with which the job resumes."""
     return print_failure(f"a host of the cluster is lost: {one_line(error)}", RETRY_EXIT_CODE)

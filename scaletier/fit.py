@@ -46,21 +46,21 @@ def fit(
 ) -> Any:
     """Train a compiled Keras model, evaluate it after each epoch, save and export it.
 
-    Parameter servers, workers and evaluators end within this call: code after it runs on the chief alone.
+    The processes of parameter servers, workers and evaluators end within this call: only the chief runs the code after it.
 
     Args:
         model_fn: a function that returns the compiled Keras 3 model.
-        train_data: a `tf.data.Dataset` of batches or a function that returns one, as `data` of `Job`. One process also takes
+        train_data: a `tf.data.Dataset` of batches or a function that returns one, as `data` of `Job`. With one process also
             arrays `(inputs, targets, sample_weights)`, each [N, …], or a `keras.utils.PyDataset`.
         validation_data: the data of the evaluations, in the same forms. It must have an end.
         steps: batches to train on, over all replicas. --max-steps overrides it.
         epochs: passes over `train_data`, instead of `steps`.
         steps_per_epoch: batches in an epoch, over all replicas. Default: the batches of `train_data`, or a tenth of `steps` if
             their number is unknown. --eval-steps overrides it.
-        batch_size: samples of a batch that is made of arrays. Default: 32.
-        shuffle: take arrays, and the batches of a PyDataset, in a new random order in each epoch.
-        callbacks: a Keras callback or several, or a function that returns them. The chief alone calls them, at the begin and
-            end of training, epochs and evaluations.
+        batch_size: samples in a batch of arrays. Default: 32.
+        shuffle: True to read arrays, and the batches of a PyDataset, in a new random order in each epoch.
+        callbacks: a Keras callback or several, or a function that returns them. Only the chief calls them, at the beginning
+            and end of training, epochs and evaluations.
         class_weight: the weight of each class, as in Keras.
         arguments: a namespace of `scaletier.parser()`, or a list of command-line arguments. Default: those of the process.
         fields: further fields of `Job`, such as `serving`.
@@ -70,16 +70,16 @@ def fit(
 
     Raises:
         SystemExit: the call is invalid, or the job failed on one process. One line on stderr has the reason; the exit codes are
-            those of `scaletier.run`. On a cluster a failed job ends the process, without an exception. So does, on one process
-            too, a job that should resume from its last checkpoint.
+            those of `scaletier.run`. A failed job on a cluster ends the process without an exception. So does every job that
+            should resume from its last checkpoint.
         Exception: an error of the program itself, on one process.
     """
     handler = signal.getsignal(signal.SIGTERM)
     try:
         _check(fields)
-        steps, epochs = _count("steps", steps), _count("epochs", epochs)
-        steps_per_epoch = _count("steps_per_epoch", steps_per_epoch)
-        batch_size = _count("batch_size", batch_size) or _BATCH_SIZE
+        steps, epochs = _positive_int("steps", steps), _positive_int("epochs", epochs)
+        steps_per_epoch = _positive_int("steps_per_epoch", steps_per_epoch)
+        batch_size = _positive_int("batch_size", batch_size) or _BATCH_SIZE
         if steps and epochs:
             raise JobError("steps and epochs are invalid together. Valid: one of them")
         flags = flags_of(arguments, max_steps=steps or (0 if epochs else None))  # 0: `Callbacks.plan` sets it from the epochs
@@ -93,11 +93,11 @@ def fit(
         data = _batches("train_data", train_data, task, batch_size, flags.seed if shuffle else None)
         validation = _batches("validation_data", validation_data, task, batch_size)
         if class_weight:
-            data = _weighted(data, class_weight)
+            data = _add_class_weights(data, class_weight)
     except (ClusterError, JobError) as error:
         raise SystemExit(print_failure(str(error), 2)) from None
-    called = Callbacks(callbacks, epochs, steps_per_epoch, (train_data, validation_data))
-    job = Job(model=model_fn, data=data, eval_data=validation, callbacks=called, **fields)
+    job_callbacks = Callbacks(callbacks, epochs, steps_per_epoch, (train_data, validation_data))
+    job = Job(model=model_fn, data=data, eval_data=validation, callbacks=job_callbacks, **fields)
     if task.jobs or task.task_type != "chief":
         code = run_to_exit_code(job, flags)
         if code or task.task_type != "chief":
@@ -106,13 +106,13 @@ def fit(
         if code == RETRY_EXIT_CODE:
             exit_process(code)
         raise SystemExit(code)
-    of_training = signal.signal(signal.SIGTERM, handler)
+    stop_request = signal.signal(signal.SIGTERM, handler)
     _trained.add(flags.job_dir)
-    if isinstance(of_training, StopRequest) and of_training.is_set():  # after the last round
+    if isinstance(stop_request, StopRequest) and stop_request.is_set():  # SIGTERM came after the last round
         sys.stdout.flush()
         sys.stderr.flush()
         signal.raise_signal(signal.SIGTERM)
-    return called.history
+    return job_callbacks.history
 
 
 def _check(fields: Mapping[str, Any]) -> None:
@@ -122,45 +122,46 @@ def _check(fields: Mapping[str, Any]) -> None:
         raise JobError(f"fit has no argument {unknown!r}. Valid: {', '.join((*own, *valid))}")
 
 
-def _count(name: str, given: Any) -> int | None:
-    """Return a number, which may be NumPy's, as Python's; JobError if it is none of at least 1."""
-    if given is None:
+def _positive_int(name: str, value: Any) -> int | None:
+    """Return a whole number, which may be NumPy's, as an int, or None; JobError if it is less than 1 or no whole number."""
+    if value is None:
         return None
     try:
-        number = operator.index(given)
+        number = operator.index(value)
     except TypeError:
         number = 0
     if number >= 1:
         return number
-    raise JobError(f"{name}={given!r} is invalid. Valid: a whole number of at least 1")
+    raise JobError(f"{name}={value!r} is invalid. Valid: a whole number of at least 1")
 
 
-def _batches(name: str, given: Any, task: Cluster, batch_size: int, seed: int | None = None) -> Any:
-    """Return data as `Job` takes it: for arrays and a PyDataset a function that makes batches, in a random order by `seed`."""
-    if given is None or callable(given) or hasattr(given, "element_spec"):
-        return given
+def _batches(name: str, data: Any, task: Cluster, batch_size: int, seed: int | None = None) -> Any:
+    """Return data as `Job` takes it; for arrays or a PyDataset a function that makes batches, shuffled if there is a seed."""
+    if data is None or callable(data) or hasattr(data, "element_spec"):
+        return data
     if task.jobs:
         line = f"{name} is invalid: arrays and PyDatasets are in the memory of one process, and several train."
         raise JobError(f"{line} Valid: a function that makes a tf.data.Dataset")
-    return functools.partial(_dataset, given, batch_size, seed)
+    return functools.partial(_dataset, data, batch_size, seed)
 
 
-def _dataset(given: Any, batch_size: int, seed: int | None) -> Any:
+def _dataset(data: Any, batch_size: int, seed: int | None) -> Any:
+    """Return a dataset of batches from arrays or a PyDataset, shuffled if there is a seed."""
     tf = import_tensorflow()
     import keras
     import numpy as np
 
     from scaletier.data import with_any_batch_size
 
-    def plain(parts: Any, series_types: tuple[Any, ...] = ()) -> Any:
-        """Convert lists to tuples, as tf.data makes tensors of lists, and floats to Keras's default type.
+    def to_arrays(parts: Any, series_types: tuple[Any, ...] = ()) -> Any:
+        """Convert parts to arrays, lists to tuples, as tf.data makes tensors of lists, and floats to Keras's default type.
 
-        Arrays of `series_types` become columns, as Keras makes them of a pandas Series.
+        Values of `series_types` become columns, as Keras makes of a pandas Series.
         """
         if isinstance(parts, list | tuple):
-            return tuple(plain(part, series_types) for part in parts)
+            return tuple(to_arrays(part, series_types) for part in parts)
         if isinstance(parts, dict):
-            return {name: plain(part, series_types) for name, part in parts.items()}
+            return {name: to_arrays(part, series_types) for name, part in parts.items()}
         if parts is None or isinstance(parts, tf.RaggedTensor | tf.SparseTensor):
             return parts
         array = np.asarray(parts)[:, None] if isinstance(parts, series_types) else np.asarray(parts)
@@ -174,24 +175,24 @@ def _dataset(given: Any, batch_size: int, seed: int | None) -> Any:
             raise JobError(f"{line} such as array.astype('float32')")
         return array.astype(keras.config.floatx()) if array.dtype.kind == "f" else array
 
-    def without_none(parts: Any) -> Any:
-        """Leave out targets and weights that are None."""
+    def strip_none(parts: Any) -> Any:
+        """Return the parts without targets and weights that are None."""
         while isinstance(parts, tuple) and parts and parts[-1] is None:
             parts = parts[:-1]
         return parts
 
     def batch(at: int) -> Any:
-        return without_none(plain(given[at]))
+        return strip_none(to_arrays(data[at]))
 
-    if isinstance(given, keras.utils.PyDataset):
-        count = given.num_batches
+    if isinstance(data, keras.utils.PyDataset):
+        count = data.num_batches
 
         def batches(order: Any = None) -> Iterator[Any]:
-            places = itertools.count() if count is None else range(count) if order is None else order.tolist()
-            yield from _in_order(batch, places, given.workers, given.max_queue_size)
+            indices = itertools.count() if count is None else range(count) if order is None else order.tolist()
+            yield from _map_in_order(batch, indices, data.workers, data.max_queue_size)
 
         def spec(one: Any, other: Any) -> Any:
-            """Return a spec that fits two batches: dimensions in which they differ are unknown."""
+            """Return a spec that fits two batches: the dimensions in which they differ are unknown."""
             both = tf.type_spec_from_value(one).most_specific_common_supertype([tf.type_spec_from_value(other)])
             return with_any_batch_size(both or tf.type_spec_from_value(one))
 
@@ -199,17 +200,17 @@ def _dataset(given: Any, batch_size: int, seed: int | None) -> Any:
         generate = functools.partial(tf.data.Dataset.from_generator, batches, output_signature=specs)
         if count is None or seed is None:
             dataset = generate()
-        else:  # the order is drawn as a pass starts, also if it is skipped
+        else:  # each pass draws its order as it starts, even if it is skipped
             orders = tf.data.Dataset.range(count).shuffle(count, seed, reshuffle_each_iteration=True).batch(count)
             dataset = orders.flat_map(lambda order: generate(args=(order,)))
         cardinality = tf.data.INFINITE_CARDINALITY if count is None else count
         options = tf.data.Options()
         options.autotune.enabled = False  # no prefetching: on_epoch_begin comes before the first batch is read
         return dataset.apply(tf.data.experimental.assert_cardinality(cardinality)).with_options(options)
-    arrays = without_none(plain(given, (sys.modules["pandas"].Series,) if "pandas" in sys.modules else ()))
+    arrays = strip_none(to_arrays(data, (sys.modules["pandas"].Series,) if "pandas" in sys.modules else ()))
     sizes = {int(one.shape[0]) if one.shape else 0 for one in tf.nest.flatten(arrays) if one is not None}
     if len(sizes) != 1 or 0 in sizes:
-        line = f"the arrays are invalid: they have {', '.join(map(str, sorted(sizes)))} samples. Valid: as many in each"
+        line = f"the arrays are invalid: they have {', '.join(map(str, sorted(sizes)))} samples. Valid: the same number in each"
         raise JobError(line)
     sparse = any(isinstance(one, tf.SparseTensor) for one in tf.nest.flatten(arrays))
     size = sizes.pop()
@@ -226,14 +227,14 @@ def _dataset(given: Any, batch_size: int, seed: int | None) -> Any:
     return rows.map(gather, tf.data.AUTOTUNE)
 
 
-def _in_order(function: Callable[[int], Any], places: Iterable[int], threads: int, ahead: int) -> Iterator[Any]:
+def _map_in_order(function: Callable[[int], Any], indices: Iterable[int], threads: int, ahead: int) -> Iterator[Any]:
     """Yield a function's results in the order of its arguments; several threads compute up to `ahead` of them in advance."""
     if threads <= 1:
-        yield from map(function, places)
+        yield from map(function, indices)
         return
     pool, results = ThreadPoolExecutor(threads), collections.deque[Future[Any]]()
     try:
-        for at in places:
+        for at in indices:
             results.append(pool.submit(function, at))
             if len(results) > ahead:
                 yield results.popleft().result()
@@ -242,15 +243,15 @@ def _in_order(function: Callable[[int], Any], places: Iterable[int], threads: in
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _weighted(data: Any, class_weight: Mapping[int, float]) -> Any:
-    """Return the data, or the function that makes it, with weights of classes."""
+def _add_class_weights(data: Any, class_weight: Mapping[int, float]) -> Any:
+    """Return the data, or the function that makes it, with sample weights by class."""
 
-    def weighted(made: Any) -> Any:
+    def add(dataset: Any) -> Any:
         from scaletier.data import add_class_weights
 
-        return add_class_weights(made, class_weight)
+        return add_class_weights(dataset, class_weight)
 
-    return functools.wraps(data)(lambda *context: weighted(data(*context))) if callable(data) else weighted(data)
+    return functools.wraps(data)(lambda *context: add(data(*context))) if callable(data) else add(data)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -259,7 +260,7 @@ class TrainSpec:
 
     Args:
         input_fn: a function that returns a `tf.data.Dataset` of batches, as `data` of `Job`.
-        max_steps: batches to train on, over all replicas. Default: that of --max-steps.
+        max_steps: batches to train on, over all replicas. Default: --max-steps.
     """
 
     input_fn: Callable[..., Any]
@@ -272,7 +273,7 @@ class EvalSpec:
 
     Args:
         input_fn: a function that returns a finite `tf.data.Dataset` of batches.
-        throttle_secs: the least seconds between two evaluations. Default: those of --eval-interval.
+        throttle_secs: the minimum of seconds between two evaluations. Default: --eval-interval.
     """
 
     input_fn: Callable[..., Any]
@@ -289,6 +290,9 @@ def train_and_evaluate(
         train_spec: the training.
         eval_spec: the evaluation.
         arguments: a list of command-line arguments, which override the specs. Default: those of the process.
+
+    Raises:
+        SystemExit: the arguments are invalid.
     """
     flags = flags_of(arguments, max_steps=train_spec.max_steps, eval_interval=eval_spec.throttle_secs)
     exit_process(run_to_exit_code(Job(model=model_fn, data=train_spec.input_fn, eval_data=eval_spec.input_fn), flags))

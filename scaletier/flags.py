@@ -1,4 +1,4 @@
-"""The flags of every job. An invalid one is one line and exit code 2, never a traceback."""
+"""Define the flags of every job. An invalid flag prints one line and ends with exit code 2, never a traceback."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 STRATEGIES = ("async", "sync", "model-parallel")
 COMMUNICATION = ("auto", "ring", "nccl")
 # NumPy's and Keras's generators take 32 bits.
-_MOST_SEED = 2**32 - 1
+_MAX_SEED = 2**32 - 1
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Flags:
 
 
 def at_least(minimum: int, maximum: float = math.inf) -> Callable[[str], int]:
-    """Return a type of argparse for whole numbers from `minimum` to `maximum`."""
+    """Return an argparse type for whole numbers from `minimum` to `maximum`."""
 
     def parse(text: str) -> int:
         try:
@@ -53,39 +53,39 @@ def at_least(minimum: int, maximum: float = math.inf) -> Callable[[str], int]:
     return parse
 
 
-def number(valid: Callable[[float], bool], what: str) -> Callable[[str], float]:
-    """Return a type of argparse for numbers that are `valid`; `what` says which those are."""
+def number(is_valid: Callable[[float], bool], requirement: str) -> Callable[[str], float]:
+    """Return an argparse type for valid numbers; `requirement` ends the error `TEXT must be …`."""
 
     def parse(text: str) -> float:
         try:
             value = float(text)
         except ValueError:
             raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-        if not valid(value):
-            raise argparse.ArgumentTypeError(f"{text} must be {what}")
+        if not is_valid(value):
+            raise argparse.ArgumentTypeError(f"{text} must be {requirement}")
         return value
 
     return parse
 
 
 positive = number(lambda value: 0 < value < math.inf, "above 0")
-share = number(lambda value: 0 <= value < 1, "from 0 to below 1")
+fraction = number(lambda value: 0 <= value < 1, "from 0 to below 1")
 
 
 class _Default(int):
-    """Mark a number that no flag has set."""
+    """Mark a default, to distinguish it from the same number set by a flag."""
 
 
 class Parser(argparse.ArgumentParser):
     """Report a wrong call in one line, with exit code 2."""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Return the parsed arguments; for an unknown flag, name the one that is like it."""
+        """Return the parsed arguments; for an unknown flag, suggest a similar one."""
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
             valid = [option for action in self._actions for option in action.option_strings]
-            like = difflib.get_close_matches(unknown[0].partition("=")[0], valid, 1)
-            self.error(f"unrecognized arguments: {' '.join(unknown)}" + "".join(f"; did you mean {flag}?" for flag in like))
+            similar = difflib.get_close_matches(unknown[0].partition("=")[0], valid, 1)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}" + "".join(f"; did you mean {flag}?" for flag in similar))
         return parsed
 
     def error(self, message: str) -> None:  # type: ignore[override]
@@ -99,7 +99,10 @@ def parser(environ: Mapping[str, str] | None = None, **settings: str) -> argpars
 
     Args:
         environ: the environment that has JOB_DIR, the default of --job-dir. Default: `os.environ`.
-        settings: those of `argparse.ArgumentParser`, such as `description`.
+        settings: arguments of `argparse.ArgumentParser`, such as `description`.
+
+    Returns:
+        The parser. Its namespace is valid as `arguments` of `fit`, `run`, `main` and `export`.
     """
     environ = os.environ if environ is None else environ
     flags = Parser(formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False, **settings)  # type: ignore[arg-type]
@@ -125,7 +128,7 @@ def parser(environ: Mapping[str, str] | None = None, **settings: str) -> argpars
         type=positive,
         default=1.0,
         metavar="SECONDS",
-        help="between evaluations; grows by itself so that they stay a small part of the time",
+        help="time between evaluations; grows so that evaluations stay a small part of the time",
     )
     add(
         "--eval-steps",
@@ -141,35 +144,43 @@ def parser(environ: Mapping[str, str] | None = None, **settings: str) -> argpars
         metavar="SECONDS",
         help="also checkpoint when this time has passed since the last one",
     )
-    add("--keep-checkpoints", type=at_least(1), default=5, metavar="N", help="how many checkpoints stay")
+    add("--keep-checkpoints", type=at_least(1), default=5, metavar="N", help="number of checkpoints to keep")
     add(
         "--sync-period",
         type=lambda text: None if text == "auto" else at_least(1)(text),
         default="auto",
         metavar="K",
-        help="local steps between two exchanges; auto is as measured (async), or 4 (sync)",
+        help="local steps between two exchanges; auto: measured (async) or 4 (sync)",
     )
-    add("--communication", choices=COMMUNICATION, default="auto", help="sync: how replicas exchange what they learned")
+    add("--communication", choices=COMMUNICATION, default="auto", help="sync: how replicas exchange their parameters")
     add("--microbatches", type=at_least(1), default=4, metavar="N", help="model-parallel: parts into which a batch is split")
-    add("--seed", type=at_least(0, _MOST_SEED), default=0, metavar="N", help="of initial values, order of the data and dropout")
-    add("--log-interval", type=positive, default=1.0, metavar="SECONDS", help="between two Train lines of a replica")
-    add("--allow-cpu", action="store_true", help="train on processors where the host's GPU does not load")
+    add(
+        "--seed",
+        type=at_least(0, _MAX_SEED),
+        default=0,
+        metavar="N",
+        help="seed of initial values, order of the data and dropout",
+    )
+    add("--log-interval", type=positive, default=1.0, metavar="SECONDS", help="time between two Train lines of a replica")
+    add("--allow-cpu", action="store_true", help="train on the CPU if the host's GPU does not load")
     return flags
 
 
 def flags_of(arguments: argparse.Namespace | Sequence[str] | None = None, **defaults: Any) -> Flags:
-    """Return these flags of a namespace of `parser`, which may have others, or of a list of arguments, by default sys.argv's.
+    """Return the library's flags; invalid arguments end the program with one line on stderr and exit code 2.
 
-    Flags in a list of arguments override `defaults`. In a namespace only a set --max-steps can be recognized, so `defaults`
-    override its other flags. Wrong arguments are one line on stderr and exit code 2.
+    Args:
+        arguments: a namespace of `parser`, which may have further flags, or a list of arguments. Default: those of `sys.argv`.
+        defaults: values of flags that are not set. Of a namespace, only --max-steps shows if it was set: `defaults` override
+            all its other flags.
     """
     defaults = {name: value for name, value in defaults.items() if value is not None}
     if not isinstance(arguments, argparse.Namespace):
-        known = parser()
-        known.set_defaults(**defaults)
+        flag_parser = parser()
+        flag_parser.set_defaults(**defaults)
         if isinstance(arguments, str | bytes):
-            known.error(f"arguments={arguments!r} is invalid. Valid: a list, such as {arguments.split()}")
-        arguments, defaults = known.parse_args(None if arguments is None else list(map(str, arguments))), {}
+            flag_parser.error(f"arguments={arguments!r} is invalid. Valid: a list, such as {arguments.split()}")
+        arguments, defaults = flag_parser.parse_args(None if arguments is None else list(map(str, arguments))), {}
     settings = {field.name: getattr(arguments, field.name) for field in fields(Flags)}
     if not isinstance(settings["max_steps"], _Default):
         defaults.pop("max_steps", None)

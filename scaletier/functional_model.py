@@ -37,7 +37,7 @@ _BY_PLACE = [
 
 
 class VariableSpec(NamedTuple):
-    """A variable: its name, which no other has, its shape, its dtype by name, and Keras's own variable."""
+    """A variable: its unique name, its shape, its dtype by name, and Keras's own variable."""
 
     name: str
     shape: tuple[int, ...]
@@ -70,7 +70,7 @@ class Handle(NamedTuple):
     def free(self) -> Any:
         """Free the memory of the value, until another one is assigned.
 
-        TensorFlow's optimizer takes the shape of one assigned value for that of all later ones: it must not know this one's.
+        The shape of the assigned value is hidden from TensorFlow's optimizer, which would expect it of all later values.
         """
         return self.assign(tf.zeros(tf.raw_ops.VariableShape(input=self.handle) * 0, self.spec.dtype))
 
@@ -127,7 +127,7 @@ class _VariableWriter:
 
     @property
     def written(self) -> list[Any]:
-        """The write operations of the current graph; a tf.cond's branches are other graphs, and its result is written here."""
+        """The write operations of the current graph. The branches of a tf.cond are other graphs; its result is in this one."""
         graph = tf.compat.v1.get_default_graph()
         return [one for one in self._writes if one.graph is graph]
 
@@ -191,8 +191,8 @@ class FunctionalModel:
             layers, counts), then `constants`, which no step changes, and `slots`, the optimizer's.
         learning_rates: the slots that are a constant rate, which the job sets each time it starts.
         iterations: the slots that count an optimizer's steps.
-        averages: the slots that are moving averages of weights, by name, with the weight's place in `shared`.
-        decay: the decay of these for each step of a replica.
+        ema_slots: the slots that are moving averages of weights, by name, with the weight's place in `shared`.
+        ema_decay: their decay for each step of a replica.
         compiles: True if XLA compiles a step on GPUs.
         replicas: the devices of all hosts that train, each the whole model.
     """
@@ -399,12 +399,12 @@ class FunctionalModel:
         self.learning_rates = [spec for spec in self.slots if id(spec.variable) in rates]
         counts = {id(part.iterations) for part in (self._optimizer, *self._inner_optimizers)}
         self.iterations = [spec for spec in self.slots if id(spec.variable) in counts]
-        averages = {id(one) for part in self._inner_optimizers for one in private.average_variables(part)}
+        averages = {id(one) for part in self._inner_optimizers for one in private.ema_variables(part)}
         weights = ((spec, self.weight_of(spec)) for spec in self.slots if id(spec.variable) in averages)
-        self.averages = {spec.name: self.trained.index(weight) for spec, weight in weights if weight}
-        self.decay = next((float(part.ema_momentum) for part in self._inner_optimizers if part.use_ema), 0.0)
+        self.ema_slots = {spec.name: self.trained.index(weight) for spec, weight in weights if weight}
+        self.ema_decay = next((float(part.ema_momentum) for part in self._inner_optimizers if part.use_ema), 0.0)
         for part in self._inner_optimizers if self.replicas > 1 else ():
-            part.use_ema = False  # the average is of what the replicas share: see `average`
+            part.use_ema = False  # the average is of what the replicas share: see `Exchange.update_ema`
         self._known = ids | {id(one) for one in (*foreign, *self._optimizer.variables)}
 
     def initial(self, spec: VariableSpec) -> npt.NDArray[Any]:
@@ -557,7 +557,7 @@ class FunctionalModel:
             results = self._compute_metrics(batch, outputs)
         return loss, results.pop("loss", mean_loss), self._metrics_after(scope), _stack(results.values())
 
-    def scaled(self, loss: Any, slots: Values) -> Any:
+    def scale_loss(self, loss: Any, slots: Values) -> Any:
         """Return the loss to differentiate, which a LossScaleOptimizer scales."""
         with _Scope(list(zip((spec.variable for spec in self.slots), slots, strict=True))):
             return self._optimizer.scale_loss(loss)
@@ -586,36 +586,34 @@ class FunctionalModel:
         return self._writer is not None and self._writer.update(*arguments)
 
     def min_memory_bytes(self, on_gpu: bool) -> int:
-        """Return the memory that a host needs at least to train: a copy of all variables, and unless a GPU has them, those
-        after a step and the gradients.
-        """
+        """Return the minimum of bytes to train: all variables once on a GPU; else twice, plus the gradients."""
         everything = sum(spec.bytes for spec in (*self.shared, *self.local))
         return everything if on_gpu else 2 * everything + sum(spec.bytes for spec in self.trained)
 
-    def average_line(self, max_steps: int) -> str | None:
+    def ema_warning(self, max_steps: int) -> str | None:
         """Return a line if averages of weights span more steps than a replica takes of a job's; else None.
 
         With one replica these would be mostly of the first steps. With several, whose decay rises with the steps, they would be
         of the last tenth.
         """
-        momentum, part = self.decay, "first ones" if self.replicas == 1 else "last tenth"
+        momentum, part = self.ema_decay, "first ones" if self.replicas == 1 else "last tenth"
         steps = max(max_steps // self.replicas, 1)
         if (1.0 - momentum) * steps >= 1.0:
             return None
         line = f"ema_momentum={momentum:g} averages weights over {1.0 / max(1.0 - momentum, 1e-9):,.0f} steps, and each replica"
         return f"{line} takes {steps:,}: the averages are mostly of its {part}. Valid: at most {1.0 - 1.0 / steps:.4g}"
 
-    def average_share(self, steps: Any, global_step: Any) -> Any:
-        """Return the fraction, float32, of their difference by which averages move to the weights after steps at a global step.
+    def ema_share(self, steps: Any, global_step: Any) -> Any:
+        """Return the share, float32, of the difference by which averages move to the weights after steps at a global step.
 
-        It is large at first. Source: tf.train.ExponentialMovingAverage, whose decay is at most (1 + n) / (10 + n).
+        The share is large at first. Source: tf.train.ExponentialMovingAverage, whose decay is at most (1 + n) / (10 + n).
         """
         each, taken = (tf.cast(one, tf.float32) / self.replicas for one in (steps, global_step))
-        return tf.where(each > 0.0, 1.0 - tf.minimum(self.decay**each, taken / (taken + 9.0)), 0.0)
+        return tf.where(each > 0.0, 1.0 - tf.minimum(self.ema_decay**each, taken / (taken + 9.0)), 0.0)
 
-    def averaged(self, shared: Sequence[Any], local: Sequence[Any]) -> list[tuple[Any, Any]]:
-        """Return each average of `local` with the weight of `shared` that it is of."""
-        places = ((self.averages.get(spec.name), value) for spec, value in zip(self.local, local, strict=True))
+    def ema_pairs(self, shared: Sequence[Any], local: Sequence[Any]) -> list[tuple[Any, Any]]:
+        """Return each average of `local` with its weight of `shared`."""
+        places = ((self.ema_slots.get(spec.name), value) for spec, value in zip(self.local, local, strict=True))
         return [(value, shared[at]) for at, value in places if at is not None]
 
     def _enter(self, shared: Values, local: Values, metrics: Values = ()) -> _Scope:
@@ -700,7 +698,7 @@ class FunctionalModel:
             raise JobError(f"{line} Valid: a layer with trainable=False")
         with _Scope(()) as reset:
             model.reset_metrics()
-        # Those that this does not reset are like states of layers.
+        # Variables that reset_metrics does not reset are like states of layers.
         self._metric_variables = [one for one in private.metric_variables(model) if id(one) in reset.assigned]
         # Their values before any batch.
         self._initial_metrics = [keras.ops.convert_to_numpy(reset.get_current_value(one)) for one in self._metric_variables]
@@ -758,7 +756,10 @@ class _Scope(keras.StatelessScope):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def watched(self, specs: Sequence[VariableSpec], tape: Any) -> Iterator[list[list[Any]]]:
-        """Watch all values that variables get; their lists. As in Keras, an assignment has no gradient, and each read has."""
+        """Watch all values that variables get, and yield a list of them for each variable.
+
+        As in Keras, an assignment has no gradient, and each read has.
+        """
         values = [[value] for value in self.values(specs)]
         tape.watch(values)
         self._tape, self._versions = tape, {id(spec.variable): each for spec, each in zip(specs, values, strict=True)}
@@ -772,7 +773,7 @@ class _Scope(keras.StatelessScope):  # type: ignore[misc]
         return super().get_current_value(variable)
 
     def hides(self, variable: Any) -> bool:
-        """Return True if a gradient of the variable is lost: a function with an own one may read what also has one outside."""
+        """Return True if a gradient is lost: by recomputation, or by a custom gradient if the variable is read nowhere else."""
         recomputed, own, outside = ((id(variable), around) in self._reads for around in ("recompute", "own", ""))
         return recomputed or (own and not outside)
 
@@ -835,7 +836,7 @@ def _symbolic(spec: Any) -> Any:
 
 
 def _is_of_one_shape(spec: Any) -> bool:
-    """Tell if a spec is None, or that of a tensor of numbers whose shape is known but for the size of the batch."""
+    """Return True if a spec is None, or of a tensor of numbers whose shape is known except for the size of the batch."""
     return spec is None or (isinstance(spec, tf.TensorSpec) and spec.dtype != tf.string and spec.shape[1:].is_fully_defined())
 
 
@@ -870,7 +871,7 @@ def _metrics_of(given: Metrics) -> Any:
 
 
 def _compare(function: Callable[..., Any], targets: Any, outputs: Any, **more: Any) -> Any:
-    """Return a loss of Keras; ValueError if it would broadcast targets over outputs, as `fit` does without an error."""
+    """Return a loss of Keras; ValueError if it would broadcast targets over outputs, which `fit` of Keras does."""
     if function in _BY_PLACE and not targets.shape.is_compatible_with(outputs.shape):
         raise ValueError(f"{function.__name__} compares elementwise, so both must have one shape")
     return function(targets, outputs, **more)
@@ -882,9 +883,9 @@ def _value(given: Any) -> Any:
 
 
 def _sum(gradients: Sequence[Any]) -> Any:
-    """Return the sum of those that are not None, or None."""
-    found = [one for one in gradients if one is not None]
-    return tf.add_n(found) if len(found) > 1 else next(iter(found), None)
+    """Return the sum of the gradients that are not None; None if there is none."""
+    present = [one for one in gradients if one is not None]
+    return tf.add_n(present) if len(present) > 1 else next(iter(present), None)
 
 
 def _mean(losses: Any) -> Any:

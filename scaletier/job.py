@@ -1,4 +1,4 @@
-"""The job, which a user of this library writes."""
+"""Define a training job, as a user of this library writes it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class JobError(RuntimeError):
 
 
 def kind_of(value: Any) -> str:
-    """Return a value's type, for a message."""
+    """Return `of type …` with the value's type, for an error message."""
     module, name = type(value).__module__, type(value).__qualname__
     return f"of type {name if module == 'builtins' else f'{module}.{name}'}"
 
@@ -22,7 +22,7 @@ def wants_argument(function: Callable[..., Any]) -> bool:
     """Return True if a function needs a positional argument.
 
     Raises:
-        JobError: it needs several, or one by keyword.
+        JobError: the function needs several arguments, or one by keyword.
     """
     parameters = inspect.signature(function).parameters.values()
     needed = [one for one in parameters if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
@@ -35,23 +35,23 @@ def wants_argument(function: Callable[..., Any]) -> bool:
 Metrics = Sequence[Any] | Mapping[str, Sequence[Any]] | Callable[[], Any]
 
 
-class Inspector(Protocol):
-    """Compute more than loss and metrics in an evaluation; each evaluation has an inspector of its own."""
+class EvalCallback(Protocol):
+    """Compute more than loss and metrics in an evaluation; each evaluation has its own instance."""
 
-    def batch(self, inputs: Any, targets: Any, outputs: Any) -> None:
-        """Inspect a batch of the evaluation.
+    def on_batch(self, inputs: Any, targets: Any, outputs: Any) -> None:
+        """Receive a batch of the evaluation.
 
         Args:
             inputs: the batch's inputs, NumPy arrays [N, …] in the structure of the data; None for an input that is absent.
-            targets: its targets, in the same form; None if there are none.
+            targets: the batch's targets, in the same form; None if there are none.
             outputs: the model's outputs for the inputs, in the same form.
         """
 
-    def done(self, step: int, metrics: Mapping[str, float], summaries: Any, job_dir: str, last: bool) -> None:
-        """End the evaluation.
+    def on_end(self, step: int, metrics: Mapping[str, float], summaries: Any, job_dir: str, last: bool) -> None:
+        """Receive the result of the evaluation.
 
         Args:
-            step: the global step of the model.
+            step: the global step of the evaluated model.
             metrics: the loss and the metrics by name, over all samples.
             summaries: a `scaletier.summaries.Summaries` to write scalars and images to.
             job_dir: the folder of the job's output.
@@ -64,23 +64,23 @@ class Job:
     """A training job: its model, its data, and its settings.
 
     Pass functions instead of objects: a process calls only those whose result it needs, so that parameter servers and
-    asynchronous workers start without importing tensorflow. Strategy `sync` needs functions, as it must begin before
-    TensorFlow computes anything.
+    asynchronous workers import little of TensorFlow. Strategy `sync` needs functions, as it must begin before TensorFlow
+    computes anything.
 
     Args:
         model: a Keras 3 model, or a function that returns one. A compiled one brings loss, metrics and optimizer.
         data: a `tf.data.Dataset` of batches `(inputs, targets, sample_weights)`, `(inputs, targets)` or only inputs, or a
             function that returns one, without arguments or of a `tf.distribute.InputContext`. It is repeated without end.
-        loss: as for `compile`, or a mapping by output. Default: that of the compiled model.
-        metrics: as for `compile`, or a function that returns them.
+        loss: as for `compile`, or a mapping by output. Default: the compiled model's loss.
+        metrics: as for `compile`, or a function that returns the metrics.
         optimizer: a name, an optimizer, or a function that returns one, without arguments or of the number of replicas. Its
-            schedule gets the global step, which counts the batches of all replicas. Default: that of the compiled model, or
-            `rmsprop`.
+            schedule gets the global step, which counts the batches of all replicas. Default: the compiled model's optimizer,
+            or `rmsprop`.
         eval_data: a finite dataset, or a function that returns one.
         serving: a function that takes `predict`, a function of the model's inputs, and returns the `tf.function` to export,
             with an input_signature.
-        inspector: a function that returns the `Inspector` of an evaluation.
-        explain: a function that takes an error caused by the data and returns the line to print, or None.
+        eval_callback: a function that returns the `EvalCallback` of an evaluation.
+        on_data_error: a function that takes an error caused by the data and returns the line to print, or None.
         weighted_metrics: as `metrics`, with sample weights.
         callbacks: set by `fit`.
     """
@@ -92,7 +92,7 @@ class Job:
     optimizer: Any = None
     eval_data: Any = None
     serving: Callable[[Callable[[Any], Any]], Any] | None = None
-    inspector: Callable[[], Inspector] | None = None
-    explain: Callable[[Exception], str | None] | None = None
+    eval_callback: Callable[[], EvalCallback] | None = None
+    on_data_error: Callable[[Exception], str | None] | None = None
     weighted_metrics: Metrics = ()
     callbacks: Any = None

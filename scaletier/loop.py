@@ -1,4 +1,4 @@
-"""Run the rounds of a replica, choose their steps, and format log lines, without TensorFlow."""
+"""Run the rounds of a replica, choose the steps of each, and format log lines, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import NamedTuple
 
 from scaletier.sync_period import SyncPeriod
 
-# A round is overdue after this multiple of the replica's last one, and at least these seconds: it may never end.
-_PATIENCE_TIMES, _PATIENCE_SECONDS, _POLL_SECONDS = 4.0, 2.0, 0.1
-# The chief waits for the others' preparation at most these seconds, or this multiple of its own, whichever is longer.
-_PREPARE_SECONDS, _PREPARE_TIMES = 5.0, 4.0
-# Evaluations may take one part in this many of the time, as in Google's sample cloudml-samples/flowers.
-_EVAL_SHARE = 20.0
+# A round is overdue, and may never end, after this multiple of the replica's last round, and at least these seconds.
+_OVERDUE_FACTOR, _OVERDUE_SECONDS, _POLL_SECONDS = 4.0, 2.0, 0.1
+# The chief waits for the other replicas' preparation at most these seconds, or this multiple of its own, whichever is longer.
+_PREPARE_SECONDS, _PREPARE_FACTOR = 5.0, 4.0
+# The time between evaluations is at least this multiple of their own, as in Google's sample cloudml-samples/flowers.
+_EVAL_INTERVAL_FACTOR = 20.0
 
 
 class DivergedError(RuntimeError):
-    """The loss or a parameter is not finite; the message is one line. GPUs compute nan from labels that are out of range."""
+    """The loss or a parameter is not finite; the message is one line. Labels out of range give nan on GPUs."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"{what}; try a lower learning rate, or look for nan and labels out of range in the data")
@@ -36,10 +36,10 @@ class Round(NamedTuple):
     Attributes:
         steps: the replica's steps.
         global_step: the global step after the round.
-        loss: the mean loss of the steps; with `sync` of all replicas.
+        loss: the mean loss of the steps; with `sync` over all replicas.
         metrics: the metrics by name.
         staleness: steps of other replicas between the round's beginning and its end.
-        compute: seconds of the steps, without the exchange.
+        compute: the seconds of the steps, without the exchange.
         mean_loss: the mean loss of samples since the metrics were reset.
         local_loss: the mean loss of this replica's steps.
     """
@@ -54,8 +54,14 @@ class Round(NamedTuple):
     local_loss: float = 0.0
 
 
-class Pace(NamedTuple):
-    """A replica's rates since its last line: global and own steps a second, others' steps in each round."""
+class ReplicaRates(NamedTuple):
+    """A replica's rates since its last log line.
+
+    Attributes:
+        global_rate: steps of all replicas per second.
+        local_rate: steps of this replica per second.
+        staleness: the mean of `Round.staleness`.
+    """
 
     global_rate: float
     local_rate: float
@@ -66,8 +72,8 @@ class StepBudget:
     """Count a job's steps, reserve those of each round, and note the replicas that train.
 
     Replicas reserve steps before a round and commit them after it, so that together they end at the last step. With `async`
-    they share one budget: each is a thread of the chief's process, so that this costs no message. With `sync` each process has
-    its own, and all budgets count alike. Steps reserved by a failed or overdue round are freed. If an overdue round still
+    they share one budget without messages, since each replica has a thread in the chief's process. With `sync` each process has
+    its own budget, and all count alike. Steps reserved by a failed or overdue round are freed. If an overdue round still
     completes, the job may exceed max_steps by that round's steps.
 
     At a multiple of `steps_between_evaluations` all replicas wait until the chief has evaluated the model: `fab plan --until`
@@ -84,7 +90,7 @@ class StepBudget:
         steps_between_evaluations: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.step, self.rounds, self.training, self.paces = step, 0, set[str](), dict[str, Pace]()
+        self.step, self.rounds, self.training, self.rates = step, 0, set[str](), dict[str, ReplicaRates]()
         self.failure: Exception | None = None
         self.stopped = False
         self._max_steps, self._replicas, self._clock = max_steps, replicas, clock
@@ -96,17 +102,17 @@ class StepBudget:
         self.allow_until()
 
     def begin(self, is_chief: bool, seconds: float = 0.0) -> None:
-        """Wait until a replica may take its first step; the chief waits until all are prepared or late.
+        """Wait until a replica may take its first step; the chief waits until all replicas are prepared or late.
 
-        A replica that trains would slow down the preparation of others on the same processors. `seconds` is the time that its
-        own preparation took: on slow hosts the chief waits longer.
+        A replica that trains would slow down the preparation of others on the same processors. `seconds` is the time that the
+        replica's own preparation took: on slow hosts the chief waits longer.
         """
         with self._changed:
             self._unprepared -= not is_chief
             self._changed.notify_all()
             if is_chief:
-                patience = max(_PREPARE_SECONDS, _PREPARE_TIMES * seconds)
-                self._changed.wait_for(lambda: self._unprepared <= 0 or self.stopped, patience)
+                timeout = max(_PREPARE_SECONDS, _PREPARE_FACTOR * seconds)
+                self._changed.wait_for(lambda: self._unprepared <= 0 or self.stopped, timeout)
                 self._started = True
                 self._changed.notify_all()
             self._changed.wait_for(lambda: self._started or self.stopped)
@@ -126,10 +132,10 @@ class StepBudget:
             self._changed.notify_all()
 
     def reserve(self, name: str, steps: int, is_chief: bool = False) -> int:
-        """Reserve steps for a replica's round, at most this many; return 0 if the job is at its last step or stopped.
+        """Reserve steps for a replica's round, at most `steps`; return 0 if the job is at its last step or stopped.
 
-        Towards the end they are a replica's share of the remaining steps, so that all end at about the same time. If others
-        have reserved all of them, this waits, as one of them may fail. The chief then takes single steps up to an evaluation.
+        Near the end a replica gets its share of the remaining steps, so that all replicas end at about the same time. If other
+        replicas have reserved all steps, wait, as a round may fail. Up to an evaluation the chief then gets single steps.
         """
         with self._changed:
             self._reserved.pop(name, None)
@@ -142,14 +148,14 @@ class StepBudget:
                     self._left_to_chief = 0
                 free -= self._left_to_chief
                 if free > 0:
-                    mine = min(steps, max(free // self._replicas, 1))
-                    self._reserved[name] = mine, self._clock()
-                    return mine
+                    granted = min(steps, max(free // self._replicas, 1))
+                    self._reserved[name] = granted, self._clock()
+                    return granted
                 self._changed.wait(_POLL_SECONDS)
         return 0
 
     def commit(self, name: str, step: int | None) -> None:
-        """End a replica's round, with the global step after it; None if the round failed."""
+        """End a replica's round. `step` is the global step after the round, None if the round failed."""
         with self._changed:
             (steps, since), now = self._reserved[name], self._clock()
             self._reserved[name] = 0, now  # until its next round
@@ -160,15 +166,15 @@ class StepBudget:
             self._changed.notify_all()
 
     def overdue(self) -> set[str]:
-        """Return the replicas whose round is overdue, as it may never end, or that do other work: a chief that evaluates."""
+        """Return the replicas whose round is overdue, or that do other work, such as a chief that evaluates."""
         with self._changed:
             now, seconds = self._clock(), self._step_seconds
-            usual = {name: _PATIENCE_TIMES * steps * seconds.get(name, 0.0) for name, (steps, _) in self._reserved.items()}
-            return {name for name, (_, since) in self._reserved.items() if now - since > max(_PATIENCE_SECONDS, usual[name])}
+            limits = {name: _OVERDUE_FACTOR * steps * seconds.get(name, 0.0) for name, (steps, _) in self._reserved.items()}
+            return {name for name, (_, since) in self._reserved.items() if now - since > max(_OVERDUE_SECONDS, limits[name])}
 
     @property
     def live_hosts(self) -> int:
-        """The number of hosts that train now, a replica each, without those that are `overdue`.
+        """The number of hosts that train now, each as one replica, without the `overdue` ones.
 
         With `async` each replica divides its parameter delta by this number: the servers add a mean over these hosts.
         """
@@ -177,13 +183,13 @@ class StepBudget:
 
 @dataclass(frozen=True)
 class ReplicaLoop:
-    """A replica, the master or a worker.
+    """The settings of a replica's rounds; a replica is the master or a worker.
 
     Attributes:
         run_round: a function `run_round(steps, live_hosts)` that runs a round, and returns its result.
         period: the steps of a round on each of `devices`, except for the first round, which has `first_steps`.
-        emits: functions that log its Train lines, by the name in the line.
-        is_chief: True if the budget is to treat it as the chief; with `sync` on every replica, as each has its own budget.
+        log_functions: for each name in Train lines the function that logs them.
+        is_chief: True if the budget must treat the replica as the chief; with `sync` always, as each has its own budget.
         devices: the number of devices that train in a round: the replica's own, with `sync` those of all replicas.
     """
 
@@ -191,14 +197,14 @@ class ReplicaLoop:
     run_round: Callable[[int, int], Round]
     period: SyncPeriod
     log_interval: float
-    emits: Mapping[str, Callable[[str], None]]
+    log_functions: Mapping[str, Callable[[str], None]]
     is_chief: bool = True
     devices: int = 1
     first_steps: int = 1
 
 
-def train(replica: ReplicaLoop, budget: StepBudget) -> Iterator[Round]:
-    """Yield a replica's rounds until the job's last step, or until it is stopped; DivergedError if the loss is not finite."""
+def run_rounds(replica: ReplicaLoop, budget: StepBudget) -> Iterator[Round]:
+    """Run a replica's rounds until the job's last step or its stop; yield each. DivergedError if the loss is not finite."""
     start = last = time.monotonic()
     last_step, local_steps, rounds, staleness, period_line = budget.step, 0, 0, 0, ""
     steps, is_first = replica.first_steps, True
@@ -218,15 +224,15 @@ def train(replica: ReplicaLoop, budget: StepBudget) -> Iterator[Round]:
                 local_steps, rounds, staleness = local_steps + result.steps, rounds + 1, staleness + result.staleness
                 if is_first or now - last >= replica.log_interval:
                     elapsed = max(now - last, 1e-6)
-                    pace = Pace((result.global_step - last_step) / elapsed, local_steps / elapsed, staleness / rounds)
-                    for name, emit in replica.emits.items():
-                        emit(train_line(name, result.global_step, result.local_loss, result.metrics, now - start, *pace[:2]))
-                    budget.paces[replica.name] = pace
+                    rates = ReplicaRates((result.global_step - last_step) / elapsed, local_steps / elapsed, staleness / rounds)
+                    for name, log in replica.log_functions.items():
+                        log(train_line(name, result.global_step, result.local_loss, result.metrics, now - start, *rates[:2]))
+                    budget.rates[replica.name] = rates
                     last, last_step, local_steps, rounds, staleness, is_first = now, result.global_step, 0, 0, 0, False
                 if replica.is_chief and replica.period.line != period_line:
                     period_line = replica.period.line
-                    replica.emits[replica.name](period_line)
-            finally:  # a host that is gone may also be noticed as it prints the line
+                    replica.log_functions[replica.name](period_line)
+            finally:  # also if a lost host is noticed only as it logs the line
                 budget.commit(replica.name, result.global_step if result else None)
             yield result
     finally:
@@ -238,52 +244,52 @@ def train_line(
 ) -> str:
     """Return a Train line as in Google's sample cloudml-samples/flowers, with the loss and the metrics added.
 
-    Rates are since the previous line, `seconds` since the first step. It is
+    Rates are those since the previous line, `seconds` the time since the first step. An example:
     `Train [worker/0], step 348: loss: 0.729, accuracy: 0.834 (1.037 sec) 200.4 global steps/s, 99.7 local steps/s`.
     """
-    rates = f"{_rate(global_rate)} global steps/s, {_rate(local_rate)} local steps/s"
-    return f"Train [{replica}], step {step}: {_figures(loss, metrics)} ({seconds:.3f} sec) {rates}"
+    rates = f"{_format_rate(global_rate)} global steps/s, {_format_rate(local_rate)} local steps/s"
+    return f"Train [{replica}], step {step}: {_format_metrics(loss, metrics)} ({seconds:.3f} sec) {rates}"
 
 
 def eval_line(step: int, loss: float, metrics: Mapping[str, float]) -> str:
     """Return a line such as `Eval, step 990: loss: 0.400, accuracy: 0.890`."""
-    return f"Eval, step {step}: {_figures(loss, metrics)}"
+    return f"Eval, step {step}: {_format_metrics(loss, metrics)}"
 
 
 def final_line(steps: int, loss: float, metrics: Mapping[str, float]) -> str:
     """Return a line such as `Final metrics after 5006 steps, loss: 0.228, accuracy: 0.935`."""
-    return f"Final metrics after {steps} steps, {_figures(loss, metrics)}"
+    return f"Final metrics after {steps} steps, {_format_metrics(loss, metrics)}"
 
 
-def _figures(loss: float, metrics: Mapping[str, float]) -> str:
-    return ", ".join(f"{name}: {_figure(value)}" for name, value in {"loss": loss, **metrics}.items())
+def _format_metrics(loss: float, metrics: Mapping[str, float]) -> str:
+    return ", ".join(f"{name}: {_format_metric(value)}" for name, value in {"loss": loss, **metrics}.items())
 
 
-def _figure(value: float) -> str:
-    """Format a metric with three decimals, or with three digits if these are zeros: `fab plan --until` compares it."""
+def _format_metric(value: float) -> str:
+    """Format a metric with three decimals, or three digits if these are zeros: `fab plan --until` compares metrics of lines."""
     return f"{value:.3g}" if 0.0 < abs(value) < 0.0005 else f"{value:.3f}"
 
 
-def _rate(value: float) -> str:
+def _format_rate(value: float) -> str:
     return f"{value:.1f}" if value >= 1.0 else f"{value:.3f}"
 
 
 @dataclass
 class EvalInterval:
-    """Seconds between evaluations, growing so that they take no more than a twentieth of the time."""
+    """The seconds between evaluations, which grow so that evaluations take no more than a twentieth of the time."""
 
     seconds: float
     last: float | None = None
 
-    def due(self, now: float) -> bool:
+    def is_due(self, now: float) -> bool:
         if self.last is None:
             self.last = now
         return now - self.last >= self.seconds
 
     def record(self, start: float, end: float) -> str | None:
-        """Record an evaluation; return a line about a new interval, or None if it stays."""
+        """Record an evaluation; return a line about a new interval, or None if the interval stays."""
         self.last = end
-        before, needed = self.seconds, (end - start) * _EVAL_SHARE
+        before, needed = self.seconds, (end - start) * _EVAL_INTERVAL_FACTOR
         if needed <= before:
             return None
         self.seconds = needed

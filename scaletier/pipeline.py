@@ -1,7 +1,7 @@
 """Strategy `model-parallel`: several hosts hold the layers of one model, which is too large for one host.
 
-The master and the workers hold a stage each, consecutive layers with their variables, gradients and velocities; one graph goes
-through all of them. A batch passes in microbatches, so that a stage works on one while the next stage has the one before.
+The master and the workers hold a stage each: consecutive layers with their variables, gradients and optimizer slots. One graph
+spans all stages. A batch passes in microbatches, so that a stage computes one while the next stage computes the one before.
 Source: Huang et al. 2019, "GPipe: efficient training of giant neural networks using pipeline parallelism".
 """
 
@@ -12,15 +12,15 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from scaletier.checkpoint import CheckpointReader, LocalCopy
+from scaletier.checkpoint import CheckpointReader, TrainingState
 from scaletier.functional_model import Batch, FunctionalModel, VariableSpec
 from scaletier.job import JobError
-from scaletier.loop import ReplicaLoop, Round, StepBudget, train
+from scaletier.loop import ReplicaLoop, Round, StepBudget, run_rounds
 from scaletier.private import copy_to_device
 from scaletier.round_graph import list_handles, named_handles, pack_round, unpack_round
 from scaletier.stages import Stage, forward_backward, make_units, partition
 from scaletier.sync_period import SyncPeriod
-from scaletier.tensorflow_setup import MOST_MESSAGE_BYTES, devices_of, import_tensorflow, say, say_there
+from scaletier.tensorflow_setup import MAX_MESSAGE_BYTES, devices_of, import_tensorflow, say, say_on_device
 from scaletier.tf_config import Cluster, await_peers
 from scaletier.training import Training
 
@@ -29,8 +29,8 @@ tf = import_tensorflow()
 _CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
 
 
-class DistributedCopy(LocalCopy):
-    """The variables of all stages, each on its stage's host; those that belong to no weight are on the master."""
+class DistributedState(TrainingState):
+    """Hold the variables of all stages, each on its stage's host; variables that belong to no weight are on the master."""
 
     def __init__(self, network: FunctionalModel, stages: Sequence[Stage], reader: CheckpointReader | None) -> None:
         self.stages = stages
@@ -39,7 +39,7 @@ class DistributedCopy(LocalCopy):
 
         def device_of(spec: VariableSpec) -> str:
             device = self.devices.get(id((network.weight_of(spec) or spec).variable), _CHIEF)
-            if spec.bytes >= MOST_MESSAGE_BYTES and not device.startswith("/job:chief/"):
+            if spec.bytes >= MAX_MESSAGE_BYTES and not device.startswith("/job:chief/"):
                 line = (
                     f"the variable {spec.name} is invalid on {device}: it has {spec.bytes / 1e9:.1f} GB, and TensorFlow sends"
                 )
@@ -51,36 +51,37 @@ class DistributedCopy(LocalCopy):
         for stage, spec in specs:
             stage.variables[spec.name] = variables[spec.name]
 
-    def test(self, state: Sequence[Any], batch: Batch) -> tuple[Any, Any, list[Any], Any]:
+    def test(self, test_state: Sequence[Any], batch: Batch) -> tuple[Any, Any, list[Any], Any]:
         network, outputs, terms = self.network, batch.inputs, list[Any]()
-        changing, averages = network.changing(network.shared, network.local), self.averages if self.tests_averages else ()
-        values = {spec.name: value for spec, value in zip(network.shared, averages, strict=False)}
-        values |= {spec.name: value for spec, value in zip(changing, state, strict=False)}
+        changing, weights = network.changing(network.shared, network.local), self.ema_shared if self.tests_ema else ()
+        values = {spec.name: value for spec, value in zip(network.shared, weights, strict=False)}
+        values |= {spec.name: value for spec, value in zip(changing, test_state, strict=False)}
         for stage in self.stages:
             with tf.device(stage.device):
-                outputs_here = tf.nest.map_structure(copy_to_device, outputs)
-                outputs, after, added = stage.forward({**stage.variables, **values}, outputs_here, False)
-                terms += [tf.reduce_sum(tf.cast(term, tf.float32)) for term in added]
-            values |= after
-        _, mean_loss, measured, results = network.measure(state[len(changing) :], batch, outputs, terms)
+                inputs = tf.nest.map_structure(copy_to_device, outputs)
+                outputs, new_values, losses = stage.forward({**stage.variables, **values}, inputs, False)
+                terms += [tf.reduce_sum(tf.cast(one, tf.float32)) for one in losses]
+            values |= new_values
+        _, mean_loss, measured, results = network.measure(test_state[len(changing) :], batch, outputs, terms)
         return mean_loss, outputs, [*(values[spec.name] for spec in changing), *measured], results
 
 
 class ModelParallel(Training):
-    """The chief's part of a job: it holds the first stage, and runs the graph that spans all stages."""
+    """Run the chief's part of a job: hold the first stage, and run the graph that spans all stages."""
 
     remote, replicas, uses_xla = True, 1, False
-    copy: DistributedCopy
+    state: DistributedState
 
     def place(self, variable: Any) -> Any:
-        return tf.device(self.copy.devices[id(variable)])
+        """Return a context on the device of a variable."""
+        return tf.device(self.state.devices[id(variable)])
 
     def require_memory(self) -> None:
-        """Require nothing: no host has the whole model."""
+        """Check nothing, since no host has the whole model."""
 
-    def make_copy(self, reader: CheckpointReader | None) -> LocalCopy:
+    def make_state(self, reader: CheckpointReader | None) -> TrainingState:
         """Connect to the workers, and create a stage on each."""
-        self.size = self.source.fix_batch_size()
+        self.batch_size = self.source.fix_batch_size()
         self.network.require_remote()
         self.network.require_splittable()
         units = make_units(self.network)
@@ -92,12 +93,12 @@ class ModelParallel(Training):
         stages = [
             Stage(name, device, units[start:end]) for (name, device), (start, end) in zip(hosts, pairwise(cuts), strict=False)
         ]
-        return DistributedCopy(self.network, stages, reader)
+        return DistributedState(self.network, stages, reader)
 
     def begin(self, step: int) -> StepBudget:
-        stages = self.copy.stages
+        stages = self.state.stages
         with tf.device(stages[0].device):
-            self.iterator = iter(self.source.training_on_device(0, 1, step - int(self.data_position.first_step)))
+            self.iterator = iter(self.source.training_batches_on_device(0, 1, step - int(self.data_position.first_step)))
         for stage in stages:
             megabytes = 4e-6 * sum(unit.size for unit in stage.units)
             say(f"Placed {', '.join(unit.name for unit in stage.units)} on {stage.replica}: {megabytes:.1f} MB of parameters")
@@ -105,36 +106,38 @@ class ModelParallel(Training):
         return StepBudget(step, self.flags.max_steps)
 
     def rounds(self) -> Iterator[Round]:
-        hosts = {stage.replica: stage.device for stage in reversed(self.copy.stages)}
-        emits = {name: functools.partial(_print, device) for name, device in hosts.items()}
-        replica = ReplicaLoop(self.name, self._run_round, SyncPeriod(1, True), self.flags.log_interval, emits)
-        return train(replica, self.budget)
+        hosts = {stage.replica: stage.device for stage in reversed(self.state.stages)}
+        log_functions = {name: functools.partial(_print, device) for name, device in hosts.items()}
+        replica = ReplicaLoop(self.name, self._run_round, SyncPeriod(1, True), self.flags.log_interval, log_functions)
+        return run_rounds(replica, self.budget)
 
     def _run_round(self, *_: int) -> Round:
         return unpack_round(self.network, self.graph(self.iterator).numpy())
 
     def rescue(self) -> None:
-        """Save nothing: the lost host had a part of the model."""
+        """Save nothing, since the lost host had a part of the model."""
 
     def _step(self, iterator: Any) -> Any:
-        network, stages, batch = self.network, self.copy.stages, Batch.of(iterator.get_next())
-        variables, count = named_handles(network, list_handles(self.copy)), len(network.local) - len(network.slots)
+        network, stages, batch = self.network, self.state.stages, Batch.of(iterator.get_next())
+        variables, count = named_handles(network, list_handles(self.state)), len(network.local) - len(network.slots)
         global_step, slots = variables.step.read_value(), variables.local[count:]
-        microbatches = min(self.flags.microbatches, self.size)
+        microbatches = min(self.flags.microbatches, self.batch_size)
         values = [slot.read_value() for slot in slots]
-        passed = forward_backward(network, stages, batch, self.size, microbatches, lambda loss: network.scaled(loss, values))
+        result = forward_backward(
+            network, stages, batch, self.batch_size, microbatches, lambda loss: network.scale_loss(loss, values)
+        )
         with tf.device(stages[-1].device):
-            results = tf.concat([[passed.loss] * 2, passed.results], 0)
+            results = tf.concat([[result.loss] * 2, result.results], 0)
         ready = [results]
         for stage in stages:
-            gradients = [passed.gradients[spec.name] for unit in stage.units for spec in unit.trained]
+            gradients = [result.gradients[spec.name] for unit in stage.units for spec in unit.trained]
             with tf.device(stage.device), tf.control_dependencies(gradients):
                 ready.append(tf.no_op())
-        with tf.control_dependencies(ready):  # a batch without results or gradients changes nothing
+        with tf.control_dependencies(ready):  # nothing is written before all results and gradients exist
             trained = variables.shared[: len(network.trained)]
-            written = network.apply(trained, slots, [passed.gradients[spec.name] for spec in network.trained], global_step)
+            written = network.apply(trained, slots, [result.gradients[spec.name] for spec in network.trained], global_step)
             for one in (*variables.shared[len(trained) :], *variables.local[:count]):
-                written.append(one.assign(passed.others[one.spec.name]))
+                written.append(one.assign(result.untrained[one.spec.name]))
             written.append(variables.step.assign(global_step + 1))
         with tf.control_dependencies(written):
             return pack_round(1, global_step + 1, results)
@@ -142,7 +145,7 @@ class ModelParallel(Training):
 
 def _print(device: str, line: str) -> None:
     with tf.device(device):
-        say_there(line)
+        say_on_device(line)
 
 
 def _connect(cluster: Cluster) -> list[tuple[str, str]]:

@@ -1,6 +1,6 @@
 """Use private names of TensorFlow and Keras, each with its reason.
 
-tests/unit/test_scaletier_private.py checks each in the versions of `VERSIONS`; a job's runtimeVersion takes those alone.
+tests/unit/test_scaletier_private.py checks each in the versions of `VERSIONS`, which a job's runtimeVersion must name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 from scaletier.job import JobError
 from scaletier.tensorflow_setup import import_tensorflow, quiet_stderr
 
-# A coordinator's thread that works on a round ends with it.
+# The time limit for the end of a coordinator's threads. A thread that runs a round ends after it.
 _STOP_SECONDS = 5.0
 # The minor versions of TensorFlow that the names below were looked up in, and of Keras with each.
 VERSIONS = dict.fromkeys(("2.19", "2.20", "2.21"), ("3.13", "3.14", "3.15"))
@@ -77,10 +77,10 @@ def check_keras() -> None:
 def is_lost_host(error: Exception) -> bool:
     """Return True if an error means that another host of the cluster is lost, whatever its code.
 
-    A peer that is gone is mostly Unavailable. One that is back under its old address is Aborted, does not know what this
-    process refers to, or FailedPrecondition in an all-reduce. Operations that waited for it are Cancelled or DeadlineExceeded;
-    half a message is Internal. Unknown is the connection's own if no peer sent it: a peer sends it for an error of the program
-    that makes the data.
+    A call to a peer that is gone is mostly Unavailable. A call to a peer that has restarted is Aborted, refers to what the peer
+    does not know, or is FailedPrecondition in an all-reduce. Operations that waited for a peer are Cancelled or
+    DeadlineExceeded; half a message is Internal. Unknown comes from the connection, unless a peer sent it: then the program
+    that makes the data has raised an error.
     """
     errors, message = import_tensorflow().errors, str(error)
     if isinstance(error, errors.UnknownError):
@@ -142,7 +142,7 @@ def make_stateless(
 ) -> Any:
     """Return the optimizer, not built yet, such that its `stateless_apply` works.
 
-    Its TensorFlow part disables that, for tf.distribute's own variables, and gives way to the common one. If
+    Keras's TensorFlow-specific base class disables that, for tf.distribute's variables; the generic class takes its place. If
     `in_place(optimizer, gradient, variable, learning_rate)` returns True, it has updated the variable. `place(variable)` is
     a context to update each in; what else is done for each variable, such as weight decay, is then on the device of the
     variable's value. `global_clipnorm` takes the length of each gradient on its device, and allocates nothing of its size.
@@ -267,7 +267,7 @@ def _by_largest_input(operation: Any) -> str:
 def copy_optimizer(optimizer: Any) -> tuple[Any, dict[int, Any]]:
     """Return a copy of an optimizer, and the variable that each of its variables was copied from, by the copy's id.
 
-    It has a user's own functions, which Keras's copy by configuration cannot have.
+    Unlike Keras's copy by configuration, it keeps a user's own functions.
     """
     optimizers = [optimizer]
     for one in optimizers:
@@ -289,9 +289,9 @@ def unbuilt_copy(optimizer: Any) -> Any:
 
 
 def keep_weights_without_decay(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Keep what `exclude_from_weight_decay` was given for `make_stateless`.
+    """Keep the arguments of `exclude_from_weight_decay` for `make_stateless`.
 
-    TensorFlow's part has other keys of weights, and searches for `var_names` in its own names of them, such as `norm/gamma:0`.
+    Keras's TensorFlow-specific class has other keys of weights, and searches for `var_names` in names such as `norm/gamma:0`.
     """
     for one in inner_optimizers(optimizer):
         excluded, pattern = (getattr(one, f"_exclude_from_weight_decay{end}", None) for end in ("", "_pattern"))
@@ -305,7 +305,7 @@ def keep_weights_without_decay(optimizer: Any, variables: Sequence[Any]) -> None
 
 
 def clear_session() -> None:
-    """Begin with new names, as `keras.utils.clear_session`; what a program has set for the models that it makes is kept."""
+    """Reset Keras's names, as `keras.utils.clear_session`, but keep the settings that a program has made for its models."""
     keras, state = (importlib.import_module(name) for name in ("keras", "keras.src.backend.common.global_state"))
     names = "dtype_policy", "safe_mode_saving", "custom_objects_scope_dict", "flash_attention"
     kept = {name: value for name in names if (value := state.get_global_attribute(name)) is not None}
@@ -376,7 +376,7 @@ def inner_optimizers(optimizer: Any) -> list[Any]:
     return list(getattr(optimizer, "optimizers", [optimizer]))
 
 
-def average_variables(optimizer: Any) -> list[Any]:
+def ema_variables(optimizer: Any) -> list[Any]:
     """Return the optimizer's moving averages of weights, which `use_ema` asks for."""
     return [one for one in getattr(optimizer, "_model_variables_moving_average", ()) if one is not None]
 
@@ -440,7 +440,7 @@ def checked_losses(model: Any, check: Callable[..., Any]) -> Iterator[None]:
 
 
 def track_loss(model: Any, loss: Any, inputs: Any) -> Any:
-    """Add a batch's loss to the mean over samples that `fit` of Keras logs; the mean."""
+    """Add a batch's loss to the mean over samples that `fit` of Keras logs; return the mean."""
     tf, tracker = import_tensorflow(), model._loss_tracker
     tracker.update_state(loss, sample_weight=tf.shape(next(one for one in tf.nest.flatten(inputs) if one is not None))[0])
     return tracker.result()

@@ -1,4 +1,4 @@
-"""Build a replica's round as one graph: K local steps on each of its devices, between the two ends of an exchange."""
+"""Build a replica's round as one graph: K local steps on each of its devices, between the begin and end of an exchange."""
 
 from __future__ import annotations
 
@@ -34,36 +34,39 @@ class LocalResult(NamedTuple):
 
 
 class Exchange:
-    """Begin and end a round within its graph; this class is for a replica that trains alone."""
+    """Begin and end a round within its graph. This base class is for a replica that trains alone."""
 
     def __init__(self, network: FunctionalModel) -> None:
         self.network = network
 
     def begin(self, variables: Variables) -> tuple[Any, Any]:
-        """Give the variables of a replica's first device the values that its round starts from.
+        """Assign the values from which a round starts to the variables of a replica's first device.
 
-        Returns the global step, int64, once they have them, and what `end` needs of the start.
+        Returns:
+            The global step, int64, computed after the assignments; and what `end` needs of the start.
         """
         return variables.step.read_value(), None
 
     def end(self, _start: Any, variables: Variables, result: LocalResult) -> tuple[Any, Any]:
         """End a round, and share its result with the other replicas.
 
-        Returns the global step after it, int64, and the results, as in `LocalResult`.
+        Returns:
+            The global step after the round, int64; and the results, as in `LocalResult`.
         """
-        written = self.update_moving_averages(variables, result.steps, result.global_step)
+        written = self.update_ema(variables, result.steps, result.global_step)
         with tf.control_dependencies([*written, variables.step.assign(result.global_step + result.steps)]):
             return variables.step.read_value(), result.results
 
-    def update_moving_averages(self, variables: Variables, steps: Any, global_step: Any) -> list[Any]:
-        """Move the moving averages of weights (`use_ema`) towards these, after steps of all replicas at a global step.
+    def update_ema(self, variables: Variables, steps: Any, global_step: Any) -> list[Any]:
+        """Move the moving averages of weights (`use_ema`) towards the weights, after steps of all replicas at a global step.
 
-        Returns the operations.
+        Returns:
+            The operations.
         """
-        averages = self.network.averaged(variables.shared, variables.local)
-        if self.network.replicas == 1 or not averages:  # with one replica the optimizer does that in each step, as in Keras
+        averages = self.network.ema_pairs(variables.shared, variables.local)
+        if self.network.replicas == 1 or not averages:  # the optimizer of a single replica does this in each step, as in Keras
             return []
-        share = self.network.average_share(steps, global_step)
+        share = self.network.ema_share(steps, global_step)
         values = [(average, average.read_value(), weight.read_value()) for average, weight in averages]
         return [average.assign(value + share * (weight - value)) for average, value, weight in values]
 
@@ -76,13 +79,13 @@ def list_handles(variables: Any) -> list[Any]:
 def handle_specs(network: FunctionalModel, devices: int = 1) -> list[Any]:
     """Return the specs of `list_handles` as arguments of a graph.
 
-    They lack the shapes of captured variables, with which TensorFlow would refuse to free a value during a round.
+    The specs have no shapes of variables: with these, TensorFlow would refuse to free a value during a round.
     """
     return [tf.TensorSpec([], tf.resource)] * ((len(network.shared) + len(network.local) + 1) * devices)
 
 
 def named_handles(network: FunctionalModel, handles: Sequence[Any]) -> Variables:
-    """Return the handles of `list_handles` with the specs of their variables."""
+    """Return the handles of `list_handles`, each with the spec of its variable."""
     step = VariableSpec("step", (), "int64", None)
     pairs = [Handle(*pair) for pair in zip(handles, (*network.shared, *network.local, step), strict=True)]
     return Variables(pairs[: len(network.shared)], pairs[len(network.shared) : -1], pairs[-1])
@@ -93,15 +96,15 @@ def initial_local(
 ) -> list[list[npt.NDArray[Any]]]:
     """Return the initial `local` values of each of a replica's devices.
 
-    Optimizers continue from `values`, those of the chief's first device. Random generators draw different numbers on each
-    device and at each global `step`.
+    Optimizers continue from `values`, the local values of the chief's first device. Random generators draw different numbers
+    on each device and at each global `step`.
     """
     results = []
-    for number in range(replica, replica + replicas * devices, replicas):  # no other device of the job has it
+    for number in range(replica, replica + replicas * devices, replicas):  # unique among the devices of the job
         results.append(list[npt.NDArray[Any]]())
         for spec, value in zip(network.local, map(np.asarray, values), strict=True):
-            if number and spec.name in network.averages:
-                value = np.zeros_like(value)  # which is not sent: the first device's averages count
+            if number and spec.name in network.ema_slots:
+                value = np.zeros_like(value)  # zeros are not sent, and only the first device's averages are used
             elif number and value.size and is_seed(spec.variable):
                 value = value.copy()
                 value.flat[0] = (int(value.flat[0]) + number * 7_919 + step * 104_729) % 2**31
@@ -110,21 +113,21 @@ def initial_local(
 
 
 def replica_variables(
-    network: FunctionalModel, copy: Any, replica: int, replicas: int, devices: Sequence[str], step: int, is_here: bool = True
+    network: FunctionalModel, state: Any, replica: int, replicas: int, devices: Sequence[str], step: int, is_local: bool = True
 ) -> list[Any]:
     """Return a replica's variables on each of its devices.
 
-    Optimizers continue from the copy's, which has those of the first device if that `is_here`. On the other devices `shared`
-    ones are empty until a round.
+    The optimizers continue from the chief's `state`. If the replica `is_local`, its first device has the state itself. On other
+    devices the `shared` variables are empty until a round.
     """
     with on_this_process():
-        values, empty, zero = [one.numpy() for one in copy.local], tf.zeros([0]), tf.constant(0, tf.int64)
+        values, empty, zero = [one.numpy() for one in state.local], tf.zeros([0]), tf.constant(0, tf.int64)
     results = list[Any]()
     for device, local in zip(devices, initial_local(network, values, replica, replicas, len(devices), step), strict=True):
-        if is_here and not results:
-            for variable, value in zip(copy.local, local, strict=True):
+        if is_local and not results:
+            for variable, value in zip(state.local, local, strict=True):
                 variable.assign(value)
-            results.append(copy)
+            results.append(state)
             continue
         with tf.device(device):
             shared = [tf.Variable(empty, shape=tf.TensorShape(None)) for _ in network.shared]
@@ -133,7 +136,7 @@ def replica_variables(
 
 
 def set_rates(device_variables: Sequence[Any], rates: Mapping[int, Any]) -> None:
-    """Set learning rates, by their places in `local`, on each of a replica's devices."""
+    """Set learning rates, by their indices in `local`, on each of a replica's devices."""
     for variables in device_variables:
         for at, rate in rates.items():
             with on_this_process():
@@ -145,7 +148,7 @@ def set_rates(device_variables: Sequence[Any], rates: Mapping[int, Any]) -> None
 def pack_round(
     steps: Any, global_step: Any, results: Any, local_loss: Any = None, staleness: Any = 0, compute: Any = 0.0
 ) -> Any:
-    """Return all figures of a round, float64 [7 + M]: one tensor, so that it is one message."""
+    """Return all numbers of a round as one tensor, float64 [7 + M], for one message."""
     local_loss = results[0] if local_loss is None else local_loss
     stacked = tf.stack([tf.cast(one, tf.float64) for one in (steps, global_step, local_loss, staleness, compute)])
     return tf.concat([stacked, tf.cast(results, tf.float64)], 0)
@@ -164,20 +167,21 @@ def make_round(
     iterator: Any,
     devices: Sequence[str],
     metrics: Sequence[Any] = (),
-    compiled: bool = False,
+    use_xla: bool = False,
 ) -> Any:
-    """Return one round as a graph, for hosts with these devices.
+    """Return one round as a concrete function, for hosts with these devices.
 
-    It maps an iterator like `iterator`, the handles of the variables on each device, and two numbers, float64 [2], to the
-    figures of `pack_round`. The numbers are the steps and the number of hosts that train now: one tensor, for one message.
-    Metrics are reset, or continue in `metrics`, tf.Variables, and `compiled` has XLA compile a step: both are for one device
-    alone.
+    The function takes an iterator like `iterator`, the handles of the variables on each device, and float64 [2]: the number of
+    steps and of hosts that train now, in one message. It returns a tensor of `pack_round`. It is traced once, here: a
+    tf.function would be traced again for each device that calls it.
 
-    It is traced here, once: a tf.function would be traced again for each device that it is called on.
+    Args:
+        metrics: the tf.Variables in which metrics continue; without them each round resets the metrics. For one device only.
+        use_xla: True to compile a step by XLA. For one device only.
     """
     exchange, count = exchange or Exchange(network), len(devices)
     size = len(handle_specs(network))
-    step_function = _compiled_step if compiled else FunctionalModel.step
+    step_function = _compiled_step if use_xla else FunctionalModel.step
 
     def take_steps(iterator: Any, variables: Variables, begin_step: Any, live_devices: Any, steps: Any) -> tuple[Any, Any]:
         """Take steps, int64, with the next batches, on the current device; return the sum of losses, and the metrics.
@@ -216,20 +220,20 @@ def make_round(
                 (one, value.read_value()) for each in others for one, value in zip(each.shared, first.shared, strict=True)
             ]
             with tf.control_dependencies([one.assign(value) for one, value in values]):
-                began = tf.timestamp()
+                start_time = tf.timestamp()
         losses, results = list[Any](), list[Any]()
         for device, variables, share in zip(devices, (first, *others), shares, strict=True):
-            with tf.control_dependencies([began]), tf.device(device if others else None):
-                loss_sum, figures = take_steps(iterator, variables, begin_step, live_hosts * count, share)
+            with tf.control_dependencies([start_time]), tf.device(device if others else None):
+                loss_sum, device_results = take_steps(iterator, variables, begin_step, live_hosts * count, share)
             losses.append(loss_sum)
-            results.append(figures)
+            results.append(device_results)
         with tf.control_dependencies(losses), tf.control_dependencies(_average((first, *others), shares, steps)):
-            computed = tf.timestamp()
+            end_time = tf.timestamp()
         loss = tf.add_n(losses) / tf.maximum(tf.cast(steps, tf.float32), 1.0)
-        with tf.control_dependencies([computed]):
+        with tf.control_dependencies([end_time]):
             result = LocalResult(steps, begin_step, live_hosts, tf.concat([[loss], results[0]], 0))
             global_step, shared_results = exchange.end(start, first, result)
-        return pack_round(steps, global_step, shared_results, loss, global_step - begin_step - steps, computed - began)
+        return pack_round(steps, global_step, shared_results, loss, global_step - begin_step - steps, end_time - start_time)
 
     # There is no Python control flow for AutoGraph to convert, and converting takes time.
     return tf.function(run, autograph=False).get_concrete_function(
@@ -238,7 +242,7 @@ def make_round(
 
 
 def _average(device_variables: Sequence[Variables], shares: Sequence[Any], steps: Any) -> list[Any]:
-    """Give the first device's variables the mean of all devices', weighted by their shares of steps; return the operations."""
+    """Assign the mean of all devices, weighted by their shares of steps, to the first device; return the operations."""
     if (count := len(device_variables)) == 1:
         return []
     parts = [tf.where(steps > 0, tf.cast(share / steps, tf.float32), 1.0 / count) for share in shares]
@@ -250,17 +254,17 @@ def _average(device_variables: Sequence[Variables], shares: Sequence[Any], steps
 
 
 def run_round(
-    network: FunctionalModel, run: Any, iterator: Any, device_variables: Sequence[Any], steps: int, live_hosts: int
+    network: FunctionalModel, graph: Any, iterator: Any, device_variables: Sequence[Any], steps: int, live_hosts: int
 ) -> Round:
-    """Run one round on the current device, on the variables of each of its devices; return the figures."""
+    """Run one round from the current device, with the variables of each of the replica's devices."""
     with on_this_process():
         numbers = tf.constant([steps, live_hosts], tf.float64)
     handles = [handle for variables in device_variables for handle in list_handles(variables)]
-    return unpack_round(network, run(iterator, handles, numbers).numpy())
+    return unpack_round(network, graph(iterator, handles, numbers).numpy())
 
 
 def _compiled_step(network: FunctionalModel, shared: Sequence[Handle], local: Sequence[Handle], *arguments: Any) -> Any:
-    """Take a step as `FunctionalModel.step` does, compiled by XLA, once for each shape of batches."""
+    """Take a step as `FunctionalModel.step`, compiled by XLA once for each shape of batches."""
 
     def step(handles: Sequence[Any], *arguments: Any) -> Any:
         pairs = [Handle(*pair) for pair in zip(handles, (*network.shared, *network.local), strict=True)]

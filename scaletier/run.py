@@ -1,4 +1,4 @@
-"""Run this process's part of a training job, whichever task of the cluster it is."""
+"""Run this process's task of a training job: chief, worker, parameter server or evaluator."""
 
 from __future__ import annotations
 
@@ -26,38 +26,41 @@ from scaletier.tensorflow_setup import (
     say_device,
     thread_counts,
 )
-from scaletier.tf_config import Cluster, ClusterError, cluster, unfit
+from scaletier.tf_config import Cluster, ClusterError, cluster, strategy_problem
 
 _INTERRUPT_EXIT_CODE = 130
 
 
 def run(job: Job, arguments: argparse.Namespace | Sequence[str] | None = None) -> NoReturn:
-    """Do this process's part of a job, and end the process.
+    """Run this process's part of a job, and end the process.
 
-    The exit code is 0 if it is done, 1 if training failed, 2 if the call or the job is invalid. SIGTERM ends the process if the
-    job should resume from its last checkpoint. Nothing runs after this: the threads of a cluster's coordinator can abort the
-    interpreter while it shuts down, which would read as a kill.
+    The exit code is 0 if the part is done, 1 if training failed, 2 if the call or the job is invalid. SIGTERM ends the process
+    if the job should resume from its last checkpoint. No code runs after this call: the threads of a cluster's coordinator can
+    abort the interpreter while it shuts down, which would look like a kill.
 
     Args:
         job: the job.
         arguments: a namespace of `scaletier.parser()`, or a list of command-line arguments. Default: those of the process.
+
+    Raises:
+        SystemExit: the arguments are invalid.
     """
     exit_process(run_to_exit_code(job, flags_of(arguments)))
 
 
 def run_to_exit_code(job: Job, flags: Flags) -> int:
-    """Return the exit code of this process's part of a job, whatever ends it."""
+    """Run this process's part of a job; return the exit code also after an interrupt or an error of the program."""
     try:
         return train(job, flags)
     except KeyboardInterrupt:
         return _INTERRUPT_EXIT_CODE
-    except Exception:  # noqa: BLE001 - shown as Python shows it, and then not lost
+    except Exception:  # noqa: BLE001 - printed as Python prints an uncaught one
         traceback.print_exc()
         return 1
 
 
 def main(job: Job, arguments: argparse.Namespace | Sequence[str] | None = None) -> int:
-    """Do this process's part of a job.
+    """Run this process's part of a job.
 
     Args:
         job: the job.
@@ -68,15 +71,16 @@ def main(job: Job, arguments: argparse.Namespace | Sequence[str] | None = None) 
 
     Raises:
         Exception: an error of the program itself.
+        SystemExit: the arguments are invalid, or TensorFlow is not installed.
     """
     return train(job, flags_of(arguments))
 
 
 def train(job: Job, flags: Flags) -> int:
-    """Take this process's part in a job; return the exit code. An error of the program itself is raised."""
+    """Run this process's part of a job; return the exit code. An error of the program itself is raised."""
     try:
         task = cluster()
-        if problem := unfit(task, flags.strategy):
+        if problem := strategy_problem(task, flags.strategy):
             return print_failure(problem, 2)
         if task.task_type == "ps" and flags.strategy != "async":
             say(f"Idle [{task.name}]: strategy {flags.strategy} needs no parameter servers; this one waits for the job's end")
@@ -87,11 +91,11 @@ def train(job: Job, flags: Flags) -> int:
     except (ClusterError, JobError) as error:
         return print_failure(str(error), 2)
 
-    return _guarded(job, task, lambda: _perform(job, flags, task))
+    return _catch_errors(job, task, lambda: _perform(job, flags, task))
 
 
 def _serve(task: Cluster, allow_cpu: bool) -> NoReturn:
-    """Run a parameter server or a worker, which obeys the chief; SIGTERM ends it, as there is nothing here to save."""
+    """Run a parameter server or a worker, which executes the chief's requests until SIGTERM; it has nothing to save."""
     if os.environ.get(ACCELERATOR):  # else the tensorflow package need not be imported
         say_device(allow_cpu)
     reuse_memory()
@@ -138,11 +142,14 @@ def export(job: Job, arguments: argparse.Namespace | Sequence[str] | None = None
     """Export the newest checkpoint in --job-dir as a SavedModel.
 
     Args:
-        job: the job, which ended before its export.
+        job: the job, which trained in another process.
         arguments: a namespace of `scaletier.parser()`, or a list of command-line arguments. Default: those of the process.
 
     Returns:
-        The exit code: 0, or 2 if there is no readable checkpoint of the job's model.
+        The exit code: 0, or 2 if the job is invalid or has no readable checkpoint.
+
+    Raises:
+        SystemExit: the arguments are invalid, or TensorFlow is not installed.
     """
     flags = flags_of(arguments)
 
@@ -151,12 +158,12 @@ def export(job: Job, arguments: argparse.Namespace | Sequence[str] | None = None
 
         say(export_latest(job, flags.job_dir, flags.seed))
 
-    return _guarded(job, Cluster(), work)
+    return _catch_errors(job, Cluster(), work)
 
 
-def _guarded(job: Job, task: Cluster, work: Callable[[], None]) -> int:
-    """Return the exit code of some work with TensorFlow, with a line for an error that is not the program's own."""
-    errors = import_tensorflow().errors  # first what says that there is none; the rest of the library imports it
+def _catch_errors(job: Job, task: Cluster, work: Callable[[], None]) -> int:
+    """Run `work`, which uses TensorFlow; return the exit code. Print one line for an error that is not the program's own."""
+    errors = import_tensorflow().errors  # before the imports below, to report a missing TensorFlow in one line
     try:
         check_keras()
     except JobError as error:
@@ -172,7 +179,7 @@ def _guarded(job: Job, task: Cluster, work: Callable[[], None]) -> int:
         return print_failure(str(error), 2)
     except DivergedError as error:
         return print_failure(str(error), 1)
-    except PreemptedError as error:  # a job that is cancelled has no error
+    except PreemptedError as error:  # no `error:`, as the job may have been cancelled
         print(error, file=sys.stderr, flush=True)
         return RETRY_EXIT_CODE
     except errors.OpError as error:
@@ -190,5 +197,5 @@ def _guarded(job: Job, task: Cluster, work: Callable[[], None]) -> int:
             what = "this replica finds no batch in the job's data"
         else:
             what = "a batch of the job cannot be made, or does not go through its model"
-        return print_failure((job.explain(error) if job.explain else None) or f"{what}: {one_line(error)}", 2)
+        return print_failure((job.on_data_error(error) if job.on_data_error else None) or f"{what}: {one_line(error)}", 2)
     return 0

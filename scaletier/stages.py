@@ -23,16 +23,16 @@ _REUSED_LAYER = "the model {} cannot be divided among several hosts: it calls on
 
 @dataclass(frozen=True)
 class Unit:
-    """One or more consecutive layers that must be on one host; a single tensor passes to the next unit."""
+    """One or more consecutive layers that must be on one host. A single tensor passes to the next unit."""
 
     name: str
     model: Any
     trained: tuple[VariableSpec, ...]
-    others: tuple[VariableSpec, ...]
+    untrained: tuple[VariableSpec, ...]
 
     @property
     def specs(self) -> tuple[VariableSpec, ...]:
-        return *self.trained, *self.others
+        return *self.trained, *self.untrained
 
     @property
     def size(self) -> int:
@@ -41,7 +41,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Stage:
-    """Consecutive units on one host; `variables` by name, those of the units."""
+    """Consecutive units on one host; `variables` maps names to the tf.Variables of the units."""
 
     replica: str
     device: str
@@ -49,31 +49,31 @@ class Stage:
     variables: dict[str, Any] = field(default_factory=dict)
 
     def forward(self, values: Mapping[str, Any], inputs: Any, training: bool) -> tuple[Any, dict[str, Any], list[Any]]:
-        """Return the output, the new values of variables that are not trained, and the layers' losses.
+        """Return the output, the new values of untrained variables by name, and the layers' losses.
 
-        The caller enters the stage's device.
+        The caller must enter the stage's device.
         """
-        after, added = dict[str, Any](), list[Any]()
+        new_values, layer_losses = dict[str, Any](), list[Any]()
         for unit in self.units:
-            trained, others = ([values[spec.name] for spec in specs] for specs in (unit.trained, unit.others))
-            with warnings.catch_warnings():  # Keras warns because masks are attached to inner layers; we pass them on
+            trained, untrained = ([values[spec.name] for spec in specs] for specs in (unit.trained, unit.untrained))
+            with warnings.catch_warnings():  # Keras warns of masks at inner layers, which are passed on here
                 warnings.filterwarnings("ignore", ".* does not support masking")
-                inputs, updated, losses = call_part(unit.model, trained, others, inputs, training)
-            after.update(zip((spec.name for spec in unit.others), updated, strict=True))
-            added += losses
-        return inputs, after, added
+                inputs, updated, losses = call_part(unit.model, trained, untrained, inputs, training)
+            new_values.update(zip((spec.name for spec in unit.untrained), updated, strict=True))
+            layer_losses += losses
+        return inputs, new_values, layer_losses
 
 
 def make_units(network: FunctionalModel) -> list[Unit]:
-    """Divide a model into units, in order; JobError if it is subclassed, or calls one layer more than once."""
+    """Divide a model into units, in order. JobError if the model is subclassed, or calls one layer more than once."""
     specs = {id(spec.variable): spec for spec in (*network.shared, *network.local)}
     units = []
     for name, model in _split(network.model):
-        trained, others = (
-            tuple(specs[id(variable)] for variable in kind)
-            for kind in (model.trainable_variables, model.non_trainable_variables)
+        trained, untrained = (
+            tuple(specs[id(variable)] for variable in variables)
+            for variables in (model.trainable_variables, model.non_trainable_variables)
         )
-        units.append(Unit(name, model, trained, others))
+        units.append(Unit(name, model, trained, untrained))
     names = [spec.name for unit in units for spec in unit.specs]
     if len(names) > len(set(names)):
         raise JobError(_REUSED_LAYER.format(network.model.name))
@@ -81,16 +81,16 @@ def make_units(network: FunctionalModel) -> list[Unit]:
 
 
 def _split(model: Any) -> list[tuple[str, Any]]:
-    """Return the name and the Keras model of each unit; the name joins those of its layers."""
-    whole = model
-    if isinstance(model, keras.Sequential):  # rebuild it as a functional model, where masks are operations too
+    """Return the name and the Keras model of each unit; the name joins the names of its layers."""
+    functional = model
+    if isinstance(model, keras.Sequential):  # in a functional model masks are operations, too
         with keras.StatelessScope(initialize_variables=False):
-            whole = keras.Model(model.inputs[0], model.outputs[0])
-    operations: Any = getattr(whole, "operations", None)
+            functional = keras.Model(model.inputs[0], model.outputs[0])
+    operations: Any = getattr(functional, "operations", None)
     with keras.StatelessScope(initialize_variables=False):
-        calls = [type(keras.Model(whole.input, whole.output)).call, keras.Sequential.call] if operations else []
+        calls = [type(keras.Model(functional.input, functional.output)).call, keras.Sequential.call] if operations else []
     if type(model).call not in calls:
-        valid = "valid are Sequential models and those made of keras.Input"
+        valid = "valid are Sequential and functional models"
         raise JobError(f"the model {model.name} cannot be divided among several hosts: it has its own call; {valid}")
     inputs = {id(tensor) for tensor in model.inputs}
     layers = [layer for layer in operations if not isinstance(layer, keras.layers.InputLayer)]
@@ -99,7 +99,7 @@ def _split(model: Any) -> list[tuple[str, Any]]:
     except (ValueError, AttributeError):
         raise JobError(_REUSED_LAYER.format(model.name)) from None
     last = {id(tensor) for tensor in model.outputs}
-    units, begin, names, alive = [], whole.input, list[str](), set(inputs)
+    units, unit_input, names, alive = [], functional.input, list[str](), set(inputs)
     tensors_by_id = {id(tensor): tensor for _, _, tensors in edges for tensor in tensors}
     for at, (layer, _, outputs) in enumerate(edges):
         names.append(layer.name)
@@ -107,20 +107,20 @@ def _split(model: Any) -> list[tuple[str, Any]]:
         needed = {id(tensor) for _, sources, _ in edges[at + 1 :] for tensor in sources} | last
         crossing, ends = alive & needed, at == len(edges) - 1
         if ends or (len(crossing) == 1 and not crossing & inputs):
-            reached = whole.output if ends else tensors_by_id[next(iter(crossing))]
+            unit_output = functional.output if ends else tensors_by_id[next(iter(crossing))]
             with keras.StatelessScope(initialize_variables=False):
-                units.append((" ".join(names), keras.Model(begin, reached)))
-            begin, names, alive = reached, [], crossing
+                units.append((" ".join(names), keras.Model(unit_input, unit_output)))
+            unit_input, names, alive = unit_output, [], crossing
     return units
 
 
 def partition(sizes: Sequence[int], count: int) -> list[int]:
-    """Divide units of these sizes into at most `count` stages; the largest is as small as possible.
+    """Divide units of these sizes into at most `count` stages, the largest of which is as small as possible.
 
     Each stage has consecutive units, at least one.
 
     Returns:
-        Where each stage begins, and the end: [0, 2, 3] are the units 0 and 1, and the unit 2.
+        The index of each stage's first unit, and the number of units: [0, 2, 3] are the units 0 and 1, and the unit 2.
     """
 
     @functools.cache
@@ -141,26 +141,31 @@ class StepResult:
     """The result of a batch.
 
     Attributes:
-        gradients: those of the weights by name, each on its stage's host.
-        others: new values of the variables that are not trained, by name.
+        gradients: the gradients of the weights by name, each on its stage's host.
+        untrained: the new values of untrained variables by name.
         loss: the batch's mean loss.
         metrics: the variables of the metrics, such as a total and a count.
         results: the values of the metrics, computed from these variables.
     """
 
     gradients: dict[str, Any]
-    others: dict[str, Any]
+    untrained: dict[str, Any]
     loss: Any
     metrics: list[Any]
     results: Any = None
 
 
 def forward_backward(
-    network: FunctionalModel, stages: Sequence[Stage], batch: Batch, size: int, microbatches: int, scaled: Callable[[Any], Any]
+    network: FunctionalModel,
+    stages: Sequence[Stage],
+    batch: Batch,
+    size: int,
+    microbatches: int,
+    scale_loss: Callable[[Any], Any],
 ) -> StepResult:
-    """Run a batch of this size forward and backward through all stages, in microbatches.
+    """Run a batch of `size` samples forward and backward through all stages, in microbatches.
 
-    TensorFlow runs them in parallel, as only data dependencies order them. `scaled` applies the optimizer's loss scale.
+    TensorFlow runs microbatches in parallel, as only data dependencies order them. `scale_loss` applies the optimizer's scale.
     """
     values: dict[str, Any] = {}
     for stage in stages:
@@ -169,8 +174,8 @@ def forward_backward(
     total = StepResult({}, {}, tf.constant(0.0), network.initial_metrics())
 
     def forward(microbatch: Batch, weight: float) -> list[Any]:
-        """Run a microbatch forward, which is this fraction of the batch; return what `backward` needs of each stage."""
-        passed, outputs = list[Any](), microbatch.inputs
+        """Run a microbatch forward, the fraction `weight` of the batch; return what `backward` needs of each stage."""
+        records, outputs = list[Any](), microbatch.inputs
         for stage in stages:
             with tf.device(stage.device):
                 inputs = tf.nest.map_structure(copy_to_device, outputs)
@@ -179,27 +184,27 @@ def forward_backward(
                 with tf.GradientTape() as tape:
                     tape.watch(floating)
                     tape.watch([values[name] for name in names])
-                    outputs, after, added = stage.forward(values, inputs, True)
-                    terms = [tf.add_n([tf.reduce_sum(tf.cast(term, tf.float32)) for term in added]) * weight] if added else []
+                    outputs, new_values, losses = stage.forward(values, inputs, True)
+                    terms = [tf.add_n([tf.reduce_sum(tf.cast(one, tf.float32)) for one in losses]) * weight] if losses else []
                     if stage is stages[-1]:
                         copied = microbatch.map(tf.identity)  # to this device
                         loss, _, total.metrics, total.results = network.measure(total.metrics, copied, outputs)
                         terms, tensors = [tf.add_n([loss * weight, *terms])], []
                     else:
                         tensors = tf.nest.flatten(outputs)
-                    targets = [*tensors, *(scaled(term) for term in terms)]
-                values.update(after)
-                total.others |= after
+                    targets = [*tensors, *(scale_loss(term) for term in terms)]
+                values.update(new_values)
+                total.untrained |= new_values
                 total.loss += tf.add_n(terms) if terms else 0.0
-                passed.append((stage, tape, [*floating, *(values[name] for name in names)], targets, names))
-        return passed
+                records.append((stage, tape, [*floating, *(values[name] for name in names)], targets, names))
+        return records
 
-    def backward(passed: list[Any]) -> None:
+    def backward(records: list[Any]) -> None:
         upstream: list[Any] = []
-        for stage, tape, sources, targets, names in reversed(passed):
+        for stage, tape, sources, targets, names in reversed(records):
             with tf.device(stage.device):
-                given = [*(tf.identity(one) for one in upstream), *(tf.ones([]) for _ in targets[len(upstream) :])]
-                gradients = tape.gradient(targets, sources, output_gradients=given, unconnected_gradients="zero")
+                output_gradients = [*(tf.identity(one) for one in upstream), *(tf.ones([]) for _ in targets[len(upstream) :])]
+                gradients = tape.gradient(targets, sources, output_gradients=output_gradients, unconnected_gradients="zero")
                 upstream = gradients[: len(gradients) - len(names)]
                 for name, gradient in zip(names, gradients[len(gradients) - len(names) :], strict=True):
                     gradient, sums = tf.convert_to_tensor(gradient), total.gradients
@@ -207,6 +212,6 @@ def forward_backward(
 
     parts = pairwise(size * at // microbatches for at in range(microbatches + 1))
     passes = [forward(batch.map(operator.itemgetter(slice(begin, end))), (end - begin) / size) for begin, end in parts]
-    for passed in passes:
-        backward(passed)
+    for records in passes:
+        backward(records)
     return total

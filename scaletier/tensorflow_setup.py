@@ -1,4 +1,4 @@
-"""Set up TensorFlow in a process: its import, its messages, its threads, memory and devices."""
+"""Set up TensorFlow in a process: import, messages, threads, memory and devices."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ _CGROUP = Path("/sys/fs/cgroup")
 _MESSAGE_LENGTH = 300
 # The environment variable that names the GPUs of the host's machine type, such as `1 nvidia-tesla-t4`.
 ACCELERATOR = "SCALETIER_ACCELERATOR"
-# The environment variable that has the number of devices that the CPU forms, to test several without GPUs.
+# The environment variable with the number of devices into which the CPU is divided, to test several devices without GPUs.
 CPU_DEVICES = "SCALETIER_CPU_DEVICES"
-# The reason why something that must come before TensorFlow's first operation is too late.
+# The reason that an error gives for a setting that comes after TensorFlow's first operation.
 TOO_LATE_MESSAGE = (
     "TensorFlow has computed something before; pass functions to scaletier.Job that make its model, data, optimizer and metrics"
 )
-_AROUND_ERROR = re.compile(r"^(Graph execution error:|Detected at node .*| +File .*|<stack traces .*)$", re.MULTILINE)
-# A process with less memory returns none: it would only request it again. A process that has returned some does so again once
-# it has grown by this factor; `give_memory_back_on_growth` checks it at this interval.
+_ERROR_CONTEXT = re.compile(r"^(Graph execution error:|Detected at node .*| +File .*|<stack traces .*)$", re.MULTILINE)
+# A process with fewer bytes returns none: it would only request them again. A process that has returned some does so again
+# once it has grown by this factor; `give_memory_back_on_growth` checks the growth at this interval.
 _LARGE_BYTES, _GROWTH, _WATCH_SECONDS = 1e9, 1.1, 1.0
 _STOP_POLL_SECONDS = 0.1
-# A message of TensorFlow is smaller.
-MOST_MESSAGE_BYTES = 2**31 - 2**20
-# Of malloc.h.
+# TensorFlow refuses messages of 2 GB.
+MAX_MESSAGE_BYTES = 2**31 - 2**20
+# Constants of malloc.h.
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 
 
 class StopRequest:
-    """A handler that notes that a signal came. It takes no lock, which the interrupted code may hold: an Event would."""
+    """A signal handler that notes the signal. A threading.Event would take a lock, which the interrupted code may hold."""
 
     def __init__(self) -> None:
         self._received = False
@@ -62,12 +62,12 @@ class StopRequest:
 
 @contextlib.contextmanager
 def quiet_stderr() -> Iterator[None]:
-    """Hold back TensorFlow's output to file descriptor 2, and print it only if the body raises."""
+    """Buffer TensorFlow's output to file descriptor 2, and print it only if the body raises."""
     sys.stderr.flush()
     with contextlib.ExitStack() as stack:
         try:
             buffer = stack.enter_context(tempfile.TemporaryFile())
-        except OSError:  # a full disk: nothing is held back
+        except OSError:  # a full disk: nothing is buffered
             yield
             return
         saved = os.dup(2)
@@ -90,7 +90,7 @@ def import_tensorflow() -> Any:
     if "tensorflow" in sys.modules:
         return sys.modules["tensorflow"]
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")  # TensorFlow's default with AVX-512 alone, and of use without
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")  # TensorFlow's default only with AVX-512, but useful without
     collects = gc.isenabled()
     gc.disable()  # the collector takes a sixth of the import's time, and finds nothing to free
     try:
@@ -107,25 +107,25 @@ def import_tensorflow() -> Any:
 
 
 def available_cpus(cgroup: Path = _CGROUP) -> int:
-    """Return the CPUs of this process by affinity and cgroup, v2 or v1; TensorFlow counts those of the machine."""
+    """Return the number of this process's CPUs by affinity and cgroup, v2 or v1; TensorFlow counts those of the machine."""
     cpus = len(os.sched_getaffinity(0))
     for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
-        with contextlib.suppress(OSError, ValueError):  # of the other version, or "max": no quota
+        with contextlib.suppress(OSError, ValueError):  # cgroups of the other version, or "max": no quota
             quota, period = map(int, " ".join((cgroup / name).read_text() for name in names).split())
-            if quota > 0:  # v1 has -1 if there is none
+            if quota > 0:  # v1 has -1 for no quota
                 cpus = min(cpus, math.ceil(quota / period))
     return max(1, cpus)
 
 
 def thread_counts() -> tuple[int, int]:
-    """Return the numbers of intra-op and inter-op threads; one op may wait for another host, so inter-op has two at least."""
+    """Return the numbers of intra-op and inter-op threads; inter-op has at least two, as an op may wait for another host."""
     cpus = available_cpus()
     return cpus, max(2, cpus)
 
 
 def reuse_memory() -> None:
-    """Make the C library keep freed blocks of up to 32 MB, its limit, for reuse; see mallopt(3)."""
-    with contextlib.suppress(OSError, AttributeError):  # another C library than GNU's
+    """Make the C library keep freed blocks of up to 32 MB, the most that it can, for reuse; see mallopt(3)."""
+    with contextlib.suppress(OSError, AttributeError):  # the C library is not glibc
         mallopt = ctypes.CDLL(None).mallopt
         for parameter, value in ((_M_MMAP_THRESHOLD, 2**25), (_M_TRIM_THRESHOLD, 2**31 - 1), (_M_TOP_PAD, 2**26)):
             mallopt(parameter, value)
@@ -135,7 +135,7 @@ def available_memory(cgroup: Path = _CGROUP) -> int:
     """Return the bytes of memory that this process may have, by machine and cgroup, v2 or v1."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        with contextlib.suppress(OSError, ValueError):  # of the other version, or "max": no limit
+        with contextlib.suppress(OSError, ValueError):  # cgroups of the other version, or "max": no limit
             memory = min(memory, int((cgroup / name).read_text()))
     return memory
 
@@ -147,33 +147,33 @@ def resident_bytes() -> int:
         return 0
 
 
-def give_memory_back(least: float = _LARGE_BYTES) -> float:
-    """Return free memory to the kernel if this process has more than `least` bytes; see malloc_trim(3).
+def give_memory_back(threshold: float = _LARGE_BYTES) -> float:
+    """Return free memory to the kernel if this process has more than `threshold` bytes; see malloc_trim(3).
 
     Returns:
-        `least`, or a tenth more than the process had: a next call with it does nothing until the process has grown.
+        The threshold for the next call: after memory was returned, a tenth more than the process had.
     """
-    if (resident := resident_bytes()) <= least:
-        return least
+    if (resident := resident_bytes()) <= threshold:
+        return threshold
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
     return resident * _GROWTH
 
 
 def give_memory_back_on_growth() -> None:
-    """Start a thread that returns free memory each time that this process, a server, has grown by a tenth."""
+    """Start a thread in a server that returns free memory each time that the process has grown by a tenth."""
 
     def watch() -> None:
-        least: float = _LARGE_BYTES
+        threshold: float = _LARGE_BYTES
         while True:
-            least = give_memory_back(least)
+            threshold = give_memory_back(threshold)
             time.sleep(_WATCH_SECONDS)
 
     threading.Thread(target=watch, daemon=True).start()
 
 
 def cpu_devices() -> int:
-    """Return the number of devices that the CPU forms; JobError if the setting is invalid."""
+    """Return the number of devices into which the CPU is divided; JobError if the setting is invalid."""
     setting = os.environ.get(CPU_DEVICES, "1")
     if not setting.isdecimal() or not int(setting):
         raise JobError(f"{CPU_DEVICES}={setting!r} is not a number of devices; valid are 1 and above")
@@ -181,9 +181,9 @@ def cpu_devices() -> int:
 
 
 def prepare_process() -> None:
-    """Size the thread pools of this process's TensorFlow, its devices and its memory.
+    """Set the threads, devices and memory use of TensorFlow in this process.
 
-    If the job's own code has started TensorFlow, its threads stay as they are, and several devices are a JobError.
+    If the job's own code has started TensorFlow, its threads stay as they are, and several CPU devices raise JobError.
     """
     tf, count = import_tensorflow(), cpu_devices()
     reuse_memory()
@@ -200,7 +200,7 @@ def prepare_process() -> None:
 
 
 def local_devices() -> tuple[str, ...]:
-    """Return the devices of this process: its GPUs, or its processors, mostly as one device."""
+    """Return the devices of this process: its GPUs, or the CPU, by default as one device."""
     tf = import_tensorflow()
     if gpus := tf.config.list_physical_devices("GPU"):
         return tuple(f"/device:GPU:{index}" for index in range(len(gpus)))
@@ -221,20 +221,20 @@ def devices_of(job: str, task: int) -> tuple[str, ...]:
 def on_this_process() -> Any:
     """Return a context in which values become tensors of this process, whatever the current device is.
 
-    For a device of another host TensorFlow would send the value while it makes the tensor, and hold Python's GIL until
-    that host answers: an unresponsive one would stop all threads. Inputs of operations are sent without the lock.
+    For a device of another host TensorFlow would send the value while it creates the tensor, and hold Python's GIL until the
+    host answers: an unresponsive host would stop all threads. Inputs of operations are sent without the GIL.
     """
     return import_tensorflow().device(None)
 
 
 def send(value: Any, device: str) -> Any:
-    """Return an array as a tensor for a device. Zeros are made there; what exceeds a message is sent in parts."""
+    """Return an array as a tensor for a device. Zeros are created there; an array larger than a message is sent in parts."""
     tf, parts = import_tensorflow(), []
     with on_this_process():
         if value.any():
-            if value.nbytes < MOST_MESSAGE_BYTES:
+            if value.nbytes < MAX_MESSAGE_BYTES:
                 return tf.constant(value)
-            flat, count = value.reshape(-1), MOST_MESSAGE_BYTES // value.itemsize
+            flat, count = value.reshape(-1), MAX_MESSAGE_BYTES // value.itemsize
             parts = [tf.constant(flat[at : at + count]) for at in range(0, len(flat), count)]
         axis, shape, zero = tf.constant(0), tf.constant(value.shape, tf.int32), tf.zeros([], value.dtype)
     with tf.device(device):
@@ -243,24 +243,26 @@ def send(value: Any, device: str) -> Any:
 
 def say_device(allow_cpu: bool, environ: Mapping[str, str] | None = None) -> None:
     """Log the device that this process computes on; JobError if TensorFlow does not find the GPU of its host."""
-    tf, paid = import_tensorflow(), (os.environ if environ is None else environ).get(ACCELERATOR)
+    tf, accelerator = import_tensorflow(), (os.environ if environ is None else environ).get(ACCELERATOR)
     gpus = tf.config.list_physical_devices("GPU")
-    if paid and not gpus and not allow_cpu:
-        built = "its driver does not load" if tf.test.is_built_with_cuda() else "this TensorFlow is made for processors alone"
-        line = f"this host has {paid} and TensorFlow finds no GPU: {built}; --allow-cpu trains on processors all the same"
+    if accelerator and not gpus and not allow_cpu:
+        reason = "its driver does not load" if tf.test.is_built_with_cuda() else "this TensorFlow is made for processors alone"
+        line = (
+            f"this host has {accelerator} and TensorFlow finds no GPU: {reason}; --allow-cpu trains on processors all the same"
+        )
         raise JobError(line)
     names = [tf.config.experimental.get_device_details(one).get("device_name", "GPU") for one in gpus]
     cpus = available_cpus()
     processors = "1 processor" if cpus == 1 else f"{cpus} processors"
-    devices = "" if (count := cpu_devices()) == 1 else f", as {count} devices"
-    say(f"Trains on {', '.join(names) or f'{processors}{devices}'}")
+    division = "" if (count := cpu_devices()) == 1 else f", as {count} devices"
+    say(f"Trains on {', '.join(names) or f'{processors}{division}'}")
 
 
 def say(line: str) -> None:
     print(line, flush=True)
 
 
-def say_there(line: str) -> None:
+def say_on_device(line: str) -> None:
     """Print one line to the log of the host of the current device."""
     with on_this_process():
         text = import_tensorflow().constant(line)
@@ -269,6 +271,6 @@ def say_there(line: str) -> None:
 
 def one_line(error: Exception) -> str:
     """Return an error's message on one line, without TensorFlow's graph nodes and lines of code."""
-    message = _AROUND_ERROR.sub("", str(error).partition("Traceback (most recent call last)")[0])
+    message = _ERROR_CONTEXT.sub("", str(error).partition("Traceback (most recent call last)")[0])
     message = re.sub(r"\[*\{\{[^}]*\}\}\]*|\x1b\[[0-9;]*m|\[Op:[^]]*\].*", " ", message, flags=re.DOTALL)
     return " ".join(message.split())[:_MESSAGE_LENGTH]

@@ -1,4 +1,4 @@
-"""Read the cluster and this process's task from TF_CONFIG, by the standard library only."""
+"""Read the cluster and this process's task from TF_CONFIG, with the standard library only."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Cluster:
     Args:
         task_type: `chief`, which TF_CONFIG may call master, `worker`, `ps` or `evaluator`.
         task_index: the task's place among those of its type.
-        jobs: maps `ps`, `worker` and `chief` to the `host:port` of each task; empty if one process trains.
+        jobs: maps the roles `ps`, `worker` and `chief` to the `host:port` of each task; empty if one process trains.
     """
 
     task_type: str = "chief"
@@ -35,19 +35,21 @@ class Cluster:
 
     @property
     def name(self) -> str:
+        """The task's name, such as `worker/0`."""
         return f"{self.task_type}/{self.task_index}"
 
     @property
     def address(self) -> str:
+        """The task's `host:port`; KeyError if one process trains."""
         return self.jobs[self.task_type][self.task_index]
 
     def peers(self, *jobs: str) -> dict[str, str]:
-        """Return name and address of every task of these jobs: `worker/0` to `10.0.0.2:2222`."""
+        """Return the address of each task of these roles by its name: `worker/0` to `10.0.0.2:2222`."""
         return {f"{job}/{index}": address for job in jobs for index, address in enumerate(self.jobs.get(job, ()))}
 
 
 def parse(tf_config: str | None) -> Cluster:
-    """Return the cluster in TF_CONFIG's JSON, or raise ClusterError; one process if it is absent, empty, or has no cluster."""
+    """Return the cluster of TF_CONFIG's JSON: one process if it is absent, empty, or has no cluster; may raise ClusterError."""
     try:
         config = json.loads(tf_config or "{}")
         jobs = {str(job): _addresses(str(job), hosts) for job, hosts in (config.get("cluster") or {}).items()}
@@ -93,9 +95,9 @@ def cluster(environ: Mapping[str, str] | None = None) -> Cluster:
 
 
 def await_peers(peers: Mapping[str, str], report: Callable[[str], None]) -> None:
-    """Block until every peer accepts connections; report now and then which ones are missing.
+    """Wait until every peer accepts connections; report the missing ones every few seconds.
 
-    gRPC backs off for seconds after a refused connection; probing first means connecting the moment the last peer is up.
+    gRPC backs off for seconds after a refused connection. After this wait it connects at once.
     """
     missing = dict(peers)
     next_report = time.monotonic() + _REPORT_SECONDS
@@ -115,7 +117,7 @@ def _accepts(address: str) -> bool:
         return False
 
 
-def unfit(cluster: Cluster, strategy: str) -> str | None:
+def strategy_problem(cluster: Cluster, strategy: str) -> str | None:
     """Return why this cluster cannot train by this strategy, in one line; None if it can."""
     servers, workers = cluster.jobs.get("ps"), cluster.jobs.get("worker")
     if cluster.task_type == "evaluator" or (strategy == "async" and bool(servers) == bool(workers)):

@@ -1,4 +1,4 @@
-"""Find the corrupt records of TFRecord files, and the segments between them that can be read.
+"""Find the corrupt records of TFRecord files, and the ranges between them that can be read.
 
 A record is its length (uint64), a checksum of the length (uint32), its data, and a checksum of it (uint32), little-endian.
 Source of the format: https://www.tensorflow.org/tutorials/load_data/tfrecord.
@@ -21,7 +21,7 @@ _BATCH = 1000
 _MAX_LISTED = 5
 
 
-class Segment(NamedTuple):
+class RecordRange(NamedTuple):
     """Consecutive intact records of a TFRecord file, gzip if it ends in .gz: `records`, all if -1, from byte `offset` on."""
 
     file: str
@@ -48,18 +48,18 @@ class Damage(NamedTuple):
         return f"byte {self.offset} (record {self.number})"
 
 
-def tensors(parts: Sequence[Segment]) -> tuple[Any, ...]:
-    """Return the segments as four tensors, [N] each, one for each argument of `read`."""
+def tensors(parts: Sequence[RecordRange]) -> tuple[Any, ...]:
+    """Return the ranges as four tensors, [N] each, one for each argument of `read`."""
     return (
-        tf.constant([segment.file for segment in parts], tf.string),
-        tf.constant([segment.offset for segment in parts], tf.int64),
-        tf.constant([segment.records for segment in parts], tf.int64),
-        tf.constant([segment.compression for segment in parts], tf.string),
+        tf.constant([record_range.file for record_range in parts], tf.string),
+        tf.constant([record_range.offset for record_range in parts], tf.int64),
+        tf.constant([record_range.records for record_range in parts], tf.int64),
+        tf.constant([record_range.compression for record_range in parts], tf.string),
     )
 
 
 def read(file: Any, offset: Any, count: Any, compression: Any) -> Any:
-    """Return a dataset of the serialized records of one segment.
+    """Return a dataset of the serialized records of one range.
 
     Call it only in interleave or flat_map: elsewhere TensorFlow's optimizer rewrites this dataset and loses the offset.
     """
@@ -69,17 +69,17 @@ def read(file: Any, offset: Any, count: Any, compression: Any) -> Any:
     return tf.data.experimental.from_variant(records, tf.TensorSpec([], tf.string)).take(count)
 
 
-def segments(files: Sequence[str], skip: bool) -> list[Segment]:
-    """Return the segments to read: whole files, or with `skip` the segments between corrupt records.
+def record_ranges(files: Sequence[str], skip: bool) -> list[RecordRange]:
+    """Return the ranges to read: whole files, or with `skip` the ranges between corrupt records.
 
     With `skip`, read every file first and print a line about the records that are skipped.
     """
     if not skip:
-        return [Segment(file) for file in files]
+        return [RecordRange(file) for file in files]
     intact = []
     for file in with_progress(files, "looking for corrupt records, file", len(files)):
         parts = list(_scan(file))
-        intact += [segment for segment, _ in parts if segment.records]
+        intact += [record_range for record_range, _ in parts if record_range.records]
         damages = [damage for _, damage in parts if damage]
         if damages:
             say(_skip_line(damages))
@@ -99,11 +99,11 @@ def _skip_line(damages: Sequence[Damage]) -> str:
     return f"Skipping {records} of {damages[0].file}: {places}{more}{rest}"
 
 
-def _scan(file: str) -> Iterator[tuple[Segment, Damage | None]]:
-    """Yield a file's intact segments in order, each with the corrupt record after it, if any."""
+def _scan(file: str) -> Iterator[tuple[RecordRange, Damage | None]]:
+    """Yield a file's intact ranges in order, each with the corrupt record after it, if any."""
     offset = number = 0
     while True:
-        whole = Segment(file, offset)
+        whole = RecordRange(file, offset)
         columns = [column[0] for column in tensors([whole])]
         try:
             _count(*columns)
@@ -114,14 +114,14 @@ def _scan(file: str) -> Iterator[tuple[Segment, Damage | None]]:
             return
         number += count
         next_offset = None if whole.compression else _next_record(file, offset + size)
-        yield Segment(file, offset, count), Damage(file, number, offset + size, next_offset is None)
+        yield RecordRange(file, offset, count), Damage(file, number, offset + size, next_offset is None)
         if next_offset is None:
             return
         number, offset = number + 1, next_offset
 
 
 def _counter(to_error: bool) -> Any:
-    """Return a function that counts the records and bytes of a segment, whose tensors are the arguments.
+    """Return a function that counts the records and bytes of a range, whose tensors are the arguments.
 
     At a corrupt record the function raises DataLossError, or with `to_error` returns the counts before it.
     """
@@ -130,8 +130,8 @@ def _counter(to_error: bool) -> Any:
         sizes = _HEADER + tf.cast(tf.strings.length(records), tf.int64) + _FOOTER
         return totals[0] + tf.size(records, tf.int64), totals[1] + tf.reduce_sum(sizes)
 
-    def count(*segment: Any) -> Any:
-        records = tf.data.Dataset.from_tensors(segment).flat_map(read)
+    def count(*record_range: Any) -> Any:
+        records = tf.data.Dataset.from_tensors(record_range).flat_map(read)
         if to_error:
             records = records.ignore_errors()
         zero = tf.constant(0, tf.int64)

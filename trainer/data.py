@@ -9,7 +9,7 @@ from typing import Any
 
 from scaletier.data import DataError
 from scaletier.tensorflow_setup import import_tensorflow, one_line
-from trainer.corrupt_records import Segment, locate, read, segments, tensors
+from trainer.corrupt_records import RecordRange, locate, read, record_ranges, tensors
 from trainer.mnist import PIXELS, SIDE
 
 tf = import_tensorflow()
@@ -19,8 +19,8 @@ _EVAL_BATCH = 1000
 _PREFETCH_BATCHES = 2
 _INTERLEAVED_FILES, _INTERLEAVED_RECORDS = 8, 16
 
-# The result of `find_files`, or `corrupt_records.segments` of that result.
-Files = Sequence[str] | Sequence[Segment]
+# The result of `find_files`, or `corrupt_records.record_ranges` of that result.
+Files = Sequence[str] | Sequence[RecordRange]
 
 
 def find_files(paths: Sequence[str], split: str) -> list[str]:
@@ -43,20 +43,20 @@ def find_files(paths: Sequence[str], split: str) -> list[str]:
 
 
 @functools.cache
-def find_segments(paths: tuple[str, ...], split: str, batch_size: int, skip_corrupt: bool) -> list[Segment]:
-    """Return the segments of these paths.
+def find_record_ranges(paths: tuple[str, ...], split: str, batch_size: int, skip_corrupt: bool) -> list[RecordRange]:
+    """Return the record ranges of these paths.
 
     Raises:
         DataError: no file matches, or there are fewer records than a batch.
     """
-    files = segments(find_files(paths, split), skip_corrupt)
+    files = record_ranges(find_files(paths, split), skip_corrupt)
     check(files, batch_size)
     return files
 
 
 def check(files: Files, batch_size: int) -> None:
     """Raise DataError if the files have fewer records than a batch, or other records than images and labels."""
-    parts = _segments(files)
+    parts = _to_ranges(files)
     try:
         batch = next(iter(_chain(parts).batch(batch_size)), None)
         count = 0 if batch is None else int(tf.shape(batch)[0])
@@ -72,16 +72,16 @@ def check(files: Files, batch_size: int) -> None:
 
 def damaged(files: Files) -> str | None:
     """Return a line with the first corrupt record of the files and a remedy; None if there is none."""
-    damage = locate([segment.file for segment in _segments(files)])
+    damage = locate([record_range.file for record_range in _to_ranges(files)])
     return damage and f"{damage.file} has no intact TFRecord at {damage}: make the file again, or pass --skip-corrupt-records"
 
 
-def _segments(files: Files) -> list[Segment]:
-    return [Segment(file) if isinstance(file, str) else file for file in files]
+def _to_ranges(files: Files) -> list[RecordRange]:
+    return [RecordRange(file) if isinstance(file, str) else file for file in files]
 
 
-def _chain(parts: Sequence[Segment]) -> Any:
-    """Return the serialized examples of the segments, one segment after the other."""
+def _chain(parts: Sequence[RecordRange]) -> Any:
+    """Return the serialized examples of the ranges, one range after the other."""
     return tf.data.Dataset.from_tensor_slices(tensors(parts)).flat_map(read)
 
 
@@ -108,7 +108,7 @@ def _options() -> Any:
 
 def train_pipeline(files: Files, batch_size: int, seed: int) -> Any:
     """Return an endless dataset of full batches, in an order that depends on the seed."""
-    parts = _segments(files)
+    parts = _to_ranges(files)
     order = tf.data.Dataset.from_tensor_slices(tensors(parts))
     interleaved = order.shuffle(len(parts), seed=seed).interleave(read, _INTERLEAVED_FILES, _INTERLEAVED_RECORDS)
     batches = interleaved.shuffle(_SHUFFLE_RECORDS, seed=seed).repeat().batch(batch_size, drop_remainder=True)
@@ -144,4 +144,4 @@ def augment(batches: Any, seed: int, shift: int, rotation: float) -> Any:
 
 def eval_pipeline(files: Files) -> Any:
     """Return a dataset of every record once; the last batch may be smaller."""
-    return _chain(_segments(files)).batch(_EVAL_BATCH).map(_parse_graph).prefetch(1).with_options(_options())
+    return _chain(_to_ranges(files)).batch(_EVAL_BATCH).map(_parse_graph).prefetch(1).with_options(_options())

@@ -37,7 +37,7 @@ def classes(file: str) -> list[str]:
 
 
 class ImageEvaluation:
-    """Evaluate images beyond loss and metrics; a `scaletier.Inspector`.
+    """Evaluate images beyond loss and metrics; a `scaletier.EvalCallback`.
 
     `confusion`, int64 [10, 10], counts the records: a row per label, a column per prediction. The first 16 misclassified images
     are kept: `pictures` uint8 [M, 28, 28], and `predicted` and `labels`, int64 [M] of 0 to 9.
@@ -49,7 +49,7 @@ class ImageEvaluation:
         self.pictures = np.zeros((0, 28, 28), np.uint8)
         self.predicted = self.labels = np.zeros(0, np.int64)
 
-    def batch(self, inputs: Any, targets: Any, outputs: Any) -> None:
+    def on_batch(self, inputs: Any, targets: Any, outputs: Any) -> None:
         """Add a batch: images float32 [N, 784], 0 to 1, labels int64 [N], logits float32 [N, 10]."""
         predictions = np.argmax(outputs, 1)
         np.add.at(self.confusion, (targets, predictions), 1)
@@ -58,7 +58,7 @@ class ImageEvaluation:
         self.pictures = np.concatenate([self.pictures, pictures])
         self.predicted, self.labels = np.append(self.predicted, predictions[wrong]), np.append(self.labels, targets[wrong])
 
-    def done(self, step: int, metrics: Mapping[str, float], summaries: Any, job_dir: str, last: bool) -> None:
+    def on_end(self, step: int, metrics: Mapping[str, float], summaries: Any, job_dir: str, last: bool) -> None:
         """Write image summaries of the mistakes by label and prediction; after the last evaluation, write the file."""
         pairs = sorted({*zip(self.labels.tolist(), self.predicted.tolist(), strict=True)})
         masks = {pair: (self.labels == pair[0]) & (self.predicted == pair[1]) for pair in pairs}

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 import scaletier
-from scaletier.flags import at_least, number, positive, share
+from scaletier.flags import at_least, fraction, number, positive
 
 MODELS = ("cnn", "mlp")
 PRECISIONS = ("float32", "bfloat16", "float16")
@@ -60,7 +60,7 @@ def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         help="peak learning rate of SGD for one replica; for N replicas multiplied by N, at most by 8",
     )
     add("--warmup-steps", type=at_least(1), default=20, metavar="N", help="steps per replica in which the learning rate rises")
-    add("--momentum", type=share, default=0.9, metavar="X", help="Nesterov momentum, 0 for none")
+    add("--momentum", type=fraction, default=0.9, metavar="X", help="Nesterov momentum, 0 for none")
     add(
         "--batch-norm",
         action=argparse.BooleanOptionalAction,
@@ -69,12 +69,14 @@ def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     )
     add(
         "--average",
-        type=share,
+        type=fraction,
         metavar="X",
         help="evaluate and export moving averages of the weights, with at most this decay per step of a replica; "
         "0 for none, by default 0.98 for the cnn and 0 for the mlp",
     )
-    add("--label-smoothing", type=share, default=0.0, metavar="X", help="share of each label that is spread over all classes")
+    add(
+        "--label-smoothing", type=fraction, default=0.0, metavar="X", help="share of each label that is spread over all classes"
+    )
     add("--shift", type=at_least(0), default=0, metavar="N", help="move each training image by up to N pixels")
     add("--rotation", type=_angle, default=0.0, metavar="DEGREES", help="rotate each training image by up to this angle")
     add("--skip-corrupt-records", action="store_true", help="skip corrupt records instead of ending with an error")

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from scaletier.flags import Parser, at_least, share
+from scaletier.flags import Parser, at_least, fraction
 from trainer import custom_data, tfrecord
 from trainer.mnist import CLASS_COUNT, DIGESTS, MANIFEST, PIXELS, InputError, SourceError, Split, has_idx_files, load
 from trainer.progress import with_progress
@@ -161,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--dest", type=Path, default=Path(DEFAULT_DEST), metavar="DIR", help="directory for the records")
     add("--shards", type=at_least(1), default=TRAIN_SHARDS, metavar="N", help="training files, at most one per record")
     add("--gzip", action="store_true", help="compress the records")
-    add("--test-share", type=share, default=0.1, metavar="X", help="part of your images, if they have no test split")
+    add("--test-share", type=fraction, default=0.1, metavar="X", help="part of your images, if they have no test split")
     add("--force", action="store_true", help="replace other records in --dest")
     flags = parser.parse_args(arguments)
     try:

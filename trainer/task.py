@@ -26,8 +26,8 @@ def job(parsed: argparse.Namespace) -> scaletier.Job:
         optimizer=functools.partial(_optimizer, parsed),
         eval_data=functools.partial(_eval_data, parsed),
         serving=_serving,
-        inspector=functools.partial(_inspector, parsed),
-        explain=functools.partial(_explain, parsed),
+        eval_callback=functools.partial(_make_eval_callback, parsed),
+        on_data_error=functools.partial(_describe_data_error, parsed),
     )
 
 
@@ -40,20 +40,20 @@ def _model(parsed: argparse.Namespace) -> Any:
 def _data(parsed: argparse.Namespace, context: Any) -> Any:
     """Return all training data, in an order of this replica's own.
 
-    Each replica reads all data, so that none is lost with a replica. The segments of a file exclude its corrupt records.
+    Each replica reads all data, so that none is lost with a replica. The record ranges of a file exclude its corrupt records.
     """
     from scaletier.data import replica_seed
-    from trainer.data import augment, find_segments, train_pipeline
+    from trainer.data import augment, find_record_ranges, train_pipeline
 
-    files = find_segments(parsed.train_data, "train", parsed.batch_size, parsed.skip_corrupt_records)
+    files = find_record_ranges(parsed.train_data, "train", parsed.batch_size, parsed.skip_corrupt_records)
     batches = train_pipeline(files, parsed.batch_size, seed := replica_seed(parsed.seed, context.input_pipeline_id))
     return augment(batches, seed, parsed.shift, parsed.rotation) if parsed.shift or parsed.rotation else batches
 
 
 def _eval_data(parsed: argparse.Namespace) -> Any:
-    from trainer.data import eval_pipeline, find_segments
+    from trainer.data import eval_pipeline, find_record_ranges
 
-    return eval_pipeline(find_segments(parsed.eval_data, "test", 1, parsed.skip_corrupt_records))
+    return eval_pipeline(find_record_ranges(parsed.eval_data, "test", 1, parsed.skip_corrupt_records))
 
 
 def _loss(smoothing: float, labels: Any, logits: Any) -> Any:
@@ -115,15 +115,15 @@ def _serving(predict: Any) -> Any:
     return tf.function(serve, input_signature=signature, autograph=False)
 
 
-def _inspector(parsed: argparse.Namespace) -> Any:
-    """Return the inspector that computes the confusion matrix and collects misclassified images."""
+def _make_eval_callback(parsed: argparse.Namespace) -> Any:
+    """Return the callback that computes the confusion matrix and collects misclassified images."""
     from trainer.data import find_files
     from trainer.evaluation import ImageEvaluation, classes
 
     return ImageEvaluation(classes(find_files(parsed.eval_data, "test")[0]))
 
 
-def _explain(parsed: argparse.Namespace, error: Exception) -> str | None:
+def _describe_data_error(parsed: argparse.Namespace, error: Exception) -> str | None:
     import tensorflow as tf
 
     from trainer.data import damaged, find_files

@@ -25,7 +25,7 @@ from infra.gcp.ready import HostsReady
 from infra.gcp.runtime import RuntimeArchive
 from infra.gcp.storage import Storage
 from infra.inventory import PowerAccess
-from infra.runtime.recipe import Recipe, recipe
+from infra.runtime.recipe import RuntimeSpec, runtime_spec
 from infra.scale_tiers import HostId, Role
 from infra.target import ClusterResources
 
@@ -95,11 +95,11 @@ class GcpCluster(ComponentResource):
                 opts=self.child_opts,
             ).rules
         self.python = python_version(self.spec.has_gpus)
-        recipes = {
-            role: recipe(config.runtime_version, spec.accelerator, self.python) for role, spec in self.spec.roles.items()
+        specs = {
+            role: runtime_spec(config.runtime_version, spec.accelerator, self.python) for role, spec in self.spec.roles.items()
         }
-        runtimes = {each: self._runtime(each) for each in dict.fromkeys(recipes.values())}
-        scripts = {role: self._script(role, each, runtimes[each]) for role, each in recipes.items()}
+        runtimes = {each: self._runtime(each) for each in dict.fromkeys(specs.values())}
+        scripts = {role: self._script(role, each, runtimes[each]) for role, each in specs.items()}
         applied = definitions(config, project_state)
         self.hosts = {
             host_id: InstanceHost(
@@ -147,24 +147,24 @@ class GcpCluster(ComponentResource):
         own = ClusterNetwork(self.place, state.names, config.network, config.flow_logs, self.child_opts)
         return own.network, own.subnet, self.place.project, own.subnet_resource
 
-    def _runtime(self, host_recipe: Recipe) -> RuntimeArchive:
+    def _runtime(self, spec: RuntimeSpec) -> RuntimeArchive:
         return RuntimeArchive(
-            f"python-{host_recipe.python}{'-gpu' if host_recipe.cuda else ''}",
+            f"python-{spec.python}{'-gpu' if spec.cuda else ''}",
             {
                 "endpoint": self.project_state.storage,
                 "project": self.place.project,
                 "bucket": self.bucket,
-                "python": host_recipe.python,
-                "requirements": list(host_recipe.requirements),
-                "constraints": list(host_recipe.constraints),
+                "python": spec.python,
+                "requirements": list(spec.requirements),
+                "constraints": list(spec.constraints),
             },
             self.child_opts,
         )
 
-    def _script(self, role: Role, host_recipe: Recipe, runtime: RuntimeArchive) -> Output[str]:
+    def _script(self, role: Role, spec: RuntimeSpec, runtime: RuntimeArchive) -> Output[str]:
         config, accelerator, existing = self.config, self.spec.roles[role].accelerator, self.project_state.discovery.subnet
         network = existing.range if existing else config.network
-        return Output.all(host_recipe, self.bucket, runtime.sha256).apply(
+        return Output.all(spec, self.bucket, runtime.sha256).apply(
             lambda parts: startup_script(StoredRuntime(*parts), accelerator, config.idle_timeout, network, config.egress_closed)
         )
 

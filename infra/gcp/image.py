@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from infra.gcp.firewall import GOOGLE_RANGE
-from infra.runtime.recipe import Recipe
+from infra.runtime.recipe import RuntimeSpec
 from infra.scale_tiers import PYTHON, PYTHON_WITH_GPUS, Accelerator
 from infra.templates import ROOT, render, source_files
 
@@ -50,13 +50,13 @@ class _File:
 class StoredRuntime:
     """A runtime's archive in a bucket, with its hash, which hosts download."""
 
-    recipe: Recipe
+    spec: RuntimeSpec
     bucket: str
     sha256: str
 
     @property
     def url(self) -> str:
-        return f"https://storage.googleapis.com/{self.bucket}/{self.recipe.path}"
+        return f"https://storage.googleapis.com/{self.bucket}/{self.spec.path}"
 
 
 def image(chosen: str | None, gpus: bool) -> str:
@@ -74,14 +74,14 @@ def python_version(gpus: bool) -> str:
 def startup_script(
     archive: StoredRuntime,
     accelerator: Accelerator | None,
-    idle_seconds: int,
+    idle_stop_seconds: int,
     network: ipaddress.IPv4Network,
     egress_closed: bool,
 ) -> str:
     """Return a host's start-up script: equal for hosts with the same arguments.
 
     `network` is the range of the cluster's hosts. With `egress_closed`, hosts reach Google's APIs
-    by their private address only.
+    by their private address only. A host stops after `idle_stop_seconds` without work; never if 0.
     """
     defaults: Mapping[str, Any] = yaml.safe_load((_ROLE / "defaults" / "main.yml").read_text())
     script = partial(
@@ -93,13 +93,13 @@ def startup_script(
         masked=defaults["host_masked"],
         accelerator=accelerator,
         drivers=_DRIVERS,
-        idle_seconds=idle_seconds,
+        idle_stop_seconds=idle_stop_seconds,
         apis=APIS,
         google=str(GOOGLE_RANGE[0]) if egress_closed else "",
         archive=archive,
-        runtime=archive.recipe.name,
-        python=f"python{archive.recipe.python}",
-        tensorflow=archive.recipe.requirements[-1],
+        runtime=archive.spec.name,
+        python=f"python{archive.spec.python}",
+        tensorflow=archive.spec.requirements[-1],
     )
     return script(version=hashlib.sha256(script(version="").encode()).hexdigest()[:12])
 

@@ -15,7 +15,7 @@ from pulumi import Output
 from infra.dynamic import ModuleResource, Props, configuration
 from infra.gcp.api import GcpError, UnreachableError, credentials
 from infra.runtime import build
-from infra.runtime.recipe import Recipe
+from infra.runtime.recipe import RuntimeSpec
 
 REPLACE_ON_CHANGES = frozenset({"bucket", "python", "requirements", "constraints"})
 # Hosts get the name of the new runtime before the old one is deleted, so a host that boots meanwhile finds its runtime.
@@ -29,7 +29,7 @@ _SHA256, _USER = "sha256", "user"
 class RuntimeArchive(ModuleResource, module="gcp", name="Runtime"):
     """A runtime in the bucket, as a resource.
 
-    Inputs: endpoint (of the storage API), project, bucket, and the recipe's python, requirements and constraints.
+    Inputs: endpoint (of the storage API), project, bucket, and the spec's python, requirements and constraints.
 
     Outputs: path (of the archive in the bucket), sha256 (of its content), user (random; also in the archive's metadata).
     """
@@ -41,22 +41,22 @@ class RuntimeArchive(ModuleResource, module="gcp", name="Runtime"):
 
 
 def create(props: Props) -> tuple[str, Props]:
-    recipe, user = _recipe(props), secrets.token_hex(8)
-    with _bucket(props, recipe.path) as bucket:
-        stored = bucket.get_blob(recipe.path)
+    spec, user = _runtime_spec(props), secrets.token_hex(8)
+    with _bucket(props, spec.path) as bucket:
+        stored = bucket.get_blob(spec.path)
         if sha256 := _metadata(stored).get(_SHA256):
             stored.metadata = {_SHA256: sha256, _USER: user}
             stored.patch()
         else:
             # The engine shows a provider's output beside the resource.
-            print(f"building the hosts' Python {recipe.python} (a minute or three, once)", flush=True)
-            archive = build.ensure_archive(recipe)
-            print(f"uploading {archive.stat().st_size / 1e6:.0f} MB to gs://{props['bucket']}/{recipe.path}", flush=True)
+            print(f"building the hosts' Python {spec.python} (a minute or three, once)", flush=True)
+            archive = build.ensure_archive(spec)
+            print(f"uploading {archive.stat().st_size / 1e6:.0f} MB to gs://{props['bucket']}/{spec.path}", flush=True)
             sha256 = _sha256(archive)
-            blob = bucket.blob(recipe.path, chunk_size=_PART_BYTES)
+            blob = bucket.blob(spec.path, chunk_size=_PART_BYTES)
             blob.metadata = {_SHA256: sha256, _USER: user}
             blob.upload_from_filename(archive, content_type="application/gzip", timeout=_PART_SECONDS)
-    return recipe.name, {**props, "path": recipe.path, "sha256": sha256, "user": user}
+    return spec.name, {**props, "path": spec.path, "sha256": sha256, "user": user}
 
 
 def read(name: str, props: Props) -> Props | None:
@@ -95,8 +95,8 @@ def _sha256(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _recipe(props: Props) -> Recipe:
-    return Recipe(props["python"], tuple(props["requirements"]), tuple(props["constraints"]))
+def _runtime_spec(props: Props) -> RuntimeSpec:
+    return RuntimeSpec(props["python"], tuple(props["requirements"]), tuple(props["constraints"]))
 
 
 @contextmanager

@@ -153,10 +153,10 @@ class GcpTarget(Target):
     def build(self, authorized_key: Output[str]) -> ClusterResources:
         return GcpCluster(self.config, self.project_state, authorized_key).resources()
 
-    def read(self, path: str) -> bytes | None:
+    def read_object(self, path: str) -> bytes | None:
         return read_object(self.bucket, path, provider_config)
 
-    def create(self, path: str, content: bytes) -> None:
+    def create_object(self, path: str, content: bytes) -> None:
         base = endpoint(STORAGE, provider_config).replace("/storage/v1/", "/upload/storage/v1/")
         url, params = f"{base}b/{self.bucket}/o", {"uploadType": "media", "name": path, "ifGenerationMatch": "0"}
         try:

@@ -122,7 +122,7 @@ def disks(inventory: Inventory) -> Iterator[Finding]:
             space = client().api.storage_pools[pool].resources.get().json()["metadata"]["space"]
             yield free_space(f"storage pool {pool}", space["total"] - space["used"])
             if not quotas.is_accounting(pool):
-                problem = f"storage pool {pool} has stopped counting, so disk and bucketSize limit nothing"
+                problem = f"storage pool {pool} no longer counts its usage, so disk and bucketSize limit nothing"
                 yield fail(problem, quotas.command(pool), partial(quotas.enable_accounting, pool))
             volume = {"project": names.project, "pool": pool, "name": names.bucket}
             config = (get_volume(volume) or {"config": {}})["config"]

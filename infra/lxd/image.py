@@ -16,7 +16,7 @@ from pathlib import Path
 
 from infra.lxd.api import LxdError, client, errors
 from infra.runtime.build import folder_path
-from infra.runtime.recipe import default_recipe
+from infra.runtime.recipe import default_runtime_spec
 from infra.templates import ROOT, source_files
 
 # Python environments of jobs (`fab train --runtime`), each in a folder here.
@@ -48,7 +48,7 @@ def require() -> str:
 
 def require_runtime() -> Path:
     """Return the folder of the hosts' Python; LxdError if it is not built yet."""
-    folder = folder_path(default_recipe())
+    folder = folder_path(default_runtime_spec())
     if not folder.exists():
         raise LxdError("the Python of the hosts is missing: make it with `make image`")
     return folder

@@ -1,7 +1,7 @@
 """Keep btrfs qgroup accounting consistent; otherwise disk quotas are silently not enforced.
 
-When a large tree is deleted, such as an image or a host, btrfs of a recent Linux (6.18 or later) stops counting for the whole
-pool, until a rescan. `drop_subtree_threshold` makes it count such trees too, until the file system is mounted again.
+When a large tree is deleted, such as an image or a host, btrfs of a recent Linux (6.18 or later) ends the accounting of the
+whole pool, until a rescan. `drop_subtree_threshold` makes it account for such trees, until the file system is mounted again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def is_accounting(pool: str, root: Path = _BTRFS) -> bool:
 
 
 def enable_accounting(pool: str, root: Path = _BTRFS) -> None:
-    """Make the kernel count all deletions; if it has stopped counting, rescan (by `sudo -n` if not root)."""
+    """Make the kernel account for all deletions; if the accounting is inconsistent, rescan, by `sudo -n` if not root."""
     qgroups = _qgroups(pool, root)
     if qgroups is None:
         return

@@ -137,7 +137,7 @@ class LxdTarget(Target):
             declare_guard=declare_guard,
         )
 
-    def read(self, path: str) -> bytes | None:
+    def read_object(self, path: str) -> bytes | None:
         """Return a file in the stack's bucket, through the first running host.
 
         LxdError if there are hosts and none runs; with disruptJobs, None.
@@ -153,7 +153,7 @@ class LxdTarget(Target):
                 )
         return None
 
-    def create(self, path: str, content: bytes) -> None:
+    def create_object(self, path: str, content: bytes) -> None:
         """Write a file in the stack's bucket unless it exists, through the first running host."""
         target = PurePosixPath(BUCKET, path)
         temporary = str(target.with_name(f".{secrets.token_hex(16)}"))

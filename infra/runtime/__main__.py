@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 
 from infra.runtime.build import BuildError, ensure_folder
-from infra.runtime.recipe import default_recipe
+from infra.runtime.recipe import default_runtime_spec
 
 
 def main() -> int:
     try:
-        print(ensure_folder(default_recipe()))
+        print(ensure_folder(default_runtime_spec()))
     except BuildError as error:
         print(error, file=sys.stderr)
         return 1

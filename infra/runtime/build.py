@@ -15,7 +15,7 @@ from pathlib import Path
 
 from infra.runtime import uv
 from infra.runtime.atomic_dir import create_atomically, publish, temporary_path
-from infra.runtime.recipe import Recipe
+from infra.runtime.recipe import RuntimeSpec
 from infra.templates import ROOT
 from jobs.paths import VENV
 
@@ -31,61 +31,61 @@ class BuildError(RuntimeError):
     """A runtime cannot be built; the message is one line."""
 
 
-def folder_path(recipe: Recipe) -> Path:
-    """Return the path of a recipe's folder, built or not."""
-    return CACHE / recipe.name
+def folder_path(spec: RuntimeSpec) -> Path:
+    """Return the path of a runtime's folder, built or not."""
+    return CACHE / spec.name
 
 
-def ensure_folder(recipe: Recipe) -> Path:
-    """Return the folder of a recipe. Build it if it is missing, with uv's output, which takes minutes; may raise BuildError."""
-    target = folder_path(recipe)
+def ensure_folder(spec: RuntimeSpec) -> Path:
+    """Return a runtime's folder. Build it if it is missing, with uv's output, which takes minutes; may raise BuildError."""
+    target = folder_path(spec)
     if not target.exists():
         with create_atomically(target, BuildError) as part:
-            _make(recipe, part, print_output=True)
+            _make(spec, part, print_output=True)
     return target
 
 
-def ensure_archive(recipe: Recipe) -> Path:
-    """Return the archive of a recipe. Build it if it is missing; may raise BuildError."""
-    target = CACHE / f"{recipe.name}.tar.gz"
+def ensure_archive(spec: RuntimeSpec) -> Path:
+    """Return the archive of a runtime. Build it if it is missing; may raise BuildError."""
+    target = CACHE / f"{spec.name}.tar.gz"
     if not target.exists():
         with temporary_path(target) as temporary:
             temporary.mkdir()
-            venv = folder_path(recipe)
+            venv = folder_path(spec)
             if not venv.exists():
-                venv = temporary / recipe.name
-                _make(recipe, venv, print_output=False)
+                venv = temporary / spec.name
+                _make(spec, venv, print_output=False)
             part = temporary / target.name
             _pack(venv, part)
             publish(part, target, BuildError)
     return target
 
 
-def _make(recipe: Recipe, venv: Path, print_output: bool) -> None:
+def _make(spec: RuntimeSpec, venv: Path, print_output: bool) -> None:
     """Create a venv with links to the Python in the hosts' image."""
-    site = uv.make_venv(venv, recipe.python)
-    _install(recipe, site, print_output)
+    site = uv.make_venv(venv, spec.python)
+    _install(spec, site, print_output)
     for unused in _UNUSED:
         shutil.rmtree(site / unused, ignore_errors=True)
-    _compile(recipe, site)
+    _compile(spec, site)
     uv.open_to_all(venv)
 
 
-def _install(recipe: Recipe, site: Path, print_output: bool) -> None:
+def _install(spec: RuntimeSpec, site: Path, print_output: bool) -> None:
     with tempfile.TemporaryDirectory() as temporary:
-        (constraints := Path(temporary, "constraints.txt")).write_text("\n".join(recipe.constraints))
+        (constraints := Path(temporary, "constraints.txt")).write_text("\n".join(spec.constraints))
         options = ("--only-binary=:all:", f"--constraints={constraints}")
-        result = uv.install(site, recipe.python, recipe.requirements, options, on_line=print if print_output else None)
+        result = uv.install(site, spec.python, spec.requirements, options, on_line=print if print_output else None)
     if result.returncode:
         raise BuildError(f"uv: {uv.reason(result.stdout)}")
 
 
-def _compile(recipe: Recipe, site: Path) -> None:
+def _compile(spec: RuntimeSpec, site: Path) -> None:
     """Compile byte code for all hosts, if this machine has a Python of their version."""
-    same_version = recipe.python == f"{sys.version_info.major}.{sys.version_info.minor}"
-    if (python := sys.executable if same_version else shutil.which(f"python{recipe.python}")) is None:
+    same_version = spec.python == f"{sys.version_info.major}.{sys.version_info.minor}"
+    if (python := sys.executable if same_version else shutil.which(f"python{spec.python}")) is None:
         return
-    site_packages = f"{VENV}/lib/python{recipe.python}/site-packages"
+    site_packages = f"{VENV}/lib/python{spec.python}/site-packages"
     subprocess.run(
         [python, "-m", "compileall", "-qq", "-j0", "-s", site, "-p", site_packages, "--invalidation-mode=unchecked-hash", site],
         check=False,  # some packages contain .py templates that are no Python

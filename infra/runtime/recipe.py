@@ -1,4 +1,4 @@
-"""The recipe of a runtime: its packages and version of Python. The runtime's name is a hash of its recipe."""
+"""The specification of a runtime: its packages and version of Python. The runtime's name is a hash of its spec."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RUNTIMES_FOLDER = "runtimes"
 
 
 @dataclass(frozen=True)
-class Recipe:
+class RuntimeSpec:
     """A runtime's packages, as lines for pip, and the version of Python in the hosts' image, such as 3.11."""
 
     python: str
@@ -25,7 +25,7 @@ class Recipe:
 
     @property
     def name(self) -> str:
-        """`runtime-` and a hash: stacks with equal recipes share a runtime."""
+        """`runtime-` and a hash: stacks with equal specs share a runtime."""
         lines = "\n".join((self.python, *self.requirements, "", *self.constraints))
         return f"runtime-{hashlib.sha256(lines.encode()).hexdigest()[:12]}"
 
@@ -40,15 +40,17 @@ class Recipe:
         return f"{RUNTIMES_FOLDER}/{self.name}.tar.gz"
 
 
-def recipe(runtime_version: str, accelerator: Accelerator | None, python: str = PYTHON) -> Recipe:
-    """Return the recipe for hosts with or without an accelerator."""
+def runtime_spec(runtime_version: str, accelerator: Accelerator | None, python: str = PYTHON) -> RuntimeSpec:
+    """Return the runtime's specification for hosts with or without an accelerator."""
     package = "tensorflow[and-cuda]" if accelerator else "tensorflow-cpu"
-    return Recipe(python, tuple(requirement_lines(f"{package}=={runtime_version}")), tuple(constraint_lines(runtime_version)))
+    return RuntimeSpec(
+        python, tuple(requirement_lines(f"{package}=={runtime_version}")), tuple(constraint_lines(runtime_version))
+    )
 
 
-def default_recipe() -> Recipe:
-    """Return the recipe for hosts without an accelerator and with the default TensorFlow."""
-    return recipe(_tensorflow(), None)
+def default_runtime_spec() -> RuntimeSpec:
+    """Return the runtime's specification for hosts without an accelerator and with the default TensorFlow."""
+    return runtime_spec(_tensorflow(), None)
 
 
 def requirement_lines(tensorflow: str) -> list[str]:

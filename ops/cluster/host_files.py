@@ -31,7 +31,7 @@ class RemoteFile:
     user: str = "root"
 
 
-def idle_seconds(poll_seconds: float) -> int:
+def idle_poll_seconds(poll_seconds: float) -> int:
     """Return the seconds between two polls of a host without a job."""
     return round(60 * max(1.0, poll_seconds))
 
@@ -52,11 +52,11 @@ def host_files(inventory: Inventory, host: Host) -> list[RemoteFile]:
         "accelerator": host.accelerator,
         "memory_max": int(host.memory_bytes * MEMORY_SHARE),
         "tasks_max": _TASKS + int(_TASKS_PER_CPU * host.cpus),
-        "idle_seconds": idle_seconds(inventory.poll_seconds),
+        "idle_poll_seconds": idle_poll_seconds(inventory.poll_seconds),
     }
     host_file = HostConfig(host.name, inventory.bucket, inventory.poll_seconds, power=inventory.start_requests())
     return [
-        RemoteFile("/etc/scaletier/host.json", host_file.to_json().decode(), 0o640, "replica"),
+        RemoteFile("/etc/scaletier/host.json", host_file.to_json().decode(), 0o640, "replica"),  # the group of the agent
         RemoteFile(UNIT_CONF, templates.render("scaletier.conf.j2", **values)),
         RemoteFile(TRAINER_CONF, templates.render("scaletier-trainer.conf.j2", **values)),
         RemoteFile(TIMER_CONF, templates.render("scaletier-timer.conf.j2", **values)),

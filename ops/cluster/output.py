@@ -114,7 +114,7 @@ def find(cluster: ClusterClient, record: JobRecord) -> JobOutput:
     return JobOutput(record, job_dir, files, bucket, folder, skipped)
 
 
-def check_free(target: Path) -> None:
+def require_new_or_empty(target: Path) -> None:
     """Raise UsageError unless the target of a download is new or an empty directory: nothing is overwritten."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"{target} is there already: remove it, or give another --dest")

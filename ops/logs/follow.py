@@ -203,15 +203,15 @@ class Follower:
         record: JobRecord,
         replicas: Iterable[str],
         log_filter: LogFilter,
-        ticks: bool = False,
+        for_screen: bool = False,
     ) -> None:
         """Follow these replicas.
 
         Args:
-            ticks: for a screen, also yield a TICK each quarter of a second without an event and, unless the job is QUEUED,
+            for_screen: also yield a TICK each quarter of a second without an event and, unless the job is QUEUED,
                 ReplicaRecords each time the job's record was read.
         """
-        self._ticks = ticks
+        self._for_screen = for_screen
         self._fleet, self._ledger, self._job_id, self._log_filter = fleet, ledger, record.jobId, log_filter
         self._placement = record.placement
         self._placed = threading.Event()
@@ -254,7 +254,7 @@ class Follower:
                     self._merge.window = self._window
                 events = self._merge.take(_TICK_SECONDS)
                 events += self._wait_reasons()
-                if events or self._ticks:
+                if events or self._for_screen:
                     yield events or [TICK]
         finally:
             self._closed.set()
@@ -368,7 +368,7 @@ class Follower:
                 elif record and self._needs_replicas(record):
                     self._records = self._ledger.replicas(self._job_id, self._replicas)
                     self._records_read_at = time.monotonic()
-                    if self._ticks:
+                    if self._for_screen:
                         self._merge.put_event(ReplicaRecords(self._records))
                 if failing:
                     self._merge.put_event(Note("the bucket answers again"))
@@ -400,7 +400,7 @@ class Follower:
     def _needs_replicas(self, record: JobRecord) -> bool:
         """Return True if the replicas' records should be read: at the end, for a screen, or when the job is quiet."""
         quiet = time.monotonic() - max(self._records_read_at, self._active_at) >= waits.END_QUIET_SECONDS
-        return record.final or self._ticks or quiet
+        return record.final or self._for_screen or quiet
 
     def _check_queue(self) -> None:
         """Report a change of the jobs ahead in the queue."""

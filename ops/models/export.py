@@ -21,7 +21,7 @@ from ops.cluster.bucket import read_whole
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.host_files import host_files
 from ops.cluster.ledger import existing_job
-from ops.cluster.output import JobOutput, check_free, find
+from ops.cluster.output import JobOutput, find, require_new_or_empty
 from ops.errors import DONE, OpsError
 from ops.package import host_stream, runtimes, trainer_config
 from ops.submit.trials import best_trial, note_best_trial
@@ -42,7 +42,7 @@ def export(cluster: ClusterClient, job_id: str | None, dest: str | None, as_json
     record = existing_job(cluster.ledger, job_id)
     job_id = record.jobId
     if dest is not None:
-        check_free(Path(dest))
+        require_new_or_empty(Path(dest))
     if trial := best_trial(cluster.ledger, record):
         note_best_trial(record, trial)
     output = find(cluster, record).of_trial(trial)
@@ -54,7 +54,7 @@ def export(cluster: ClusterClient, job_id: str | None, dest: str | None, as_json
         if folder is None:
             raise OpsError(f"{exporter} of job {job_id} left no SavedModel in {output.job_dir}")
     target = Path(dest) if dest is not None else Path("export", job_id, folder.rpartition("/")[2] or "model")
-    check_free(target)
+    require_new_or_empty(target)
     _fetch(output, folder, target)
     _print_signatures(target, f"{output.job_dir}/{folder}".rstrip("/"), as_json)
     return DONE

@@ -39,7 +39,7 @@ _HEADS = ("REPLICA", "STATE", "STEPS/S", "LAST LINE", "RESTARTS", "CPU", "MEMORY
 def follow(cluster: ClusterClient, record: JobRecord, replicas: Sequence[str], log_filter: LogFilter) -> JobRecord | None:
     """Show the job until it ends, and leave its last state on the terminal; return its last record, if there is one."""
     job_screen = JobScreen(record, replicas)
-    follower = Client(cluster).follow(record, list(replicas), log_filter, ticks=True)
+    follower = Client(cluster).follow(record, list(replicas), log_filter, for_screen=True)
     try:
         with Screen() as screen:
             return _show(follower.events(), job_screen, screen)

@@ -9,7 +9,7 @@ from pathlib import Path
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.ledger import existing_job
-from ops.cluster.output import JobOutput, check_free, find
+from ops.cluster.output import JobOutput, find, require_new_or_empty
 from ops.errors import DONE, OpsError, UsageError, suggest
 
 _SHOWN = 8
@@ -43,7 +43,7 @@ def get(cluster: ClusterClient, job_id: str | None, path: str | None, dest: str 
         below = path
         if target.is_dir():
             target /= posixpath.basename(path)
-    check_free(target)
+    require_new_or_empty(target)
     fetched = output.fetch(files, target, below, require_all=False)
     size = sum(output.files[name] for name in fetched)
     if removed := sorted(set(files).difference(fetched)):

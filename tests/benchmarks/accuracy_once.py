@@ -52,16 +52,16 @@ def main() -> int:
     job = task.job(parsed)
     batches = job.eval_data()
     network = FunctionalModel(job, batches.element_spec, 0)
-    copy = checkpoint.LocalCopy(network)
-    evaluate = make_evaluate(network, copy, batches, None)
+    state = checkpoint.TrainingState(network)
+    evaluate = make_evaluate(network, state, batches, None)
     curve = []
     for step, path in paths_by_step:
         if plain:
-            for variable, value in zip(copy.shared, values(path), strict=True):
+            for variable, value in zip(state.shared, values(path), strict=True):
                 variable.assign(value)
         else:
-            copy.restore(checkpoint.CheckpointReader(str(path.with_suffix("")), network))
-            copy.average()
+            state.restore(checkpoint.CheckpointReader(str(path.with_suffix("")), network))
+            state.assign_ema()
         measured = evaluate(lambda: False)
         assert measured
         curve.append((step, measured.metrics["accuracy"]))

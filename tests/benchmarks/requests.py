@@ -25,7 +25,7 @@ from jobs.ledger import Ledger
 from jobs.queue import Queue, QueueEntry
 from jobs.records import JobRecord, Plan, Task
 from jobs.states import JobState
-from ops.cluster.host_files import heartbeat_seconds, idle_seconds
+from ops.cluster.host_files import heartbeat_seconds, idle_poll_seconds
 
 _JOB = "counted"
 _AGAINST = "the same with a poll each second, a heartbeat each 5 s, and a poll of an idle host each minute"
@@ -122,7 +122,7 @@ class _World:
             if agent.supervisor:
                 agent.supervisor.step()
             if agent.finished:
-                self.at(self.time + idle_seconds(self._poll), lambda: self.host(name))
+                self.at(self.time + idle_poll_seconds(self._poll), lambda: self.host(name))
             else:
                 self.at(self.time + wait, turn)
 

@@ -14,7 +14,7 @@ import scaletier
 from scaletier.data import replica_seed
 from scaletier.tensorflow_setup import import_tensorflow
 from trainer import flags
-from trainer.data import find_segments, train_pipeline
+from trainer.data import find_record_ranges, train_pipeline
 from trainer.model import make_model
 
 import_tensorflow()
@@ -50,7 +50,7 @@ def compiled(parsed: argparse.Namespace) -> Any:
 
 def batches(parsed: argparse.Namespace) -> Any:
     """Return the batches of the shipped trainer for the only replica."""
-    files = find_segments(parsed.train_data, "train", parsed.batch_size, False)
+    files = find_record_ranges(parsed.train_data, "train", parsed.batch_size, False)
     return train_pipeline(files, parsed.batch_size, replica_seed(parsed.seed, 0))
 
 

@@ -32,7 +32,7 @@ def follow_job(job: str, seconds: float) -> Picture:
     record = existing_job(cluster.ledger, job)
     names = replica_names(record)
     screen, until = JobScreen(record, names), time.monotonic() + seconds
-    for event in Follower(cluster.fleet, cluster.ledger, record, names, LogFilter(), ticks=True).events():
+    for event in Follower(cluster.fleet, cluster.ledger, record, names, LogFilter(), for_screen=True).events():
         screen.add(event, time.time())
         if time.monotonic() > until:
             break

@@ -18,7 +18,7 @@ from provider import serve_provider
 from records import Records, upload
 from world import Hosts, World
 
-from infra.runtime.recipe import recipe
+from infra.runtime.recipe import runtime_spec
 from infra.scale_tiers import PYTHON, PYTHON_WITH_GPUS, Accelerator
 
 GPU = Accelerator("nvidia-tesla-t4")
@@ -102,7 +102,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
             if kind == "Bucket":
                 for version in ("2.21.0", "2.20.0"):
                     for python, accelerator in ((PYTHON, None), (PYTHON_WITH_GPUS, None), (PYTHON_WITH_GPUS, GPU)):
-                        upload(google, name, recipe(version, accelerator, python))
+                        upload(google, name, runtime_spec(version, accelerator, python))
 
         world.on_created = upload_runtimes
         yield Cloud("records", google, world, *ports, tmp_path_factory.mktemp("stack"))

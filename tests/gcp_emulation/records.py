@@ -7,7 +7,7 @@ from fakes import Google
 from waiting import limit
 
 from infra.gcp.image import version
-from infra.runtime.recipe import Recipe
+from infra.runtime.recipe import RuntimeSpec
 
 HOST_KEY = "AAAAC3NzaC1lZDI1NTE5AAAAIBogus"
 
@@ -31,10 +31,10 @@ class Records:
     def stop(self, name: str) -> None: ...
 
 
-def upload(google: Google, bucket: str, recipe: Recipe) -> None:
+def upload(google: Google, bucket: str, spec: RuntimeSpec) -> None:
     """Upload a placeholder for a runtime archive."""
     url = f"http://127.0.0.1:{google.storage}/upload/storage/v1/b/{bucket}/o"
-    parts = f'--x\r\nContent-Type: application/json\r\n\r\n{{"name": "{recipe.path}", "metadata": {{"sha256": "{"5a" * 32}"}}}}'
+    parts = f'--x\r\nContent-Type: application/json\r\n\r\n{{"name": "{spec.path}", "metadata": {{"sha256": "{"5a" * 32}"}}}}'
     body = f"{parts}\r\n--x\r\nContent-Type: application/gzip\r\n\r\narchive\r\n--x--\r\n"
     headers = {"Content-Type": "multipart/related; boundary=x"}
     requests.post(url, params={"uploadType": "multipart"}, data=body, headers=headers, timeout=limit()).raise_for_status()

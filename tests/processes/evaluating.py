@@ -22,12 +22,12 @@ def worker_lines() -> int:
 class HoldsEvaluation:
     """Delay an evaluation until the worker has logged two rounds, one of which may have been in progress."""
 
-    def batch(self, inputs: Any, targets: Any, outputs: Any) -> None:
+    def on_batch(self, inputs: Any, targets: Any, outputs: Any) -> None:
         lines_before = worker_lines()
         while worker_lines() < lines_before + 2:
             time.sleep(0.02)
 
-    def done(self, step: int, metrics: Mapping[str, float], summaries: Any, job_dir: str, last: bool) -> None:
+    def on_end(self, step: int, metrics: Mapping[str, float], summaries: Any, job_dir: str, last: bool) -> None:
         pass
 
 
@@ -38,4 +38,4 @@ def eval_data() -> Any:
 
 
 if __name__ == "__main__":
-    scaletier.run(scaletier.Job(model, data, "mse", optimizer=optimizer, eval_data=eval_data, inspector=HoldsEvaluation))
+    scaletier.run(scaletier.Job(model, data, "mse", optimizer=optimizer, eval_data=eval_data, eval_callback=HoldsEvaluation))

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import scaletier
-from scaletier.checkpoint import latest
+from scaletier.checkpoint import latest_path
 from scaletier.loop import PreemptedError, Round
 from scaletier.savedmodel import export, make_serving_module
 from scaletier.tensorflow_setup import import_tensorflow
@@ -496,7 +496,7 @@ def test_a_restart_within_an_epoch_keeps_its_metrics(tmp_path: Path, monkeypatch
     ):
         with pytest.raises(error):
             train("restarted", callback)
-        assert latest(str(tmp_path / "restarted")).endswith(f"-{step}")
+        assert latest_path(str(tmp_path / "restarted")).endswith(f"-{step}")
     result = train("restarted").history
     assert result.keys() == expected.keys()
     for name, values in expected.items():
@@ -511,7 +511,7 @@ def test_the_metrics_of_the_round_before_sigterm_are_kept() -> None:
 
     chief: Any = SimpleNamespace(_callbacks=SimpleNamespace(add=added.append), _end_if_preempted=end)
     with pytest.raises(PreemptedError):
-        ChiefTasks.after(chief, Round(1, 1, 0.5))
+        ChiefTasks.run_due(chief, Round(1, 1, 0.5))
     assert added == [Round(1, 1, 0.5)]
 
 

@@ -89,7 +89,7 @@ def test_each_step_counts_once_whichever_replica_stops_or_ends(tmp_path: Path) -
         await_rate(job, 2)
         job.terminate("ps-0", signal.SIGKILL)
         assert job.wait("chief-0") == -signal.SIGTERM
-        saved = int(job.await_line("chief-0", r"^A checkpoint of step (\d+) is saved, of what this host holds$")[1])
+        saved = int(job.await_line("chief-0", r"^A checkpoint of step (\d+) is saved, with the values of this host$")[1])
         # One round was counted and not pushed, and the last one may be half done.
         assert saved - 2 * PERIOD <= round(moved(job, saved)) <= saved + PERIOD
         job.flags = (*flags, *NEVER, f"--max-steps={saved + 200}")

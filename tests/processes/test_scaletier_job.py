@@ -19,7 +19,7 @@ import pytest
 from loopback import METRIC
 
 import scaletier
-from scaletier.checkpoint import LocalCopy
+from scaletier.checkpoint import TrainingState
 from scaletier.data import BatchSource
 from scaletier.evaluation import make_evaluate
 from scaletier.functional_model import FunctionalModel
@@ -127,11 +127,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "other sizes": (
         {"data": short_data},
-        "a batch of the job's data has parts of 3, 4 samples; all inputs, targets and weights have as many",
+        "a batch of the job's data has parts of 3, 4 samples. Valid: the same number of inputs, targets and weights",
     ),
     "no batches": (
         {"data": unbatched_data},
-        "the job's data has a single number where there is to be one for each sample: add .batch(…)",
+        "the job's data has a single number in place of one for each sample: add .batch(…)",
     ),
     "no targets": (
         {"data": lambda: dataset().map(lambda inputs, _: (inputs, None))},
@@ -282,7 +282,7 @@ def test_a_checkpoint_of_another_job_is_refused_by_its_first_difference(
         assert main(job(model=model_function, data=dataset(INPUTS, targets))) == 2
         assert capfd.readouterr().err == (
             f"error: checkpoint {tmp_path}/checkpoints/model-4 is of another model: {difference}; "
-            "pass another --job-dir, or the model that it is of\n"
+            "pass another --job-dir, or the checkpoint's model\n"
         )
 
 
@@ -302,7 +302,7 @@ def test_a_damaged_checkpoint_is_replaced_by_the_previous_one(
     lines = capfd.readouterr().out.splitlines()
     (passed,) = [line for line in lines if "cannot be read" in line]
     assert passed.startswith(f"checkpoint {tmp_path}/checkpoints/model-8 cannot be read: ")
-    assert passed.endswith("; going on from an older one")
+    assert passed.endswith("; continues from an older one")
     assert f"Resuming from {tmp_path}/checkpoints/model-4, step 4" in lines
     assert (tmp_path / "checkpoints/model-12.index").exists()
     damage(tmp_path, 12)
@@ -339,7 +339,7 @@ def test_a_damaged_checkpoint_stops_neither_export_nor_evaluator(
     capfd.readouterr()
     assert scaletier.export(job(), [f"--job-dir={tmp_path}"]) == 0
     passed, exported = capfd.readouterr().out.splitlines()
-    assert passed.endswith("; going on from an older one")
+    assert passed.endswith("; continues from an older one")
     assert exported.startswith(f"{tmp_path}/export/Servo/")
     handlers = list[Callable[[], None]]()
     monkeypatch.setenv("TF_CONFIG", json.dumps({"task": {"type": "evaluator", "index": 0}}))
@@ -401,7 +401,7 @@ def test_a_late_invalid_batch_is_one_line_and_training_is_saved(
 
 def test_on_data_error_replaces_the_message(main: Main, capfd: pytest.CaptureFixture[str]) -> None:
     settings, _ = LATE["a label that is no class"]
-    assert main(job(**settings, explain=lambda error: f"by {type(error).__name__}"), "--max-steps=5000") == 2
+    assert main(job(**settings, on_data_error=lambda error: f"by {type(error).__name__}"), "--max-steps=5000") == 2
     assert capfd.readouterr().err.splitlines()[-1] == "error: by InvalidArgumentError"
 
 
@@ -463,10 +463,18 @@ def test_a_function_returns_the_data_of_each_replica(remote: bool) -> None:
         return tf.data.Dataset.range(10 * context.input_pipeline_id, 10 * context.input_pipeline_id + 2).batch(2)
 
     source = BatchSource(make, remote=remote)
-    assert [next(iter(source.training(replica, 3))).numpy().tolist() for replica in range(3)] == [[0, 1], [10, 11], [20, 21]]
-    assert next(iter(source.training_on_device(2, 3))).numpy().tolist() == [20, 21]
+    assert [next(iter(source.training_batches(replica, 3))).numpy().tolist() for replica in range(3)] == [
+        [0, 1],
+        [10, 11],
+        [20, 21],
+    ]
+    assert next(iter(source.training_batches_on_device(2, 3))).numpy().tolist() == [20, 21]
     shared = BatchSource(tf.data.Dataset.range(8).batch(2), remote=remote)
-    assert [next(iter(shared.training(replica, 3))).numpy().tolist() for replica in range(3)] == [[0, 1], [2, 3], [4, 5]]
+    assert [next(iter(shared.training_batches(replica, 3))).numpy().tolist() for replica in range(3)] == [
+        [0, 1],
+        [2, 3],
+        [4, 5],
+    ]
 
 
 def read_batches(dataset: Any, batches: int) -> list[Any]:
@@ -489,17 +497,17 @@ UNBOUNDED = {
 @pytest.mark.parametrize("kind", UNBOUNDED)
 def test_data_continues_at_a_step_like_an_unbroken_run(kind: str, replicas: int) -> None:
     """A pass is 7 batches; in each pass a replica gets other ones."""
-    all_batches = read_batches(BatchSource(UNBOUNDED[kind]).training(replicas - 1, replicas), 40)
+    all_batches = read_batches(BatchSource(UNBOUNDED[kind]).training_batches(replicas - 1, replicas), 40)
     assert all_batches[:7] != all_batches[7:14]
     for step in (0, 1, 5, 13, 14, 33):
         source, begin = BatchSource(UNBOUNDED[kind]), step // replicas
-        assert read_batches(source.training(replicas - 1, replicas, step), 7) == all_batches[begin : begin + 7]
-        assert read_batches(source.training_on_device(replicas - 1, replicas, step), 1) == [all_batches[begin]]
+        assert read_batches(source.training_batches(replicas - 1, replicas, step), 7) == all_batches[begin : begin + 7]
+        assert read_batches(source.training_batches_on_device(replicas - 1, replicas, step), 1) == [all_batches[begin]]
 
 
 @pytest.mark.parametrize("data", [dataset, lambda context: dataset()])
 def test_batches_are_made_before_they_are_needed(data: Any) -> None:
-    assert type(BatchSource(data).training(1, 2)).__name__ == "_PrefetchDataset"
+    assert type(BatchSource(data).training_batches(1, 2)).__name__ == "_PrefetchDataset"
 
 
 def shared_batch(size: int) -> Callable[[Any], Any]:
@@ -509,9 +517,9 @@ def shared_batch(size: int) -> Callable[[Any], Any]:
 def test_a_batch_that_the_replicas_cannot_share_is_refused_with_a_size_that_they_can() -> None:
     source = BatchSource(shared_batch(8))
     with pytest.raises(JobError, match=r"3 replicas cannot share a batch of 8 evenly\. Valid: a multiple of 3, such as 9$"):
-        source.training(0, 3)
+        source.training_batches(0, 3)
     source = BatchSource(lambda context: dataset().unbatch().batch(context.get_per_replica_batch_size(8), drop_remainder=True))
-    assert next(iter(source.training_on_device(1, 4)))[0].shape == (2, 3)
+    assert next(iter(source.training_batches_on_device(1, 4)))[0].shape == (2, 3)
 
 
 @pytest.mark.parametrize(
@@ -522,7 +530,7 @@ def test_averages_over_more_steps_than_the_job_has_are_reported(
     momentum: float, steps: int, reported: bool, replicas: int, part: str
 ) -> None:
     optimizer = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=momentum)
-    line = FunctionalModel(job(optimizer=optimizer), dataset().element_spec, 0, replicas).average_line(replicas * steps)
+    line = FunctionalModel(job(optimizer=optimizer), dataset().element_spec, 0, replicas).ema_warning(replicas * steps)
     span = {0.9: "10", 1.0: "1,000,000,000"}.get(momentum)
     expected = (
         f"ema_momentum={momentum:g} averages weights over {span} steps, and each replica takes 4: the averages are mostly of "
@@ -576,7 +584,7 @@ def test_finished_passes_are_not_read_again() -> None:
 
     source = BatchSource(data)
     read.clear()
-    assert read_batches(source.training(step=7 * 1000 + 2), 1) == [[2]]
+    assert read_batches(source.training_batches(step=7 * 1000 + 2), 1) == [[2]]
     assert read[:3] == [0, 1, 2]
     assert len(read) < 2 * 7, "and some batches ahead"
 
@@ -584,7 +592,7 @@ def test_finished_passes_are_not_read_again() -> None:
 def test_only_batches_of_one_size_are_skipped() -> None:
     source = BatchSource(lambda: tf.data.Dataset.range(5).batch(2))
     assert source.fix_batch_size() == 2
-    assert read_batches(source.training_on_device(0, 1, 3), 2) == [[2, 3], [0, 1]]
+    assert read_batches(source.training_batches_on_device(0, 1, 3), 2) == [[2, 3], [0, 1]]
 
 
 def test_batches_of_one_size_are_of_dense_or_ragged_tensors() -> None:
@@ -594,7 +602,7 @@ def test_batches_of_one_size_are_of_dense_or_ragged_tensors() -> None:
     for change in (tf.identity, tf.RaggedTensor.from_tensor):
         source = batches(change)
         assert source.fix_batch_size() == 7
-        assert [part if part is None else part.shape[0] for part in next(iter(source.training()))] == [7, 7, None]
+        assert [part if part is None else part.shape[0] for part in next(iter(source.training_batches()))] == [7, 7, None]
     for change, kind in ((tf.sparse.from_dense, "SparseTensor"), (lambda inputs: {"a": inputs, "b": None}, "NoneType")):
         line = rf"^the job's data is invalid with --strategy model-parallel: a batch has a part of type {kind}\. Valid: dense "
         with pytest.raises(JobError, match=line):
@@ -620,16 +628,16 @@ def test_a_stopped_chief_breaks_off_its_evaluation(
     handlers, batches = list[Callable[[], None]](), list[int]()
 
     class StopsAfterThreeBatches:
-        def batch(self, *_: Any) -> None:
+        def on_batch(self, *_: Any) -> None:
             batches.append(len(batches))
             if len(batches) == 3:
                 handlers[0]()
 
-        def done(self, *_: Any) -> None:
+        def on_end(self, *_: Any) -> None:
             raise AssertionError("it was not evaluated")
 
     monkeypatch.setattr("signal.signal", lambda number, handler: handlers.append(handler))
-    assert main(job(eval_data=dataset(), inspector=StopsAfterThreeBatches), "--eval-steps=1", "--max-steps=1000") == 143
+    assert main(job(eval_data=dataset(), eval_callback=StopsAfterThreeBatches), "--eval-steps=1", "--max-steps=1000") == 143
     assert len(batches) == 3
     output = capfd.readouterr()
     assert "Eval" not in output.out
@@ -872,7 +880,7 @@ def test_a_subclassed_model_without_build_trains(main: Main, capfd: pytest.Captu
     assert re.search(rf"^Final metrics after 60 steps, loss: {METRIC}, mae: {METRIC}$", capfd.readouterr().out, re.MULTILINE)
 
 
-def test_an_inspector_gets_arrays_of_any_inputs() -> None:
+def test_an_eval_callback_gets_arrays_of_any_inputs() -> None:
     """Sparse inputs, an optional one that is None, and no targets."""
 
     class Both(layers.Layer):  # type: ignore[misc]
@@ -889,8 +897,8 @@ def test_an_inspector_gets_arrays_of_any_inputs() -> None:
 
     data, given = dataset().map(lambda inputs, _: {"a": tf.sparse.from_dense(inputs), "b": None}), list[Any]()
     network = FunctionalModel(scaletier.Job(model, data), data.element_spec, 0)
-    inspector = SimpleNamespace(batch=lambda *parts: given.append(parts))
-    assert make_evaluate(network, LocalCopy(network), data.take(1), lambda: inspector)(lambda: False)
+    callback = SimpleNamespace(on_batch=lambda *parts: given.append(parts))
+    assert make_evaluate(network, TrainingState(network), data.take(1), lambda: callback)(lambda: False)
     ((inputs, targets, outputs),) = given
     np.testing.assert_array_equal(inputs["a"], INPUTS[:4])
     assert (inputs["b"], targets, outputs.shape) == (None, None, (4, 1))

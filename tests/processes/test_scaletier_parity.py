@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from scaletier import private
-from scaletier.checkpoint import LocalCopy
+from scaletier.checkpoint import TrainingState
 from scaletier.data import add_class_weights
 from scaletier.evaluation import make_evaluate
 from scaletier.functional_model import FunctionalModel
@@ -924,13 +924,13 @@ def test_a_model_trains_like_fit_or_is_refused_in_one_line(name: str) -> None:
         assert "\n" not in str(error.value)
         return
     network = FunctionalModel(job, data.element_spec, 0, eval_element=dataset(row).element_spec)
-    copy, iterator = LocalCopy(network), iter(data)
+    state, iterator = TrainingState(network), iter(data)
     metrics = [tf.Variable(value) for value in network.initial_metrics()]
     run = make_round(network, None, iterator, ("/device:CPU:0",), metrics, network.compiles)
-    rounds = [run_round(network, run, iterator, [copy], 1, 1) for _ in range(steps)]
-    assert int(copy.step) == steps
-    copy.average()
-    evaluation = make_evaluate(network, copy, dataset(row), None)(lambda: False)
+    rounds = [run_round(network, run, iterator, [state], 1, 1) for _ in range(steps)]
+    assert int(state.step) == steps
+    state.assign_ema()
+    evaluation = make_evaluate(network, state, dataset(row), None)(lambda: False)
     assert evaluation
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(0)
@@ -941,7 +941,7 @@ def test_a_model_trains_like_fit_or_is_refused_in_one_line(name: str) -> None:
         running = {"loss": round_.mean_loss, **round_.metrics}
         assert running == pytest.approx(logs, rel=row.tolerance, abs=row.tolerance)
     assert rounds[0].loss == pytest.approx(keras_logs.of_batches[0]["loss"], rel=row.tolerance)
-    for variable, value in zip(reference.trainable_variables, copy.shared, strict=False):
+    for variable, value in zip(reference.trainable_variables, state.shared, strict=False):
         np.testing.assert_allclose(value, np.asarray(variable), rtol=row.tolerance, atol=row.tolerance, err_msg=variable.path)
     expected = reference.evaluate(dataset(row), verbose=0, return_dict=True)
     assert {"loss": evaluation.loss, **evaluation.metrics} == pytest.approx(expected, rel=row.tolerance, abs=row.tolerance)

@@ -72,14 +72,14 @@ def test_bfloat16_trains_float32_variables(train: Any, tmp_path: Path, capfd: py
 def test_replicas_wait_for_evaluations_by_steps(
     train: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    measure, replicas_wait = ChiefTasks._measure, list[bool]()
+    measure, replicas_wait = ChiefTasks._evaluate_and_report, list[bool]()
 
     def measure_while_waiting(self: Any, *arguments: Any, **more: Any) -> Any:
         budget = self._training.budget
         replicas_wait.append(budget._until <= budget.step)
         return measure(self, *arguments, **more)
 
-    monkeypatch.setattr(ChiefTasks, "_measure", measure_while_waiting)
+    monkeypatch.setattr(ChiefTasks, "_evaluate_and_report", measure_while_waiting)
     assert train("--max-steps=40", "--eval-steps=8", "--eval-interval=0.000001") == 0
     evaluated_steps = [int(step) for step in re.findall(r"^Eval, step (\d+): loss: ", capfd.readouterr().out, re.MULTILINE)]
     assert evaluated_steps == [8, 16, 24, 32]
@@ -91,7 +91,7 @@ def test_a_checkpoint_of_another_model_is_refused(train: Any, tmp_path: Path, ca
     assert train("--max-steps=8", "--model=cnn") == 2
     assert capfd.readouterr().err == (
         f"error: checkpoint {tmp_path}/job/checkpoints/model-4 is of another model: cnn has variable conv1/kernel "
-        "(5, 5, 1, 32), it has none; pass another --job-dir, or the model that it is of\n"
+        "(5, 5, 1, 32), it has none; pass another --job-dir, or the checkpoint's model\n"
     )
 
 
@@ -137,7 +137,7 @@ def test_a_corrupt_record_is_named_when_it_is_read(
 def test_a_file_as_job_dir_is_refused(train: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     assert train("--max-steps=4", f"--job-dir={tmp_path}/file") == 2
-    assert re.fullmatch(rf"error: --job-dir {tmp_path}/file cannot be made: .*\n", capfd.readouterr().err)
+    assert re.fullmatch(rf"error: --job-dir {tmp_path}/file cannot be created: .*\n", capfd.readouterr().err)
 
 
 def test_an_invalid_tf_config_is_one_line(

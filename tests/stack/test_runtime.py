@@ -23,19 +23,27 @@ from infra.gcp import ready, runtime
 from infra.gcp.api import GcpError
 from infra.gcp.runtime import _SHA256
 from infra.runtime import atomic_dir, build, uv
-from infra.runtime.recipe import Recipe, recipe
+from infra.runtime.recipe import RuntimeSpec, runtime_spec
 from infra.scale_tiers import Accelerator
 
-SMALL = Recipe("3.11", ("a==1",), ("b==2",))
+SMALL = RuntimeSpec("3.11", ("a==1",), ("b==2",))
 
 
 def test_the_name_depends_on_the_requirements() -> None:
-    assert recipe("2.21.0", None) == recipe("2.21.0", None)
+    assert runtime_spec("2.21.0", None) == runtime_spec("2.21.0", None)
     others = [
         SMALL,
         *(dataclasses.replace(SMALL, **{key: value}) for key, value in {"python": "3.12", "constraints": ()}.items()),
     ]
-    assert len({variant.name for variant in [*others, recipe("2.21.0", None), recipe("2.21.0", Accelerator("nvidia-l4"))]}) == 5
+    assert (
+        len(
+            {
+                variant.name
+                for variant in [*others, runtime_spec("2.21.0", None), runtime_spec("2.21.0", Accelerator("nvidia-l4"))]
+            }
+        )
+        == 5
+    )
     assert SMALL.path == f"runtimes/{SMALL.name}.tar.gz"
 
 
@@ -47,7 +55,7 @@ def test_uv_installs_for_the_hosts_on_any_machine(tmp_path: Path) -> None:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    def install(_: Recipe, site: Path, verbose: bool) -> None:
+    def install(_: RuntimeSpec, site: Path, verbose: bool) -> None:
         (site / "bin").mkdir()
         (site / "bin" / "script").write_text("#!/here/python\n")
         (site / "tensorflow/include").mkdir(parents=True)
@@ -89,7 +97,7 @@ def test_other_users_can_read_it_under_any_umask(cache: Path) -> None:
 def test_what_uv_prints_is_shown_for_a_folder(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[bool] = []
 
-    def install(_: Recipe, site: Path, print_output: bool) -> None:
+    def install(_: RuntimeSpec, site: Path, print_output: bool) -> None:
         shown.append(print_output)
 
     monkeypatch.setattr(build, "_install", install)
@@ -151,7 +159,7 @@ def test_uv_gets_the_lines_and_the_constraints(tmp_path: Path, monkeypatch: pyte
         return result
 
     monkeypatch.setattr(uv, "install", install)
-    build._install(Recipe("3.11", ("a==1",), ("b==2", "c==3")), tmp_path, False)
+    build._install(RuntimeSpec("3.11", ("a==1",), ("b==2", "c==3")), tmp_path, False)
     ((arguments, constraints),) = calls
     assert (arguments[:3], arguments[3][0], constraints) == ((tmp_path, "3.11", ("a==1",)), "--only-binary=:all:", "b==2\nc==3")
 
@@ -185,23 +193,23 @@ def test_an_existing_archive_is_reused(cache: Path) -> None:
 
 @pytest.mark.parametrize("make", [build.ensure_folder, build.ensure_archive])
 def test_another_process_may_build_the_same_first(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Recipe], Path]
+    cache: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[RuntimeSpec], Path]
 ) -> None:
     install = build._install
 
-    def build_in_between(recipe: Recipe, site: Path, verbose: bool) -> None:
+    def build_in_between(spec: RuntimeSpec, site: Path, verbose: bool) -> None:
         monkeypatch.setattr(build, "_install", install)
         with monkeypatch.context() as other:
             other.setattr(atomic_dir.os, "getpid", lambda: 1)  # a running process
             make(SMALL)
-        install(recipe, site, verbose)
+        install(spec, site, verbose)
 
     monkeypatch.setattr(build, "_install", build_in_between)
     assert [make(SMALL)] == list(cache.iterdir())
 
 
 @pytest.mark.parametrize("make", [build.ensure_folder, build.ensure_archive])
-def test_a_failed_rename_is_one_line(cache: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Recipe], Path]) -> None:
+def test_a_failed_rename_is_one_line(cache: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[RuntimeSpec], Path]) -> None:
     def fail(path: Path, target: Path) -> None:
         raise OSError(28, "No space left on device")
 
@@ -212,7 +220,7 @@ def test_a_failed_rename_is_one_line(cache: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("make", [build.ensure_folder, build.ensure_archive])
-def test_leftovers_of_a_killed_build_are_deleted(cache: Path, make: Callable[[Recipe], Path]) -> None:
+def test_leftovers_of_a_killed_build_are_deleted(cache: Path, make: Callable[[RuntimeSpec], Path]) -> None:
     names = (".making-abc123", f".making-{SMALL.name}-99999999", f".making-x-{os.getpid()}", ".making-x-1")
     for name in names:
         (cache / name / "lib").mkdir(parents=True)
@@ -224,7 +232,7 @@ def test_leftovers_of_a_killed_build_are_deleted(cache: Path, make: Callable[[Re
 
 @pytest.mark.parametrize("make", [build.ensure_folder, build.ensure_archive])
 def test_a_build_is_synced_before_its_rename(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Recipe], Path]
+    cache: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[RuntimeSpec], Path]
 ) -> None:
     synced: list[tuple[bool, list[str]]] = []
     target = cache / (SMALL.name if make is build.ensure_folder else f"{SMALL.name}.tar.gz")
@@ -426,13 +434,13 @@ def test_a_runtime_is_built_and_uploaded_once(
     stored: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (archive := tmp_path / "a").write_bytes(b"archive")
-    recipes: list[Recipe] = []
-    monkeypatch.setattr(build, "ensure_archive", lambda recipe: recipes.append(recipe) or archive)
+    specs: list[RuntimeSpec] = []
+    monkeypatch.setattr(build, "ensure_archive", lambda spec: specs.append(spec) or archive)
     users = iter(("first", "second"))
     monkeypatch.setattr(runtime.secrets, "token_hex", lambda _: next(users))
     made = {**IN_BUCKET, "path": SMALL.path, "sha256": DIGEST, "user": "first"}
     assert runtime.create(IN_BUCKET) == (SMALL.name, made)
-    assert recipes == [SMALL]
+    assert specs == [SMALL]
     assert stored.done == [(SMALL.path, 32 * 2**20, {_SHA256: DIGEST, "user": "first"}, b"archive", "application/gzip", 120.0)]
     assert capsys.readouterr().out == (
         f"building the hosts' Python 3.11 (a minute or three, once)\nuploading 0 MB to gs://a-bucket/{SMALL.path}\n"
@@ -444,7 +452,7 @@ def test_a_runtime_is_built_and_uploaded_once(
     again = {**made, "sha256": "abc", "user": "second"}
     assert runtime.create(IN_BUCKET) == (SMALL.name, again)
     assert stored.metadata[SMALL.path] == {_SHA256: "abc", "user": "second"}
-    assert (len(recipes), capsys.readouterr().out) == (1, "")
+    assert (len(specs), capsys.readouterr().out) == (1, "")
     assert runtime.read("x", made) == {**made, "sha256": "abc"}
     assert runtime.update("x", made, {**IN_BUCKET, "endpoint": "http://y"}) == {**made, "endpoint": "http://y"}
     stored.done.clear()

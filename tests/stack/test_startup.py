@@ -14,16 +14,16 @@ import pytest
 
 from infra.gcp import image
 from infra.gcp.image import StoredRuntime, startup_script, version
-from infra.runtime.recipe import constraint_lines, recipe, requirement_lines
+from infra.runtime.recipe import constraint_lines, requirement_lines, runtime_spec
 from infra.scale_tiers import Accelerator
 
 GPU = Accelerator("nvidia-l4")
 NETWORK = ipaddress.IPv4Network("10.64.0.0/20")
 
 
-def render_script(accelerator: Accelerator | None, idle_seconds: int, sha256: str = "5a" * 32) -> str:
-    archive = StoredRuntime(recipe("2.21.0", accelerator), "a-bucket", sha256)
-    return startup_script(archive, accelerator, idle_seconds, NETWORK, egress_closed=True)
+def render_script(accelerator: Accelerator | None, idle_stop_seconds: int, sha256: str = "5a" * 32) -> str:
+    archive = StoredRuntime(runtime_spec("2.21.0", accelerator), "a-bucket", sha256)
+    return startup_script(archive, accelerator, idle_stop_seconds, NETWORK, egress_closed=True)
 
 
 SCRIPT = render_script(GPU, 1800)
@@ -51,7 +51,7 @@ def test_a_script_contains_its_version() -> None:
 def test_hosts_with_closed_egress_install_only_a_driver() -> None:
     assert not re.search(r"\b(apt-get|pip)\s", render_script(None, 1800))
     assert "apt-get install" in SCRIPT
-    assert f"url=https://storage.googleapis.com/a-bucket/{recipe('2.21.0', GPU).path}\nsha256={'5a' * 32}\n" in SCRIPT
+    assert f"url=https://storage.googleapis.com/a-bucket/{runtime_spec('2.21.0', GPU).path}\nsha256={'5a' * 32}\n" in SCRIPT
 
 
 def read_step(text: str, name: str) -> str:
@@ -92,7 +92,7 @@ def test_a_hosts_name_resolves_to_its_cluster_address(tmp_path: Path, first: str
 
 @pytest.mark.parametrize("reachable", [True, False])
 def test_packages_come_from_debian_if_the_network_reaches_it(tmp_path: Path, reachable: bool) -> None:
-    archive = StoredRuntime(recipe("2.21.0", None), "a-bucket", "5a" * 32)
+    archive = StoredRuntime(runtime_spec("2.21.0", None), "a-bucket", "5a" * 32)
     text = read_step(startup_script(archive, None, 0, NETWORK, egress_closed=False), "packages")
     calls = tmp_path / "calls"
     tools = {

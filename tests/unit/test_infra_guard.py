@@ -163,23 +163,23 @@ def test_google_s_bucket_is_read_and_written_by_its_api(monkeypatch: pytest.Monk
         monkeypatch.setattr(module, "session", lambda _: session)
     gcp = object.__new__(target.GcpTarget)  # without a call to Google
     gcp.bucket = "mine"
-    assert gcp.read(QUEUE) == b"{}"
+    assert gcp.read_object(QUEUE) == b"{}"
     url = "https://storage.googleapis.com/storage/v1/b/mine/o/cluster%2Fqueue.json"
     assert reads == [(url, {"alt": "media"})]
     session.read = 404
-    assert gcp.read(QUEUE) is None, "before the first update there is no bucket"
+    assert gcp.read_object(QUEUE) is None, "before the first update there is no bucket"
     for failure, message in ((503, "HTTP 503"), (403, "HTTP 403"), (requests.ConnectionError("broken"), "broken")):
         session.read = failure
         with pytest.raises(TargetError, match=rf"^the bucket does not answer \({message}.*\): try again$"):
-            guard.protect_jobs(Change(["ps-0"]), gcp.read, fail_if_called, preview=False, allowed=False)
+            guard.protect_jobs(Change(["ps-0"]), gcp.read_object, fail_if_called, preview=False, allowed=False)
 
-    gcp.create("jobs/j/cancel.json", b"{}")
+    gcp.create_object("jobs/j/cancel.json", b"{}")
     assert writes == [("https://storage.googleapis.com/upload/storage/v1/b/mine/o", "jobs/j/cancel.json", "0", b"{}")]
     session.status = 412  # another writer was faster
-    gcp.create("jobs/j/cancel.json", b"{}")
+    gcp.create_object("jobs/j/cancel.json", b"{}")
     session.status = 403
     with pytest.raises(TargetError, match=r"the bucket does not take jobs/j/cancel\.json \(HTTP 403\)"):
-        gcp.create("jobs/j/cancel.json", b"{}")
+        gcp.create_object("jobs/j/cancel.json", b"{}")
 
     def refuse(_: Any) -> Any:
         raise GcpError("no credentials")
@@ -187,9 +187,9 @@ def test_google_s_bucket_is_read_and_written_by_its_api(monkeypatch: pytest.Monk
     for module in (bucket_guard, target):
         monkeypatch.setattr(module, "session", refuse)
     with pytest.raises(TargetError, match=r"^the bucket does not answer \(no credentials\): try again$"):
-        gcp.read(QUEUE)
+        gcp.read_object(QUEUE)
     with pytest.raises(TargetError, match="no credentials"):
-        gcp.create("jobs/j/cancel.json", b"{}")
+        gcp.create_object("jobs/j/cancel.json", b"{}")
 
 
 class FakeHost:
@@ -240,21 +240,21 @@ def test_a_local_bucket_is_read_and_written_through_a_running_host(monkeypatch: 
     for names, read in ((["ps-0"], None), ([], None), (["ps-0", "worker-0"], b"the queue")):
         for module in (bucket_guard, target):
             monkeypatch.setattr(module, "hosts_of", lambda _, names=names: names)
-        assert lxd.read(QUEUE) == read
+        assert lxd.read_object(QUEUE) == read
         if read is None:
             with pytest.raises(TargetError, match="no host of the stack runs"):
-                lxd.create("jobs/j/cancel.json", b"{}")
+                lxd.create_object("jobs/j/cancel.json", b"{}")
     for content in (b"first", b"second"):  # the second time it exists
-        lxd.create("jobs/j/cancel.json", content)
+        lxd.create_object("jobs/j/cancel.json", content)
         assert request.read_bytes() == b"first"
     request.unlink()
     hosts["worker-0"].before_link = lambda: request.write_bytes(b"of fab cancel")
-    lxd.create("jobs/j/cancel.json", b"{}")
+    lxd.create_object("jobs/j/cancel.json", b"{}")
     assert (list(request.parent.iterdir()), request.read_bytes()) == ([request], b"of fab cancel"), "another writer was first"
     request.unlink()
     hosts["worker-0"].before_link = request.unlink  # fails, and so ln
     with pytest.raises(TargetError, match=r"^the bucket does not take jobs/j/cancel\.json \(LXD: Not Found\): try again$"):
-        lxd.create("jobs/j/cancel.json", b"{}")
+        lxd.create_object("jobs/j/cancel.json", b"{}")
     assert list(request.parent.iterdir()) == []
 
 
@@ -274,7 +274,7 @@ def test_a_local_queue_that_cannot_be_read_protects_its_jobs(monkeypatch: pytest
         return SimpleNamespace(files=SimpleNamespace(get=get))
 
     def protect() -> None:
-        guard.protect_jobs(Change(["ps-0"]), lxd.read, fail_if_called, preview=False, allowed=lxd.config.disrupt_jobs)
+        guard.protect_jobs(Change(["ps-0"]), lxd.read_object, fail_if_called, preview=False, allowed=lxd.config.disrupt_jobs)
 
     lxd = object.__new__(target.LxdTarget)  # without a call to LXD
     lxd.preflight = SimpleNamespace(names=LxdNames("scaletier-local-abcdef"))  # type: ignore[assignment]

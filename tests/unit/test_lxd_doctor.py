@@ -418,7 +418,7 @@ def test_the_space_of_the_pool_the_bucket_and_each_disk_is_checked(monkeypatch: 
     assert list(doctor.disks(None)) == []
     assert list(doctor.disks(INVENTORY)) == [free]
     disks.bucket, disks.usages, disks.counted = 9, {"ps-0": 10, "serving-0": None, "worker-0": {}}, False
-    uncounted = fail("storage pool fast has stopped counting, so disk and bucketSize limit nothing", "rescan fast")
+    uncounted = fail("storage pool fast no longer counts its usage, so disk and bucketSize limit nothing", "rescan fast")
     findings = list(doctor.disks(INVENTORY))
     assert findings == [
         free,

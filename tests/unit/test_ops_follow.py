@@ -273,8 +273,8 @@ class World:
             raise stream
         return stream
 
-    def follower(self, record: JobRecord = JOB, ticks: bool = False, lines: int | None = None, *names: str) -> Any:
-        follower: Any = Follower(self, self.ledger, record, names or ["master-0"], LogFilter(lines), ticks)  # type: ignore[arg-type]
+    def follower(self, record: JobRecord = JOB, for_screen: bool = False, lines: int | None = None, *names: str) -> Any:
+        follower: Any = Follower(self, self.ledger, record, names or ["master-0"], LogFilter(lines), for_screen)  # type: ignore[arg-type]
         for name in ("_ending", "_closed", "_poll_now", "_placed"):
             event = FakeEvent(self.clock)
             event._set = getattr(follower, name).is_set()
@@ -332,7 +332,7 @@ def test_following_ends_once_the_job_is_deleted(world: World, monkeypatch: pytes
 
 
 def test_a_screen_gets_the_replicas_with_each_poll(world: World) -> None:
-    follower = world.follower(ticks=True)
+    follower = world.follower(for_screen=True)
     world.write(EXITED)
     follower._poll_now.steps = [lambda: world.write(RUNNING) or follower._poll_now.set(), follower._ending.set]
     follower._watch()
@@ -464,7 +464,7 @@ def test_an_unresponsive_replica_is_not_awaited(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ticks", "final", "read_at", "active_at", "wanted"),
+    ("for_screen", "final", "read_at", "active_at", "wanted"),
     [
         (False, False, 90.0, 97.0, True),
         (False, False, 97.0, 90.0, True),
@@ -475,9 +475,9 @@ def test_an_unresponsive_replica_is_not_awaited(world: World) -> None:
     ],
 )
 def test_replicas_are_read_for_a_screen_at_the_end_and_after_a_pause(
-    world: World, ticks: bool, final: bool, read_at: float, active_at: float, wanted: bool
+    world: World, for_screen: bool, final: bool, read_at: float, active_at: float, wanted: bool
 ) -> None:
-    follower = world.follower(ticks=ticks)
+    follower = world.follower(for_screen=for_screen)
     follower._records_read_at, follower._active_at = read_at, active_at
     assert follower._needs_replicas(replace(JOB, state=JobState.FAILED if final else JobState.RUNNING)) is wanted
 

@@ -300,7 +300,7 @@ def test_a_follower_reports_replicas_and_ticks(inventory: Inventory, tmp_path: P
     fleet: Any = NoHosts(inventory)
     fleet.inventory = replace(inventory, poll_seconds=0.4)
     ticks = updates = 0
-    for event in Follower(fleet, ledger, running, ["master-0"], LogFilter(), ticks=True).events():
+    for event in Follower(fleet, ledger, running, ["master-0"], LogFilter(), for_screen=True).events():
         ticks += event == TICK
         if isinstance(event, ReplicaRecords):
             updates += 1

@@ -13,7 +13,7 @@ from jobs.folder_bucket import open_bucket
 from jobs.records import JobRecord
 from jobs.study import Trial
 from ops.cluster.cluster import ClusterClient
-from ops.cluster.output import JobOutput, check_free, find
+from ops.cluster.output import JobOutput, find, require_new_or_empty
 from ops.errors import OpsError, UsageError
 
 FILES = {
@@ -109,10 +109,10 @@ def test_no_more_of_a_file_is_read_than_was_listed(tmp_path: Path) -> None:
 
 
 def test_only_a_missing_or_empty_target_is_free(tmp_path: Path) -> None:
-    check_free(tmp_path / "none")
+    require_new_or_empty(tmp_path / "none")
     (tmp_path / "folder").mkdir()
-    check_free(tmp_path / "folder")
+    require_new_or_empty(tmp_path / "folder")
     (tmp_path / "folder/file").touch()
     for target in (tmp_path / "folder", tmp_path / "folder/file"):
         with pytest.raises(UsageError, match=f"^{target} is there already: remove it, or give another --dest$"):
-            check_free(target)
+            require_new_or_empty(target)

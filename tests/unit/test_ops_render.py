@@ -18,7 +18,7 @@ from infra.inventory import Inventory
 from jobs.queue import place
 from jobs.records import HostConfig, Plan
 from ops.cluster.cluster import ClusterClient
-from ops.cluster.host_files import heartbeat_seconds, idle_seconds, render
+from ops.cluster.host_files import heartbeat_seconds, idle_poll_seconds, render
 from ops.cluster.inventory import parse
 from ops.package.package import Package
 from ops.submit.config import JobFlags, JobSpec, build_job
@@ -252,5 +252,5 @@ def test_the_unit_of_a_gpu_host_and_a_remote_bucket(tmp_path: Path) -> None:
 
 
 def test_hosts_with_costly_requests_poll_less() -> None:
-    assert [idle_seconds(poll) for poll in (0.5, 1.0, 1.01, 10.0)] == [60, 60, 61, 600]
+    assert [idle_poll_seconds(poll) for poll in (0.5, 1.0, 1.01, 10.0)] == [60, 60, 61, 600]
     assert [heartbeat_seconds(poll) for poll in (0.5, 2.0, 2.4, 10.0)] == [5.0, 5.0, 6.0, 25.0]

@@ -135,7 +135,7 @@ def test_a_follower_prints_the_message_at_the_start_once(
     write_replicas(ledger, make_replicas(PREPARING, RUNNING, RUNNING))
     messages: list[str] = []
     ticks = 0
-    for event in Follower(fleet, ledger, JOB, NAMES, LogFilter(), ticks=True).events():
+    for event in Follower(fleet, ledger, JOB, NAMES, LogFilter(), for_screen=True).events():
         ticks += isinstance(event, follow.ReplicaRecords)
         if isinstance(event, Note) and event.text.startswith("nothing was printed"):
             messages.append(event.text)

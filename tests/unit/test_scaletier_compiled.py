@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from scaletier import private
-from scaletier.checkpoint import LocalCopy
+from scaletier.checkpoint import TrainingState
 from scaletier.evaluation import make_evaluate
 from scaletier.functional_model import Batch, FunctionalModel
 from scaletier.job import Job, JobError
@@ -53,7 +53,7 @@ def evaluate_with_both(make: Callable[[], Any], *batch: Any) -> tuple[dict[str, 
     """Return the loss and metrics of a batch, by this library and by Keras."""
     element = Batch.of(next(iter(tf.data.Dataset.from_tensors(batch))))
     network = FunctionalModel(Job(model=make, data=None), tf.data.Dataset.from_tensors(batch).element_spec, 0)
-    state = LocalCopy(network)
+    state = TrainingState(network)
     loss, _, _, results = state.test(state.initial_test(), element)
     metrics = {"loss": loss, **dict(zip(network.metric_names, results, strict=True))}
     keras.utils.clear_session(free_memory=False)
@@ -98,10 +98,10 @@ def test_metrics_of_the_names_that_keras_knows_have_keras_s_values() -> None:
 def test_an_evaluation_has_the_names_of_its_own_metrics() -> None:
     data = tf.data.Dataset.from_tensors((INPUTS, NUMBERS[:, None]))
     network = FunctionalModel(Job(lambda: measured(Differs), data), data.element_spec, 0)
-    copy = LocalCopy(network)
-    evaluation = make_evaluate(network, copy, data, None)(lambda: False)
+    state = TrainingState(network)
+    evaluation = make_evaluate(network, state, data, None)(lambda: False)
     model = measured(Differs)
-    model.set_weights([value.numpy() for value in copy.shared])
+    model.set_weights([value.numpy() for value in state.shared])
     expected = model.evaluate(data, return_dict=True, verbose=0)
     assert evaluation
     assert (network.metric_names, [*evaluation.metrics]) == (["mae", "half", "rows", "big"], ["big", "rows", "half", "mae"])

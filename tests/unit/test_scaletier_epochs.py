@@ -17,7 +17,7 @@ from scaletier.callbacks import Callbacks
 from scaletier.evaluation import EvaluationResult
 from scaletier.flags import flags_of
 from scaletier.job import JobError
-from scaletier.loop import ReplicaLoop, Round, StepBudget, train
+from scaletier.loop import ReplicaLoop, Round, StepBudget, run_rounds
 from scaletier.sync_period import SyncPeriod
 from scaletier.synchronous import Synchronous
 from scaletier.training import ChiefTasks
@@ -69,25 +69,25 @@ class Job:
         flags = self.callbacks.plan(flags_of([f"--max-steps={steps}"]), None)
         self.budget = StepBudget(self.step, steps, replicas, every)
         chief = self.chief = ChiefTasks.__new__(ChiefTasks)
-        chief._callbacks, chief._flags, chief._network, chief._copy = self.callbacks, flags, network, MagicMock()
+        chief._callbacks, chief._flags, chief._network, chief._state = self.callbacks, flags, network, MagicMock()
         chief._training = SimpleNamespace(refresh=lambda: self.step, budget=self.budget)  # type: ignore[assignment]
         chief._preempted, chief._saver, chief._serving_module = MagicMock(is_set=lambda: False), MagicMock(), None
-        chief._summarized = chief._saved = float("inf"), steps
+        chief._last_summary = chief._last_save = float("inf"), steps
 
         def measure(*_: object, **__: object) -> EvaluationResult:
             others(self)
             self.limits.append(self.step)
             return EvaluationResult(1.0, {})
 
-        chief._evaluate = chief._measure = measure  # type: ignore[method-assign, assignment]
+        chief._evaluate = chief._evaluate_and_report = measure  # type: ignore[method-assign, assignment]
         for name in ("save_model", "export"):
             monkeypatch.setattr(training, name, MagicMock())
         stored = json.dumps(
             {"callbacks": [["History", {"epoch": list(epochs), "history": {}}]], "rates": [], "given_rates": []}
         )
         reader: Any = SimpleNamespace(step=self.step, callbacks=stored) if self.step else None
-        chief.ends_at = self.callbacks.begin(network, [], flags, reader)
-        self.budget.allow_until(chief.ends_at)
+        chief.next_eval_step = self.callbacks.begin(network, [], flags, reader)
+        self.budget.allow_until(chief.next_eval_step)
 
     def run_round(self, steps: int, _live_hosts: int = 1) -> Round:
         self.step += steps + -steps % self.multiple
@@ -100,11 +100,11 @@ class Job:
             self.budget.commit("worker/0", self.step)
 
     def run(self) -> Job:
-        for result in train(
+        for result in run_rounds(
             ReplicaLoop("master/0", self.run_round, SyncPeriod(8, True), 1e9, {"master/0": lambda _: None}), self.budget
         ):
-            self.ahead.add(self.budget._until - min(self.chief.ends_at, self.chief._flags.max_steps))
-            self.chief.after(result)
+            self.ahead.add(self.budget._until - min(self.chief.next_eval_step, self.chief._flags.max_steps))
+            self.chief.run_due(result)
             if self.chief.stopped:
                 break
         self.chief.finish(1.0)
@@ -182,10 +182,10 @@ def test_replicas_of_sync_end_after_the_first_round_of_an_epoch() -> None:
     replica.budget, replica.job, replica.chief = StepBudget(0, 100, steps_between_evaluations=20), MagicMock(), None
     replica.epoch, replica.begins_epoch, replica.steps_per_epoch = 0, True, 20
     for step in range(4, 68, 4):
-        replica.end_epoch = lambda _, step=step: asked.append(step)
+        replica.broadcast_rates = lambda _, step=step: asked.append(step)
         assert not replica.after_round(Round(4, step, 1.0))
     assert asked == [4, 20, 24, 40, 44, 60, 64]
-    replica.end_epoch = lambda _: tf.constant(1.0)
+    replica.broadcast_rates = lambda _: tf.constant(1.0)
     assert [replica.after_round(Round(4, step, 1.0)) for step in (68, 80, 84, 88)] == [False, True, True, False]
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from scaletier.asynchronous import Asynchronous
-from scaletier.checkpoint import LocalCopy
+from scaletier.checkpoint import TrainingState
 from scaletier.functional_model import FunctionalModel, Handle, VariableSpec
 from scaletier.job import Job
 from scaletier.loop import StepBudget
@@ -77,7 +77,7 @@ def test_steps_are_counted_before_their_delta_is_added() -> None:
 
 
 def test_two_pieces_of_a_device_are_on_their_way_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scaletier.shared_parameters._LEAST_ELEMENTS", 2)
+    monkeypatch.setattr("scaletier.shared_parameters._MIN_ELEMENTS", 2)
     network: Any = SimpleNamespace(shared=[VariableSpec("a", (8,), "float32", None)], local=[])
     parameters = SharedParameters(network, DEVICES, [np.zeros(8, np.float32)], 7)
     pull = tf.function(lambda handles: parameters.begin(named_handles(network, handles))[0], autograph=False)
@@ -95,10 +95,10 @@ def test_two_pieces_of_a_device_are_on_their_way_at_a_time(monkeypatch: pytest.M
 
 def test_variables_get_parameters_once_all_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server or a replica that is lost before leaves the values of the steps before."""
-    monkeypatch.setattr("scaletier.shared_parameters._LEAST_ELEMENTS", 2)
+    monkeypatch.setattr("scaletier.shared_parameters._MIN_ELEMENTS", 2)
     monkeypatch.setattr("scaletier.synchronous._MAX_ELEMENTS", 2)
     specs = [VariableSpec(name, (4,), "float32", None) for name in "ab"]
-    network: Any = SimpleNamespace(shared=specs, local=[], replicas=1, averaged=lambda *_: [])
+    network: Any = SimpleNamespace(shared=specs, local=[], replicas=1, ema_pairs=lambda *_: [])
     parameters = SharedParameters(network, DEVICES, [np.zeros(4, np.float32)] * 2, 7)
     reduce = AllReduce(network, 2, lambda value: tf.identity(value, name="all_reduce"))
     result = LocalResult(*(tf.constant(4, tf.int64) for _ in range(3)), tf.zeros([2]))
@@ -127,38 +127,38 @@ def test_a_failed_round_leaves_the_weights_of_the_steps_that_it_counts() -> None
     data = tf.data.Dataset.zip((tf.data.Dataset.from_tensor_slices(ones), numbers.map(lambda one: tf.fill([2, 1], one))))
     spec = replace(job(), data=data)
     network = FunctionalModel(spec, data.element_spec, 0)
-    copies = [LocalCopy(network), LocalCopy(network)]
-    for copy, rounds in zip(copies, ((3, 4), (3, 2)), strict=True):
+    states = [TrainingState(network), TrainingState(network)]
+    for state, rounds in zip(states, ((3, 4), (3, 2)), strict=True):
         iterator = iter(data)
         graph = make_round(network, None, iterator, DEVICES)
-        run_round(network, graph, iterator, [copy], rounds[0], 1)
+        run_round(network, graph, iterator, [state], rounds[0], 1)
         with pytest.raises(tf.errors.InvalidArgumentError) if rounds[1] == 4 else nullcontext():
-            run_round(network, graph, iterator, [copy], rounds[1], 1)
-        assert int(copy.step) == 5
-    for failed, whole in zip(copies[0].variables.values(), copies[1].variables.values(), strict=True):
+            run_round(network, graph, iterator, [state], rounds[1], 1)
+        assert int(state.step) == 5
+    for failed, whole in zip(states[0].variables.values(), states[1].variables.values(), strict=True):
         np.testing.assert_array_equal(failed, whole)
 
 
 def test_a_rescued_checkpoint_has_the_step_of_its_weights() -> None:
     strategy, data = Asynchronous.__new__(Asynchronous), job()
-    strategy.job, strategy.devices, strategy.workers = data, DEVICES, 1
+    strategy.job, strategy.devices, strategy.worker_count = data, DEVICES, 1
     strategy.network = network = FunctionalModel(data, data.data.element_spec, 0, 2)
-    strategy.copy = copy = LocalCopy(network)
-    strategy.servers = parameters = SharedParameters(network, DEVICES, copy.shared, 10)
-    strategy.count, strategy.chief = 2, MagicMock()
-    strategy.finite = tf.function(strategy._all_finite, autograph=False)
+    strategy.state = state = TrainingState(network)
+    strategy.servers = parameters = SharedParameters(network, DEVICES, state.shared, 10)
+    strategy.host_count, strategy.chief = 2, MagicMock()
+    strategy.all_finite = tf.function(strategy._all_finite, autograph=False)
     strategy.flags = SimpleNamespace(sync_period=4, max_steps=100, eval_steps=None, log_interval=1.0)
     iterator = iter(data.data)
     strategy.graphs = {DEVICES: make_round(network, parameters, iterator, DEVICES)}
     strategy.budget = StepBudget(10, 100, 2)
-    replica = strategy._replica("master/0", iterator, DEVICES, print, [copy])
+    replica = strategy._replica("master/0", iterator, DEVICES, print, [state])
     replica.run_round(4, 2)
     parameters._step.assign_add(5)  # another replica's
     replica.run_round(4, 2)
     strategy.rescue()
     strategy.chief.rescue.assert_called_once_with()
-    assert int(copy.step) == 10 + 4 + 5 + 4
-    copy.shared[0].assign([[np.nan]])
+    assert int(state.step) == 10 + 4 + 5 + 4
+    state.shared[0].assign([[np.nan]])
     strategy.rescue()
     strategy.chief.rescue.assert_called_once_with()
 
@@ -167,10 +167,10 @@ def test_a_rescued_checkpoint_has_the_step_of_its_weights() -> None:
 def test_values_are_not_saved_if_a_lost_host_broke_off_their_pull(kind: Any) -> None:
     strategy, data = kind.__new__(kind), job()
     network = FunctionalModel(data, data.data.element_spec, 0, 2)
-    strategy.copy, strategy.chief = copy, _ = LocalCopy(network), MagicMock()
-    strategy.finite = tf.function(strategy._all_finite, autograph=False)
-    assert copy.whole
-    handle = Handle(copy.shared[0].handle, network.shared[0])
+    strategy.state, strategy.chief = state, _ = TrainingState(network), MagicMock()
+    strategy.all_finite = tf.function(strategy._all_finite, autograph=False)
+    assert state.is_complete
+    handle = Handle(state.shared[0].handle, network.shared[0])
     handle.free()
     strategy.rescue()
     strategy.chief.rescue.assert_not_called()
@@ -182,16 +182,16 @@ def test_values_are_not_saved_if_a_lost_host_broke_off_their_pull(kind: Any) -> 
 def test_a_checkpoint_has_the_servers_averages_also_after_a_server_is_lost() -> None:
     data = replace(job(), optimizer=keras.optimizers.SGD(use_ema=True, ema_momentum=0.5))
     strategy = Asynchronous.__new__(Asynchronous)
-    strategy.job, strategy.devices, strategy.finite = data, DEVICES, lambda: True
+    strategy.job, strategy.devices, strategy.all_finite = data, DEVICES, lambda: True
     strategy.network = network = FunctionalModel(data, data.data.element_spec, 0, 2)
-    strategy.copy, strategy.chief = LocalCopy(network), MagicMock()
-    values = [variable.numpy() for variable in strategy.copy.shared]
+    strategy.state, strategy.chief = TrainingState(network), MagicMock()
+    values = [variable.numpy() for variable in strategy.state.shared]
     strategy.servers = parameters = SharedParameters(network, DEVICES, values, 100, [value + 1 for value in values])
     strategy.trace_pull(parameters)
     for piece in parameters._pieces:
         piece.assign_add(tf.fill(piece.shape, 8.0))
     assert strategy.refresh() == 100
     strategy.rescue()
-    for average, variable, value in zip(strategy.copy.averages, strategy.copy.shared, values, strict=True):
+    for average, variable, value in zip(strategy.state.ema_shared, strategy.state.shared, values, strict=True):
         np.testing.assert_allclose(average, value + 1, rtol=1e-6)
         np.testing.assert_allclose(variable, value + 8, rtol=1e-6)

@@ -20,9 +20,9 @@ from waiting import limit
 
 import scaletier
 from scaletier.callbacks import Callbacks
-from scaletier.checkpoint import LocalCopy
+from scaletier.checkpoint import TrainingState
 from scaletier.data import BatchSource, add_class_weights
-from scaletier.fit import _dataset, _in_order
+from scaletier.fit import _dataset, _map_in_order
 from scaletier.flags import flags_of
 from scaletier.functional_model import FunctionalModel
 from scaletier.job import Job, JobError
@@ -117,7 +117,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "arrays of other lengths": (
         {"train_data": (X, Y[:4])},
-        "the arrays are invalid: they have 4, 8 samples. Valid: as many in each",
+        "the arrays are invalid: they have 4, 8 samples. Valid: the same number in each",
     ),
     "a generator": (
         {"train_data": (batch for batch in [(X, Y)])},
@@ -309,7 +309,7 @@ def test_the_replicas_continue_before_an_evaluation_unless_it_goes_by_steps(argu
     callbacks, order, chief = Callbacks((), None, 5), MagicMock(), ChiefTasks.__new__(ChiefTasks)
     flags = callbacks.plan(flags_of(["--max-steps=20", *arguments]), None)
     callbacks.add = callbacks.end_epoch = order.end_epoch  # type: ignore[method-assign]
-    chief._callbacks, chief._flags, chief._evaluate, chief.ends_at = callbacks, flags, None, 5
+    chief._callbacks, chief._flags, chief._evaluate, chief.next_eval_step = callbacks, flags, None, 5
     budget = SimpleNamespace(allow_until=order.allow_until)
     chief._training = SimpleNamespace(refresh=order.refresh, budget=budget)
     chief._network = SimpleNamespace(replicas=1)
@@ -333,7 +333,7 @@ class Numbers(keras.utils.PyDataset):  # type: ignore[misc]
 def test_a_pydataset_resumes_in_the_order_of_each_pass(seed: int | None) -> None:
     def read(step: int) -> list[int]:
         source = BatchSource(functools.partial(_dataset, Numbers(), 8, seed))
-        return [int(inputs[0, 0]) for inputs, _ in source.training(step=step).take(28 - step)]
+        return [int(inputs[0, 0]) for inputs, _ in source.training_batches(step=step).take(28 - step)]
 
     read_from_begin = read(0)
     passes = [tuple(read_from_begin[at : at + 7]) for at in range(0, 28, 7)]
@@ -350,10 +350,10 @@ def test_threads_compute_items_ahead_in_their_order() -> None:
         together.wait(limit())
         return at * at
 
-    assert list(_in_order(item, [3, 1, 2, 0], 2, 2)) == [9, 1, 4, 0]
-    assert list(_in_order(lambda at: threading.get_ident(), [0], 1, 9)) == [threading.get_ident()]
+    assert list(_map_in_order(item, [3, 1, 2, 0], 2, 2)) == [9, 1, 4, 0]
+    assert list(_map_in_order(lambda at: threading.get_ident(), [0], 1, 9)) == [threading.get_ident()]
     with pytest.raises(ZeroDivisionError):
-        list(_in_order(lambda at: 1 // at, [1, 0], 2, 9))
+        list(_map_in_order(lambda at: 1 // at, [1, 0], 2, 9))
 
 
 def test_steps_of_the_command_line_override_those_of_the_program() -> None:
@@ -413,11 +413,11 @@ def test_a_part_of_evaluations_alone_is_no_change_of_what_is_trained() -> None:
 
     data = tf.data.Dataset.from_tensors((X, Y))
     network = FunctionalModel(Job(judged, data), data.element_spec, 0)
-    copy = LocalCopy(network)
-    network.attach(copy.shared, copy.local)
+    state = TrainingState(network)
+    network.attach(state.shared, state.local)
     callbacks = Callbacks()
     callbacks.check()
-    callbacks.begin(network, copy.local, replace(flags_of([]), max_steps=1, eval_steps=1), None)
+    callbacks.begin(network, state.local, replace(flags_of([]), max_steps=1, eval_steps=1), None)
     assert [spec.name for spec in network.trained] == ["out/kernel", "out/bias"]
     assert len(network.model.trainable_variables) == 4
     assert len(network.model.optimizer.variables) == len(network.slots)
@@ -430,15 +430,15 @@ def test_the_model_has_the_trained_optimizer_also_with_a_rate_by_replicas(replic
 
     data = tf.data.Dataset.from_tensors((tf.zeros([4, 3]), tf.zeros([4, 1])))
     network = FunctionalModel(Job(model, data, optimizer=optimizer), data.element_spec, 0, replicas)
-    copy = LocalCopy(network)
-    shared, local = copy.shared, copy.local
+    state = TrainingState(network)
+    shared, local = state.shared, state.local
     local[-1].assign_add(tf.ones_like(local[-1]))
     network.attach(shared, local)
     trained_optimizer = network.model.optimizer
     assert float(trained_optimizer.learning_rate) == pytest.approx(0.05 * replicas)
     np.testing.assert_array_equal(trained_optimizer.variables[-1], local[-1])
     trained_optimizer.learning_rate = 0.5  # as a callback does
-    assert [float(value) for spec, value in copy.pairs() if spec in network.learning_rates] == [0.5]
+    assert [float(value) for spec, value in state.pairs() if spec in network.learning_rates] == [0.5]
 
 
 def test_a_sigterm_after_the_last_round_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:

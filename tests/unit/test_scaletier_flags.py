@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import scaletier
-from scaletier.flags import Flags, flags_of, parser, share
+from scaletier.flags import Flags, flags_of, fraction, parser
 
 
 def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +57,7 @@ def test_the_seed_is_a_number_of_32_bits() -> None:
 @pytest.mark.parametrize(("text", "valid"), [("0", True), ("0.99", True), ("1", False), ("-0.1", False), ("nan", False)])
 def test_a_share_is_from_0_to_below_1(text: str, valid: bool) -> None:
     with contextlib.nullcontext() if valid else pytest.raises(argparse.ArgumentTypeError, match="from 0 to below 1"):
-        assert share(text) == float(text)
+        assert fraction(text) == float(text)
 
 
 def test_the_minimum_of_each_flag() -> None:

@@ -19,7 +19,7 @@ from scaletier.loop import (
     StepBudget,
     eval_line,
     final_line,
-    train,
+    run_rounds,
     train_line,
 )
 from scaletier.sync_period import SyncPeriod
@@ -151,12 +151,12 @@ def test_a_round_reserves_steps_and_frees_them_if_its_host_is_lost() -> None:
         return Round(steps, budget.step + steps, 1.0)
 
     budget = StepBudget(91, 100)
-    rounds = train(replica("master/0", run_round), budget)
+    rounds = run_rounds(replica("master/0", run_round), budget)
     assert next(rounds)
     with pytest.raises(ConnectionError):
         next(rounds)
     assert budget.training == set()
-    assert len(list(train(replica("master/0", run_round), budget))) == 2
+    assert len(list(run_rounds(replica("master/0", run_round), budget))) == 2
     assert calls == [(1, 91), (8, 92), (1, 92), (7, 93)]
 
 
@@ -169,7 +169,7 @@ def test_a_replica_starts_with_a_single_step_and_continues_with_its_period() -> 
         return Round(steps, budget.step + steps, 0.5, {"mae": 0.25}, local_loss=0.75)
 
     budget.training.add("master/0")
-    rounds = train(replica("worker/0", run_round, lines.append, 1e9), budget)
+    rounds = run_rounds(replica("worker/0", run_round, lines.append, 1e9), budget)
     assert [next(rounds).steps, next(rounds).steps] == [1, 8]
     budget.training.discard("master/0")
     assert next(rounds).steps == 8
@@ -192,7 +192,7 @@ def test_a_replica_that_does_not_print_its_line_does_not_count_as_live() -> None
         live.append(budget.live_hosts)
 
     worker = replica("worker/0", lambda steps, live: Round(steps, steps, 1.0), emit)
-    rounds = train(worker, budget)
+    rounds = run_rounds(worker, budget)
     next(rounds)
     assert live == [1]
     assert budget.live_hosts == 2
@@ -208,12 +208,12 @@ def test_a_line_covers_the_steps_since_the_previous_line(monkeypatch: pytest.Mon
         return Round(steps, budget.step + 2 * steps, 1.0, {}, steps)
 
     measured = ReplicaLoop("master/0", run_round, SyncPeriod.of(None, 2, 10_000), 1.0, {"master/0": lines.append})
-    rounds = train(measured, budget)
+    rounds = run_rounds(measured, budget)
     for _ in range(4):
         next(rounds)
     rates = [re.search(r"step (\d+): .* \((.*) sec\) (\S+) global steps/s, (\S+) local", line) for line in lines]
     assert [match and match.groups() for match in rates] == [("2", "0.500", "4.0", "2.0"), ("18", "1.500", "16.0", "8.0")]
-    assert budget.paces["master/0"].staleness == 4
+    assert budget.rates["master/0"].staleness == 4
     for _ in range(4):
         next(rounds)
     assert measured.period.line.startswith("Exchange every ")
@@ -223,7 +223,7 @@ def test_a_line_covers_the_steps_since_the_previous_line(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(("local_loss", "owner"), [(float("nan"), "worker/1"), (1.0, "another replica")])
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
 def test_a_nan_loss_ends_the_rounds(loss: float, local_loss: float, owner: str) -> None:
-    rounds = train(replica("worker/1", lambda *_: Round(1, 7, loss, local_loss=local_loss)), StepBudget(0, 20))
+    rounds = run_rounds(replica("worker/1", lambda *_: Round(1, 7, loss, local_loss=local_loss)), StepBudget(0, 20))
     with pytest.raises(
         DivergedError, match=rf"^the loss of {owner} is {loss} at step 7; try a lower learning rate, or look for "
     ):
@@ -254,12 +254,12 @@ def test_formats_of_lines_with_and_without_metrics() -> None:
 
 def test_the_interval_grows_to_twenty_evaluations() -> None:
     interval = EvalInterval(1.0)
-    assert not interval.due(10.0)
-    assert not interval.due(10.9)
-    assert interval.due(11.0)
+    assert not interval.is_due(10.0)
+    assert not interval.is_due(10.9)
+    assert interval.is_due(11.0)
     assert interval.record(11.0, 11.263) == "Adjusting eval interval from 1.00s to 5.26s"
-    assert not interval.due(16.5)
-    assert interval.due(16.6)
+    assert not interval.is_due(16.5)
+    assert interval.is_due(16.6)
 
 
 def test_the_interval_stays_for_a_quick_evaluation() -> None:

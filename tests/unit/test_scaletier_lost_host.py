@@ -97,7 +97,7 @@ def test_a_single_host_reports_no_lost_peer(
 def run_strategy(strategy: Any, **attributes: Any) -> MagicMock:
     """Run a strategy whose training fails, and return its chief."""
     instance = strategy.__new__(strategy)
-    instance.chief = instance.copy = MagicMock()
+    instance.chief = instance.state = MagicMock()
     for name, value in attributes.items():
         setattr(instance, name, value)
     with pytest.raises(tf.errors.OpError):
@@ -115,18 +115,18 @@ def test_the_messages_of_a_restarted_peer_exist_in_tensorflow() -> None:
 
 
 def test_the_chief_saves_its_state_without_the_lost_host(error: Exception) -> None:
-    """`keep` reads parameters from other hosts; the strategies must not do that here."""
+    """`save_on_error` reads parameters from other hosts; the strategies must not do that here."""
     fails = MagicMock(side_effect=error)
-    sync = run_strategy(Synchronous, rounds=fails, finite=lambda: True)
+    sync = run_strategy(Synchronous, rounds=fails, all_finite=lambda: True)
     sync.rescue.assert_called_once()
     rescue = MagicMock()
-    attributes = {"workers": 0, "servers": None, "devices": ("/device:CPU:0",), "graphs": MagicMock()}
+    attributes = {"worker_count": 0, "servers": None, "devices": ("/device:CPU:0",), "graphs": MagicMock()}
     async_chief = run_strategy(Asynchronous, **attributes, rounds=fails, rescue=rescue)
     rescue.assert_called_once()
     pipeline = run_strategy(ModelParallel, rounds=fails)
     pipeline.rescue.assert_not_called()
     for chief in (sync, async_chief, pipeline):
-        chief.keep.assert_not_called()
+        chief.save_on_error.assert_not_called()
 
 
 LONG, STUCK = asynchronous._LONG_SECONDS, asynchronous._STUCK_SECONDS
@@ -142,7 +142,7 @@ def is_ended(looks: Sequence[tuple[float, Exception | None]], monkeypatch: pytes
     def wait(_seconds: float) -> bool:
         if exits or not remaining:
             return True
-        seconds, servers.error.return_value = remaining.pop(0)
+        seconds, servers.find_lost_host.return_value = remaining.pop(0)
         clock.now += seconds
         return False
 
@@ -177,7 +177,7 @@ def test_a_call_that_a_lost_host_never_answers_ends_the_process(
 
 def test_training_with_parameter_servers_runs_beside_what_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     training, begun = Asynchronous.__new__(Asynchronous), threading.Event()
-    training.workers, training.others, training.devices, training.graphs = 0, None, ("/device:CPU:0",), MagicMock()
+    training.worker_count, training.workers, training.devices, training.graphs = 0, None, ("/device:CPU:0",), MagicMock()
     training.chief, training.job, training.servers = MagicMock(), MagicMock(callbacks=None), MagicMock()
 
     def end_if_stuck(servers: Any, ended: threading.Event) -> None:
@@ -196,8 +196,8 @@ def test_training_with_parameter_servers_runs_beside_what_ends_it(monkeypatch: p
 def test_each_call_of_the_parameter_servers_is_noted(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     training, starts = Asynchronous.__new__(Asynchronous), list[float | None]()
     training.name, training._call_start = "master/0", None
-    training.job, training.network, training.copy, training.graphs = MagicMock(callbacks=None), None, MagicMock(), {(): None}
-    training.flags, training.count, training.servers = flags_of(["--max-steps=9"]), 2, MagicMock()
+    training.job, training.network, training.state, training.graphs = MagicMock(callbacks=None), None, MagicMock(), {(): None}
+    training.flags, training.host_count, training.servers = flags_of(["--max-steps=9"]), 2, MagicMock()
     calls = MagicMock(side_effect=lambda *_: starts.append(training._call_start))
     if call == "pull":
         training.pull = calls
@@ -223,10 +223,10 @@ def test_every_replica_starts_from_the_chief_s_values(step: int, monkeypatch: py
         SimpleNamespace(first_step=2),
     )
     local = [SimpleNamespace(name=name, variable=SimpleNamespace(path=name)) for name in ("slot", "fixed")]
-    synchronous.network = SimpleNamespace(shared=[], local=local, averages={}, compiles=False)
-    synchronous.index, synchronous.count, synchronous.devices = 1, 2, ("/device:CPU:0",) * 2
-    synchronous.copy, synchronous.source, calls.source.training.return_value = calls.copy, calls.source, []
-    synchronous.copy.shared, synchronous.copy.local, synchronous.copy.constants, synchronous.copy.step = (
+    synchronous.network = SimpleNamespace(shared=[], local=local, ema_slots={}, compiles=False)
+    synchronous.index, synchronous.host_count, synchronous.devices = 1, 2, ("/device:CPU:0",) * 2
+    synchronous.state, synchronous.source, calls.source.training_batches.return_value = calls.state, calls.source, []
+    synchronous.state.shared, synchronous.state.local, synchronous.state.constants, synchronous.state.step = (
         [weight],
         [slot, fixed],
         [fixed],
@@ -237,8 +237,13 @@ def test_every_replica_starts_from_the_chief_s_values(step: int, monkeypatch: py
     monkeypatch.setattr("scaletier.synchronous.AllReduce", MagicMock())
     monkeypatch.setattr("scaletier.synchronous.make_round", MagicMock())
     assert synchronous.begin(0).step == step
-    assert [name for name, *_ in calls.mock_calls] == ["broadcast", "broadcast", "copy.set_constants", "source.training"]
-    calls.source.training.assert_called_once_with(1, 2, step - 2)
+    assert [name for name, *_ in calls.mock_calls] == [
+        "broadcast",
+        "broadcast",
+        "state.set_constants",
+        "source.training_batches",
+    ]
+    calls.source.training_batches.assert_called_once_with(1, 2, step - 2)
     assert [call.args[0] for call in calls.broadcast.call_args_list] == [
         [step, 2],
         [weight, slot, fixed] if step else [weight, fixed],
@@ -250,11 +255,11 @@ def test_every_replica_starts_from_the_chief_s_values(step: int, monkeypatch: py
 def test_only_the_chief_contributes_values(chief: bool) -> None:
     synchronous, summed = Synchronous.__new__(Synchronous), list[Any]()
     synchronous.is_chief, variables = chief, [tf.Variable([1.0, 2.0]), tf.Variable(7, dtype=tf.uint32)]
-    synchronous.add = lambda value: summed.append((value.numpy().tolist(), value.dtype)) or value + 1
+    synchronous.all_reduce_sum = lambda value: summed.append((value.numpy().tolist(), value.dtype)) or value + 1
     synchronous._broadcast(variables)
     assert summed == [([1.0, 2.0] if chief else [0.0, 0.0], tf.float32), (7 if chief else 0, tf.int64)]
     assert [value.numpy().tolist() for value in variables] == ([[2.0, 3.0], 8] if chief else [[1.0, 1.0], 1])
-    synchronous.add = lambda value: tf.debugging.assert_type(value, tf.float64) or value
+    synchronous.all_reduce_sum = lambda value: tf.debugging.assert_type(value, tf.float64) or value
     synchronous._broadcast([number := tf.Variable(0.5 + 0.25j)])
     assert number.numpy() == (0.5 + 0.25j if chief else 0)
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scaletier import checkpoint, private
-from scaletier.checkpoint import LocalCopy
+from scaletier.checkpoint import TrainingState
 from scaletier.evaluation import make_evaluate
 from scaletier.functional_model import Batch, FunctionalModel, Variables, VariableSpec
 from scaletier.job import Job, JobError
@@ -47,23 +47,23 @@ def dataset(*parts: Any, batch: int = BATCH) -> Any:
 
 def train_round(
     job: Job, steps: int, position: int = 0, replicas: int = 1, devices: Sequence[str] = DEVICES
-) -> tuple[FunctionalModel, LocalCopy, Round]:
-    """Train `steps` steps in one round from the job's begin; the copy is the first device's."""
-    network, copies, round_ = train_devices(job, steps, position, replicas, devices)
-    return network, copies[0], round_
+) -> tuple[FunctionalModel, TrainingState, Round]:
+    """Train `steps` steps in one round from the job's begin; the state is the first device's."""
+    network, states, round_ = train_devices(job, steps, position, replicas, devices)
+    return network, states[0], round_
 
 
 def train_devices(
     job: Job, steps: int, position: int, replicas: int, devices: Sequence[str]
-) -> tuple[FunctionalModel, list[LocalCopy], Round]:
+) -> tuple[FunctionalModel, list[TrainingState], Round]:
     """Train a round, and return the variables of each device."""
     network = FunctionalModel(job, job.data.element_spec, 0, replicas * len(devices))
     iterator = iter(job.data)
     run = make_round(network, None, iterator, devices)
-    copies = [LocalCopy(network) for _ in devices]
-    for variable in (copies[0].step, *(one for spec, one in copies[0].pairs() if spec in network.iterations)):
+    states = [TrainingState(network) for _ in devices]
+    for variable in (states[0].step, *(one for spec, one in states[0].pairs() if spec in network.iterations)):
         variable.assign(position)
-    return network, copies, run_round(network, run, iterator, copies, steps, replicas)
+    return network, states, run_round(network, run, iterator, states, steps, replicas)
 
 
 def by_name(network: FunctionalModel, values: Sequence[Any]) -> dict[str, Array]:
@@ -105,7 +105,7 @@ def test_local_steps_of_adam_continue_the_previous_round() -> None:
     network = FunctionalModel(job, job.data.element_spec, 0)
     iterator = iter(job.data)
     run = make_round(network, None, iterator, DEVICES)
-    state = LocalCopy(network)
+    state = TrainingState(network)
     first, second = (run_round(network, run, iterator, [state], steps, 1) for steps in (2, 3))
     assert (first.global_step, second.global_step) == (2, 5)
     weights = [network.initial(spec).astype(float) for spec in network.shared]
@@ -162,27 +162,27 @@ def test_one_process_counts_the_steps_that_all_replicas_took_before(
 ) -> None:
     job = Job(linear, dataset(INPUTS, TARGETS), "mse")
     networks = [FunctionalModel(job, job.data.element_spec, 0, each) for each in (replicas, 1)]
-    copies = [LocalCopy(network) for network in networks]
-    copies[0].step.assign(99)
-    for copy, network in zip(copies, networks, strict=True):
-        (counted,) = (variable for spec, variable in copy.pairs() if spec in network.iterations)
-        if copy is copies[0]:
+    states = [TrainingState(network) for network in networks]
+    states[0].step.assign(99)
+    for state, network in zip(states, networks, strict=True):
+        (counted,) = (variable for spec, variable in state.pairs() if spec in network.iterations)
+        if state is states[0]:
             counted.assign(own)
-            variables = copy.variables | ({checkpoint.REPLICAS: tf.Variable(replicas)} if is_stored else {})
-            checkpoint.Saver(variables, copy.step, str(tmp_path), 1).save()
-    reader = checkpoint.newest(str(tmp_path), networks[1])
+            variables = state.variables | ({checkpoint.REPLICAS: tf.Variable(replicas)} if is_stored else {})
+            checkpoint.Saver(variables, state.step, str(tmp_path), 1).save()
+    reader = checkpoint.open_newest(str(tmp_path), networks[1])
     assert reader
-    copies[1].restore(reader)
+    states[1].restore(reader)
     assert int(counted) == count
 
 
 def test_a_variable_resumes_though_its_type_has_changed(tmp_path: Path) -> None:
     job = Job(linear, dataset(INPUTS, TARGETS), "mse")
     network = FunctionalModel(job, job.data.element_spec, 0)
-    copy, (spec,) = LocalCopy(network), network.iterations
+    state, (spec,) = TrainingState(network), network.iterations
     stored = {checkpoint.key_of(spec): tf.Variable(np.float32(90)), checkpoint.REPLICAS: tf.Variable(1)}
-    checkpoint.Saver(copy.variables | stored, copy.step, str(tmp_path), 1).save()
-    resumed = LocalCopy(network, checkpoint.newest(str(tmp_path), network))
+    checkpoint.Saver(state.variables | stored, state.step, str(tmp_path), 1).save()
+    resumed = TrainingState(network, checkpoint.open_newest(str(tmp_path), network))
     (counted,) = (variable for each, variable in resumed.pairs() if each is spec)
     assert (int(counted), counted.dtype) == (90, tf.as_dtype(spec.dtype))
 
@@ -200,13 +200,13 @@ def test_a_rate_by_replicas_follows_the_training_replicas(live: int, scheduled: 
         return keras.optimizers.SGD(falling if scheduled else rate)
 
     network = FunctionalModel(Job(model, data, lambda targets, outputs: outputs, optimizer=optimizer), data.element_spec, 0, 3)
-    copy, iterator = LocalCopy(network), iter(data)
-    parameters = SharedParameters(network, DEVICES, copy.shared, 4)
-    rates = [variable for spec, variable in copy.pairs() if spec in network.learning_rates]
+    state, iterator = TrainingState(network), iter(data)
+    parameters = SharedParameters(network, DEVICES, state.shared, 4)
+    rates = [variable for spec, variable in state.pairs() if spec in network.learning_rates]
     assert len(rates) == (not scheduled)
     if halved:  # by a callback
         rates[0].assign(rates[0] / 2)
-    run_round(network, make_round(network, parameters, iterator, DEVICES), iterator, [copy], 1, live)
+    run_round(network, make_round(network, parameters, iterator, DEVICES), iterator, [state], 1, live)
     rate = 0.25 * live * (0.75 if scheduled else 0.5 if halved else 1.0)
     assert float(pulled_exactly(parameters)[0][0][0, 0]) == pytest.approx(-rate / live, rel=1e-3)
 
@@ -217,7 +217,7 @@ def test_devices_of_a_host_share_its_steps_and_continue_from_their_mean(steps: i
     data = tf.data.Dataset.from_tensors((tf.ones([2, 1]), tf.zeros([2, 1]))).repeat()
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
     job = Job(model, data, lambda targets, outputs: outputs, optimizer=lambda: keras.optimizers.SGD(Position(), momentum=0.5))
-    network, copies, round_ = train_devices(job, steps, 10, 1, DEVICES * 2)
+    network, states, round_ = train_devices(job, steps, 10, 1, DEVICES * 2)
     delta, velocities = [], []
     for device_steps in each:
         at, velocity = 0.0, 0.0
@@ -226,8 +226,8 @@ def test_devices_of_a_host_share_its_steps_and_continue_from_their_mean(steps: i
             at += velocity
         delta.append(at)
         velocities.append(velocity)
-    assert float(copies[0].shared[0][0, 0]) == pytest.approx(np.average(delta, weights=each))
-    pairs = [pair for copy in copies for pair in zip(network.local, copy.local, strict=True)]
+    assert float(states[0].shared[0][0, 0]) == pytest.approx(np.average(delta, weights=each))
+    pairs = [pair for state in states for pair in zip(network.local, state.local, strict=True)]
     stored = [float(value[0, 0]) for spec, value in pairs if "momentum" in spec.name]
     assert stored == pytest.approx(velocities)
     assert (round_.steps, round_.global_step) == (steps, 10 + steps)
@@ -241,7 +241,7 @@ def round_to_fp16(values: Array) -> Array:
 
 def make_parameters(values: Sequence[Array], devices: int, step: int = 7) -> SharedParameters:
     shared = [VariableSpec(f"variable{at}", value.shape, "float32", None) for at, value in enumerate(values)]
-    network = SimpleNamespace(shared=shared, local=[], averaged=lambda *_: [])
+    network = SimpleNamespace(shared=shared, local=[], ema_pairs=lambda *_: [])
     return SharedParameters(network, ["/device:CPU:0"] * devices, values, step)  # type: ignore[arg-type]
 
 
@@ -357,7 +357,7 @@ def test_a_round_is_right_after_tensorflows_optimizer() -> None:
 @pytest.mark.parametrize("maximum", [1, 2, 3, 5])
 def test_a_part_in_pieces_equals_the_whole_part(maximum: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each piece has its own scale, so it is at least as precise as the whole part."""
-    monkeypatch.setattr("scaletier.shared_parameters._LEAST_ELEMENTS", maximum)
+    monkeypatch.setattr("scaletier.shared_parameters._MIN_ELEMENTS", maximum)
     parameters = make_parameters(VALUES, 2)
     assert len(parameters._pieces) >= sum(value.size for value in VALUES) / maximum
     assert all(piece.shape[0] <= maximum for piece in parameters._pieces)
@@ -421,48 +421,48 @@ def averaging(replicas: int, decay: float | None = 0.5) -> tuple[Any, Functional
 def test_servers_average_their_parameters_at_each_push(devices: int) -> None:
     """The decay is for each step of one of two replicas, and lower at first."""
     _, network = averaging(2)
-    values = [variable.numpy() for variable in LocalCopy(network).shared]
+    values = [variable.numpy() for variable in TrainingState(network).shared]
     parameters = SharedParameters(network, DEVICES * devices, values, 0, values)
     expected, position = values, 0
     for steps in (4, 2, 0, 30, 6):
         delta = [np.full(value.shape, steps - 3.0, np.float32) for value in values]
         push(parameters, delta, 0.5, steps)
         kept = min(0.5 ** (steps / 2), position / (position + 18)) if steps else 1.0
-        copy = LocalCopy(network)
-        in_graph(parameters, copy, parameters.pull_exact)  # type: ignore[arg-type]
-        expected = [now + kept * (one - now) for now, one in zip(copy.shared, expected, strict=True)]
+        state = TrainingState(network)
+        in_graph(parameters, state, parameters.pull_exact)  # type: ignore[arg-type]
+        expected = [now + kept * (one - now) for now, one in zip(state.shared, expected, strict=True)]
         position += steps
-        for actual, value in zip(copy.averages, expected, strict=True):
+        for actual, value in zip(state.ema_shared, expected, strict=True):
             np.testing.assert_allclose(actual, value, rtol=1e-5, atol=1e-5)
 
 
 def test_servers_average_nothing_unless_the_optimizer_does() -> None:
     _, network = averaging(2, None)
-    values = [variable.numpy() for variable in LocalCopy(network).shared]
-    assert SharedParameters(network, DEVICES, values, 0, values)._averages == []
+    values = [variable.numpy() for variable in TrainingState(network).shared]
+    assert SharedParameters(network, DEVICES, values, 0, values)._ema == []
 
 
 @pytest.mark.parametrize(("position", "share"), [(0, 1.0), (20, 1 - 0.5**2)])
 def test_devices_of_a_host_have_one_average(position: int, share: float) -> None:
     """Each of two devices takes two steps."""
     data, network = averaging(2)
-    copies, iterator = [LocalCopy(network), LocalCopy(network)], iter(data)
-    copies[0].step.assign(position)
-    run_round(network, make_round(network, None, iterator, DEVICES * 2), iterator, copies, 4, 1)
-    for average, value in network.averaged(copies[0].shared, copies[0].local):
+    states, iterator = [TrainingState(network), TrainingState(network)], iter(data)
+    states[0].step.assign(position)
+    run_round(network, make_round(network, None, iterator, DEVICES * 2), iterator, states, 4, 1)
+    for average, value in network.ema_pairs(states[0].shared, states[0].local):
         np.testing.assert_allclose(average, share * value.numpy(), rtol=1e-5)
 
 
 def test_synchronous_replicas_average_the_weights_that_they_share() -> None:
     """Both of two replicas have the same delta."""
     data, network = averaging(2)
-    copy, iterator = LocalCopy(network), iter(data)
-    copy.step.assign(20)
+    state, iterator = TrainingState(network), iter(data)
+    state.step.assign(20)
     run = make_round(network, AllReduce(network, 2, lambda value: 2.0 * value), iterator, DEVICES)
-    run_round(network, run, iterator, [copy], 3, 2)
-    assert int(copy.step) == 26
-    assert len({id(one) for one in (*copy.averages, *copy.shared)}) == 4
-    for average, value in zip(copy.averages, copy.shared, strict=True):
+    run_round(network, run, iterator, [state], 3, 2)
+    assert int(state.step) == 26
+    assert len({id(one) for one in (*state.ema_shared, *state.shared)}) == 4
+    for average, value in zip(state.ema_shared, state.shared, strict=True):
         np.testing.assert_allclose(average, (1 - 0.5**3) * value.numpy(), rtol=1e-5)
 
 
@@ -471,30 +471,30 @@ def test_only_the_first_replica_gets_the_averages() -> None:
     values = [np.ones(spec.shape, spec.dtype) for spec in network.local]
     for replica in (0, 1):
         given = zip(network.local, *initial_local(network, values, replica, 2, 1, 8), strict=True)
-        assert {float(value.max()) for spec, value in given if spec.name in network.averages} == {1.0 - replica}
+        assert {float(value.max()) for spec, value in given if spec.name in network.ema_slots} == {1.0 - replica}
 
 
 def test_a_round_starts_from_the_servers_parameters_and_adds_its_share() -> None:
     job = Job(linear, dataset(INPUTS, TARGETS).repeat(), "mse", optimizer=keras.optimizers.SGD(0.1))
     network = FunctionalModel(job, job.data.element_spec, 0, 2)
-    copy = LocalCopy(network)
-    initial_values = [variable.numpy() for variable in copy.shared]
-    parameters = SharedParameters(network, ["/device:CPU:0"] * 2, copy.shared, 10)
+    state = TrainingState(network)
+    initial_values = [variable.numpy() for variable in state.shared]
+    parameters = SharedParameters(network, ["/device:CPU:0"] * 2, state.shared, 10)
     iterator = iter(job.data)
     run = make_round(network, parameters, iterator, DEVICES)
-    round_ = run_round(network, run, iterator, [copy], STEPS, 2)
+    round_ = run_round(network, run, iterator, [state], STEPS, 2)
     assert (round_.steps, round_.global_step, round_.staleness) == (STEPS, 10 + STEPS, 0)
     _, alone, _ = train_round(job, STEPS)
     for reached, stored, before, after in zip(
-        copy.shared, pulled_exactly(parameters)[0], initial_values, alone.shared, strict=True
+        state.shared, pulled_exactly(parameters)[0], initial_values, alone.shared, strict=True
     ):
         np.testing.assert_allclose(reached, after, rtol=2**-9, atol=1e-4)
         np.testing.assert_allclose(stored, before + 0.5 * (after - before), rtol=1e-3, atol=1e-4)
     expected = [value + 1 for value in pulled_exactly(parameters)[0]]
     push(parameters, [np.ones(value.shape, np.float32) for value in expected], 1.0, 7)  # another replica's
-    round_ = run_round(network, run, iterator, [copy], 0, 2)
+    round_ = run_round(network, run, iterator, [state], 0, 2)
     assert (round_.steps, round_.global_step) == (0, 10 + STEPS + 7)
-    for reached, stored in zip(copy.shared, expected, strict=True):
+    for reached, stored in zip(state.shared, expected, strict=True):
         np.testing.assert_allclose(reached, stored, rtol=2**-10, atol=2e-3)
 
 
@@ -598,7 +598,7 @@ def test_an_evaluation_equals_that_of_keras(case: str) -> None:
     model = make()
     data = dataset(*parts, batch=7)
     network = FunctionalModel(Job(model, data, loss, metrics), data.element_spec, 0)
-    evaluation = make_evaluate(network, local_copy(network), data, None)(lambda: False)
+    evaluation = make_evaluate(network, initial_state(network), data, None)(lambda: False)
     assert evaluation
     model.compile("sgd", loss, metrics=metrics)
     expected = model.evaluate(data, verbose=0, return_dict=True)
@@ -614,32 +614,32 @@ def test_a_metric_that_does_not_reset_goes_on(lasts: bool) -> None:
 
     job = Job(linear, dataset(INPUTS, TARGETS), "mse", lambda: [Lasting(name="mae")], keras.optimizers.SGD(0.0))
     network = FunctionalModel(job, job.data.element_spec, 0)
-    copy, iterator = LocalCopy(network), iter(job.data)
+    state, iterator = TrainingState(network), iter(job.data)
     run = make_round(network, None, iterator, DEVICES)
-    rounds = [run_round(network, run, iterator, [copy], 1, 1).metrics["mae"] for _ in range(2)]
-    network.attach(copy.shared, copy.local)
-    evaluation = make_evaluate(network, copy, job.data, None)(lambda: False)
+    rounds = [run_round(network, run, iterator, [state], 1, 1).metrics["mae"] for _ in range(2)]
+    network.attach(state.shared, state.local)
+    evaluation = make_evaluate(network, state, job.data, None)(lambda: False)
     assert evaluation
-    errors = np.abs(INPUTS @ np.asarray(copy.shared[0]) + np.asarray(copy.shared[1]) - TARGETS).reshape(STEPS, -1).mean(1)
+    errors = np.abs(INPUTS @ np.asarray(state.shared[0]) + np.asarray(state.shared[1]) - TARGETS).reshape(STEPS, -1).mean(1)
     first, *others = [0, 1], [0, 1, 0, 1, 2, 3, 4] if lasts else [0, 1, 2, 3, 4]
     assert rounds == pytest.approx([errors[0], errors[first].mean() if lasts else errors[1]], rel=1e-5)
     assert evaluation.metrics["mae"] == pytest.approx(errors[others[0]].mean(), rel=1e-5)
-    copy.end_test(evaluation.state)
+    state.end_test(evaluation.test_state)
     assert float(network.model.get_metrics_result()["mae"]) == pytest.approx(evaluation.metrics["mae"], rel=1e-5)
 
 
 def test_an_evaluation_of_one_sample_equals_that_of_keras() -> None:
     model, data = linear(), dataset(INPUTS[:1], TARGETS[:1], batch=1)
     network = FunctionalModel(Job(model, data, "mse"), data.element_spec, 0)
-    evaluation = make_evaluate(network, local_copy(network), data, None)(lambda: False)
+    evaluation = make_evaluate(network, initial_state(network), data, None)(lambda: False)
     model.compile("sgd", "mse")
     assert evaluation
     assert evaluation.loss == pytest.approx(model.evaluate(data, verbose=0), rel=1e-4)
 
 
-def local_copy(network: FunctionalModel) -> LocalCopy:
-    """Return the local copy at a job's start."""
-    return LocalCopy(network)
+def initial_state(network: FunctionalModel) -> TrainingState:
+    """Return the state at a job's start."""
+    return TrainingState(network)
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
@@ -716,7 +716,7 @@ def split_stages(network: FunctionalModel, count: int) -> list[Stage]:
     assert len(cuts) == count + 1
     model_stages = [Stage(f"worker/{at}", "/device:CPU:0", parts[begin:end]) for at, (begin, end) in enumerate(pairwise(cuts))]
     for stage in model_stages:
-        specs = (spec for unit in stage.units for spec in (*unit.trained, *unit.others))
+        specs = (spec for unit in stage.units for spec in (*unit.trained, *unit.untrained))
         stage.variables.update({spec.name: tf.Variable(network.initial(spec)) for spec in specs})
     return model_stages
 
@@ -770,15 +770,15 @@ def test_forward_and_backward_through_stages_give_the_gradients_of_the_model(cas
         np.testing.assert_allclose(result.gradients[spec.name], expected[id(spec.variable)], atol=1e-5, err_msg=spec.name)
     assert float(result.loss) == pytest.approx(mean, rel=1e-5)
     for spec in network.shared[len(network.trained) :]:  # the moving means and variances, which Keras has updated by now
-        np.testing.assert_allclose(result.others[spec.name], np.asarray(spec.variable), atol=1e-5, err_msg=spec.name)
+        np.testing.assert_allclose(result.untrained[spec.name], np.asarray(spec.variable), atol=1e-5, err_msg=spec.name)
 
 
 def test_metrics_of_microbatches_equal_those_of_the_batch() -> None:
     make, parts, loss, _ = CASES["labels"]
     data = dataset(*parts, batch=7)
     network = FunctionalModel(Job(make, data, loss, ["accuracy"]), data.element_spec, 0)
-    batch, copy = Batch.of(next(iter(data))), LocalCopy(network)
-    outputs = network.predict(copy.shared, copy.local, batch.inputs)
+    batch, state = Batch.of(next(iter(data))), TrainingState(network)
+    outputs = network.predict(state.shared, state.local, batch.inputs)
     for microbatches in (1, 3):
         result = forward_backward(network, split_stages(network, 1), batch, 7, microbatches, lambda loss: loss)
         expected = np.mean(np.argmax(outputs, 1) == batch.targets.numpy())
@@ -882,7 +882,7 @@ def test_weighted_metrics_of_a_compiled_model_are_weighted() -> None:
     model, data = linear(), dataset(INPUTS, TARGETS, WEIGHTS)
     model.compile("sgd", "mse", metrics=["mae"], weighted_metrics=["mse"], run_eagerly=True)
     network = FunctionalModel(Job(model, data), data.element_spec, 0)
-    evaluation = make_evaluate(network, local_copy(network), data, None)(lambda: False)
+    evaluation = make_evaluate(network, initial_state(network), data, None)(lambda: False)
     assert evaluation
     model.compile("sgd", "mse", metrics=["mae"], weighted_metrics=["mse"], run_eagerly=True)
     assert {"loss": evaluation.loss, **evaluation.metrics} == pytest.approx(

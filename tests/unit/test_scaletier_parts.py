@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from scaletier.asynchronous import Asynchronous
-from scaletier.checkpoint import LocalCopy
+from scaletier.checkpoint import TrainingState
 from scaletier.functional_model import Batch, FunctionalModel
 from scaletier.job import Job, JobError
-from scaletier.pipeline import DistributedCopy
+from scaletier.pipeline import DistributedState
 from scaletier.stages import Stage, make_units
 from scaletier.tensorflow_setup import import_tensorflow
 
@@ -62,7 +62,7 @@ def skipping() -> Any:
 def test_the_parts_in_sequence_equal_the_model(make: Callable[[], Any], inputs: Any, last: list[str]) -> None:
     data = tf.data.Dataset.from_tensors((inputs, np.zeros([3, 1], np.float32)))
     network = FunctionalModel(Job(model=make, data=data, loss="mse"), data.element_spec, 0)
-    state, batch = LocalCopy(network), Batch.of(next(iter(data)))
+    state, batch = TrainingState(network), Batch.of(next(iter(data)))
     values = {
         spec.name: value for spec, value in zip((*network.shared, *network.local), (*state.shared, *state.local), strict=True)
     }
@@ -72,7 +72,7 @@ def test_the_parts_in_sequence_equal_the_model(make: Callable[[], Any], inputs: 
         boundary = tf.nest.map_structure(tf.identity, outputs)  # another host gets only the values
         outputs, _, _ = Stage("master/0", "/device:CPU:0", [part]).forward(values, boundary, False)
     np.testing.assert_allclose(outputs, network.predict(state.shared, state.local, batch.inputs), rtol=1e-6)
-    laid = DistributedCopy.__new__(DistributedCopy)
+    laid = DistributedState.__new__(DistributedState)
     laid.network, laid.stages = network, [Stage("master/0", "/device:CPU:0", [part], values) for part in parts]
     laid.shared, laid.local = state.shared, state.local
     loss, outputs, _, results = laid.test(laid.initial_test(), batch)
@@ -86,11 +86,11 @@ def test_stages_are_evaluated_with_the_averages_of_weights() -> None:
     model = keras.Sequential([keras.Input([4]), layers.Dense(3), layers.Dense(1)])
     optimizer = keras.optimizers.SGD(use_ema=True)
     network = FunctionalModel(Job(model=model, data=data, loss="mse", optimizer=optimizer), data.element_spec, 0)
-    state, batch = LocalCopy(network), Batch.of(next(iter(data)))
+    state, batch = TrainingState(network), Batch.of(next(iter(data)))
     averages = [tf.ones(value.shape) for value in state.shared]
-    laid = DistributedCopy.__new__(DistributedCopy)
-    laid.network, laid.tests_averages = network, True
-    for average, weight in network.averaged(state.shared, state.local):
+    laid = DistributedState.__new__(DistributedState)
+    laid.network, laid.tests_ema = network, True
+    for average, weight in network.ema_pairs(state.shared, state.local):
         average.assign(tf.ones(weight.shape))
     laid.shared, laid.local = state.shared, state.local
     values = {spec.name: value for spec, value in zip(network.shared, state.shared, strict=True)}
@@ -105,7 +105,7 @@ def test_stages_are_evaluated_with_the_averages_of_weights() -> None:
 def test_a_variable_of_another_host_is_refused_if_it_exceeds_a_message(
     sizes: list[int], refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scaletier.pipeline.MOST_MESSAGE_BYTES", 4 * 4 * 3)
+    monkeypatch.setattr("scaletier.pipeline.MAX_MESSAGE_BYTES", 4 * 4 * 3)
     monkeypatch.setattr(tf, "device", lambda _: nullcontext())
     model = keras.Sequential([keras.Input([4]), layers.Dense(sizes[0]), layers.Dense(2), layers.Dense(sizes[1], name="end")])
     data = tf.data.Dataset.from_tensors((NUMBERS, np.zeros([3, sizes[1]], np.float32)))
@@ -113,7 +113,7 @@ def test_a_variable_of_another_host_is_refused_if_it_exceeds_a_message(
     units, hosts = make_units(network), ("/job:chief/replica:0/task:0", "/job:worker/replica:0/task:0")
     stages = [Stage("", host, part) for host, part in zip(hosts, (units[:1], units[1:]), strict=True)]
     with pytest.raises(JobError, match=r"^the variable end/kernel is invalid on ") if refused else nullcontext():
-        DistributedCopy(network, stages, None)
+        DistributedState(network, stages, None)
 
 
 @pytest.mark.parametrize("sequential", [True, False])
@@ -135,7 +135,7 @@ def test_variables_are_initialized_only_on_access(fixed: bool, sequential: bool)
     network = FunctionalModel(Job(model=model, data=data, loss="mse"), data.element_spec, 0)
     assert len(make_units(network)) == 1
     assert not initialized_shapes
-    LocalCopy(network)
+    TrainingState(network)
     assert initialized_shapes == [(4, 1)]
 
 
@@ -183,5 +183,5 @@ def test_xla_compiles_a_step_on_one_device_of_any_kind(
     compiles: bool, devices: list[str], workers: int, uses_xla: bool
 ) -> None:
     training = Asynchronous.__new__(Asynchronous)
-    training.network, training.devices, training.workers = SimpleNamespace(compiles=compiles), devices, workers
+    training.network, training.devices, training.worker_count = SimpleNamespace(compiles=compiles), devices, workers
     assert training.uses_xla is uses_xla

@@ -20,7 +20,7 @@ from scaletier.exit import RETRY_EXIT_CODE
 from scaletier.flags import flags_of
 from scaletier.job import Job, JobError
 from scaletier.loop import DivergedError, PreemptedError
-from scaletier.run import _guarded, run_to_exit_code, train
+from scaletier.run import _catch_errors, run_to_exit_code, train
 from scaletier.tensorflow_setup import import_tensorflow
 from scaletier.tf_config import Cluster
 
@@ -77,17 +77,17 @@ def raising(error: BaseException) -> Callable[..., Any]:
 def test_an_expected_end_is_a_line_and_a_code(
     error: Exception, cluster: Cluster, code: int, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert _guarded(Job(None, None), cluster, raising(error)) == code
+    assert _catch_errors(Job(None, None), cluster, raising(error)) == code
     assert capsys.readouterr().err == f"error: {line}\n"
 
 
 def test_an_end_by_sigterm_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _guarded(Job(None, None), Cluster(), raising(PreemptedError("Ends by SIGTERM at step 7"))) == 143
+    assert _catch_errors(Job(None, None), Cluster(), raising(PreemptedError("Ends by SIGTERM at step 7"))) == 143
     assert capsys.readouterr().err == "Ends by SIGTERM at step 7\n"
 
 
 def test_work_that_ends_well_has_code_0(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _guarded(Job(None, None), Cluster(), lambda: None) == 0
+    assert _catch_errors(Job(None, None), Cluster(), lambda: None) == 0
     assert capsys.readouterr().err == ""
 
 
@@ -96,7 +96,7 @@ def test_work_that_ends_well_has_code_0(capsys: pytest.CaptureFixture[str]) -> N
 )
 def test_other_errors_are_raised(error: Exception) -> None:
     with pytest.raises(type(error)):
-        _guarded(Job(None, None), Cluster(), raising(error))
+        _catch_errors(Job(None, None), Cluster(), raising(error))
 
 
 def test_a_program_s_own_error_is_shown_and_ctrl_c_is_not(
@@ -161,8 +161,8 @@ def train_worker(error: Exception, explain: Callable[[Exception], str] | None = 
     """Train as a worker whose data raises an error; return what ends the job."""
     ends: list[Exception] = []
     strategy = Asynchronous.__new__(Asynchronous)
-    strategy.source = SimpleNamespace(training_on_device=raising(error))
-    strategy.job, strategy.count, strategy.data_first_step = Job(None, None, explain=explain), 2, 0
+    strategy.source = SimpleNamespace(training_batches_on_device=raising(error))
+    strategy.job, strategy.host_count, strategy.data_first_step = Job(None, None, on_data_error=explain), 2, 0
     strategy.budget = SimpleNamespace(step=0, stop=ends.append)
     strategy._train_worker()
     return ends

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from scaletier import pipeline
-from scaletier.checkpoint import LocalCopy
+from scaletier.checkpoint import TrainingState
 from scaletier.evaluation import make_evaluate
 from scaletier.functional_model import FunctionalModel
 from scaletier.job import Job, JobError
@@ -63,13 +63,13 @@ def dataset(inputs: Any) -> Any:
     return tf.data.Dataset.from_tensor_slices((inputs, Y)).batch(4, drop_remainder=True)
 
 
-def evaluate_twice(network: FunctionalModel, copy: LocalCopy, data: Any) -> list[float]:
+def evaluate_twice(network: FunctionalModel, state: TrainingState, data: Any) -> list[float]:
     """Return the losses of two evaluations, the second from the states after the first."""
-    evaluate, losses = make_evaluate(network, copy, data, None), []
+    evaluate, losses = make_evaluate(network, state, data, None), []
     for _ in range(2):
         result = evaluate(lambda: False)
         assert result
-        copy.end_test(result.state)
+        state.end_test(result.test_state)
         losses.append(result.loss)
     return losses
 
@@ -81,9 +81,9 @@ def test_evaluations_and_calls_of_the_exported_model_change_states(
     data, first = dataset(inputs), inputs[:4]
     job = Job(make, data)
     network = FunctionalModel(job, data.element_spec, 0)
-    copy = LocalCopy(network)
-    losses = evaluate_twice(network, copy, data)
-    path = export(make_serving_module(job, network, copy.shared, copy.local, data.element_spec[0]), str(tmp_path))
+    state = TrainingState(network)
+    losses = evaluate_twice(network, state, data)
+    path = export(make_serving_module(job, network, state.shared, state.local, data.element_spec[0]), str(tmp_path))
     served: Any = tf.saved_model.load(path)
     outputs = [served.signatures["serving_default"](inputs=tf.constant(first))["outputs"] for _ in range(2)]
     keras.utils.clear_session(free_memory=False)
@@ -100,8 +100,8 @@ def test_stages_on_several_hosts_change_states(monkeypatch: pytest.MonkeyPatch) 
     network = FunctionalModel(Job(own, data), data.element_spec, 0)
     monkeypatch.setattr(pipeline, "_CHIEF", device)
     stages = [Stage("master/0", device, [unit]) for unit in make_units(network)]
-    losses = evaluate_twice(network, pipeline.DistributedCopy(network, stages, None), data)
-    assert losses == pytest.approx(evaluate_twice(network, LocalCopy(network), data), rel=1e-5)
+    losses = evaluate_twice(network, pipeline.DistributedState(network, stages, None), data)
+    assert losses == pytest.approx(evaluate_twice(network, TrainingState(network), data), rel=1e-5)
 
 
 def test_random_numbers_of_no_layer_are_refused_on_several_hosts() -> None:

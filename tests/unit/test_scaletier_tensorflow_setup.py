@@ -34,7 +34,7 @@ from scaletier.tensorflow_setup import (
     local_devices,
     one_line,
     say_device,
-    say_there,
+    say_on_device,
     send,
 )
 
@@ -167,13 +167,13 @@ def test_a_line_for_another_host_is_converted_on_this_host(monkeypatch: pytest.M
 
     monkeypatch.setattr("scaletier.tensorflow_setup.on_this_process", on_this_host)
     monkeypatch.setattr(tf.raw_ops, "PrintV2", lambda **given: calls.append(tf.is_tensor(given["input"])))
-    say_there("a line")
+    say_on_device("a line")
     assert calls == ["here", "there", True]
 
 
 def test_an_array_is_sent_in_parts_that_are_smaller_than_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     tf, sizes = import_tensorflow(), list[int]()
-    monkeypatch.setattr("scaletier.tensorflow_setup.MOST_MESSAGE_BYTES", 64)
+    monkeypatch.setattr("scaletier.tensorflow_setup.MAX_MESSAGE_BYTES", 64)
     constant = tf.constant
 
     def record(value: Any, *arguments: Any) -> Any:

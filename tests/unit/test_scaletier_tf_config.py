@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from scaletier.flags import STRATEGIES
-from scaletier.tf_config import Cluster, ClusterError, _accepts, await_peers, parse, unfit
+from scaletier.tf_config import Cluster, ClusterError, _accepts, await_peers, parse, strategy_problem
 
 JOBS = {"ps": ["a:2222"], "worker": ["b:2222", "c:2222"]}
 
@@ -100,6 +100,6 @@ def test_a_peer_that_listens_accepts(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_cluster_supports_these_strategies(jobs: str, strategies: set[str]) -> None:
     cluster = Cluster("chief", 0, dict.fromkeys(jobs.split(), ("a:2222",)))
-    assert {strategy for strategy in STRATEGIES if unfit(cluster, strategy) is None} == strategies
+    assert {strategy for strategy in STRATEGIES if strategy_problem(cluster, strategy) is None} == strategies
     for strategy in {*STRATEGIES} - strategies:
-        assert f"--strategy {strategy} needs a " in (unfit(cluster, strategy) or "")
+        assert f"--strategy {strategy} needs a " in (strategy_problem(cluster, strategy) or "")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from scaletier.tensorflow_setup import import_tensorflow
 from trainer import corrupt_records
-from trainer.corrupt_records import Damage, Segment, locate, read, segments, tensors
+from trainer.corrupt_records import Damage, RecordRange, locate, read, record_ranges, tensors
 
 tf = import_tensorflow()
 
@@ -35,7 +35,7 @@ def flip(path: Path, *places: int) -> None:
     path.write_bytes(content)
 
 
-def read_all(parts: list[Segment]) -> list[bytes]:
+def read_all(parts: list[RecordRange]) -> list[bytes]:
     return list(tf.data.Dataset.from_tensor_slices(tensors(parts)).flat_map(read).as_numpy_iterator())
 
 
@@ -56,8 +56,8 @@ def test_sound_records_are_read_once(directory: Path, data: st.DataObject) -> No
     cut = data.draw(st.none() | st.integers(0, len(payloads) - 1))
     if cut is not None:  # its length or the length's checksum: no later record can be found
         flip(path, offsets[cut] + data.draw(st.integers(0, 11)))
-    sound_segments = segments([str(path)], skip=True)
-    assert read_all(sound_segments) == [
+    intact_ranges = record_ranges([str(path)], skip=True)
+    assert read_all(intact_ranges) == [
         payload for number, payload in enumerate(payloads) if number not in corrupt and (cut is None or number < cut)
     ]
     first = min([*corrupt, *([] if cut is None else [cut])], default=None)
@@ -71,7 +71,7 @@ def test_skipped_records_are_reported(directory: Path, capsys: pytest.CaptureFix
     flip(Path(one), 24 * 2 + 12)
     flip(Path(many), *(24 * number + 12 for number in range(7)))
     flip(Path(cut), 24 + 12, 24 * 3)
-    assert len(read_all(segments([one, many, cut, sound], skip=True))) == 9 + 3 + 2 + 10
+    assert len(read_all(record_ranges([one, many, cut, sound], skip=True))) == 9 + 3 + 2 + 10
     assert [line for line in capsys.readouterr().out.splitlines() if not line.startswith("looking for")] == [
         f"Skipping 1 corrupt record of {one}: byte 48 (record 2)",
         f"Skipping 7 corrupt records of {many}: byte 0 (record 0), byte 24 (record 1), byte 48 (record 2), byte 72 (record 3), "
@@ -85,7 +85,7 @@ def test_a_file_cut_within_a_record(directory: Path) -> None:
     offsets = write(path, [b"a" * 20, b"b" * 20])
     path.write_bytes(path.read_bytes()[: offsets[1] + 15])
     assert locate([str(path)]) == Damage(str(path), 1, offsets[1], False)
-    assert read_all(segments([str(path)], skip=True)) == [b"a" * 20]
+    assert read_all(record_ranges([str(path)], skip=True)) == [b"a" * 20]
 
 
 @pytest.mark.parametrize("remaining", [0, 1, 8, 11])
@@ -96,7 +96,7 @@ def test_a_file_cut_within_a_header(directory: Path, remaining: int) -> None:
     path.write_bytes(path.read_bytes()[: offsets[1] + remaining])
     assert corrupt_records._next_record(str(path), offsets[1]) == offsets[1] + remaining
     assert locate([str(path)]) is None
-    assert read_all(segments([str(path)], skip=True)) == [b"a" * 20]
+    assert read_all(record_ranges([str(path)], skip=True)) == [b"a" * 20]
 
 
 @pytest.mark.parametrize("how", ["record", "archive"])
@@ -115,8 +115,8 @@ def test_a_compressed_file_is_read_up_to_its_corrupt_record(directory: Path, how
     assert damage.rest
     assert damage.offset == offsets[damage.number]
     assert how == "archive" or damage.number == 400
-    assert read_all(segments([str(path)], skip=True)) == payloads[: damage.number]
+    assert read_all(record_ranges([str(path)], skip=True)) == payloads[: damage.number]
 
 
 def test_without_skipping_files_are_not_read_in_advance() -> None:
-    assert segments(["/nowhere/a.tfrecord"], skip=False) == [Segment("/nowhere/a.tfrecord")]
+    assert record_ranges(["/nowhere/a.tfrecord"], skip=False) == [RecordRange("/nowhere/a.tfrecord")]

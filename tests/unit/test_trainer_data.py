@@ -11,7 +11,7 @@ import pytest
 
 from scaletier.tensorflow_setup import import_tensorflow
 from trainer import records, task
-from trainer.corrupt_records import segments
+from trainer.corrupt_records import record_ranges
 from trainer.data import DataError, augment, check, damaged, eval_pipeline, train_pipeline
 from trainer.flags import parse
 from trainer.mnist import Split
@@ -101,7 +101,7 @@ def test_corrupt_records_are_refused_or_skipped(tmp_path: Path, capsys: pytest.C
     with pytest.raises(DataError) as error:
         check(files, COUNT)
     assert str(error.value) == line
-    remaining = segments(files, skip=True)
+    remaining = record_ranges(files, skip=True)
     check(remaining, COUNT - 1)
     expected = sorted({*range(COUNT)} - {3 * FILES + 2})
     assert sorted(number for images, _ in eval_pipeline(remaining) for number in numbers(images)) == expected
@@ -114,7 +114,7 @@ def test_a_file_without_valid_records_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "train.tfrecord"
     path.write_bytes(b"no record of any kind")
     with pytest.raises(DataError, match=r"^batch size 1 is larger than the data: no record of it can be read$"):
-        check(segments([str(path)], skip=True), 1)
+        check(record_ranges([str(path)], skip=True), 1)
 
 
 def pictures(count: int) -> tuple[Any, Any]:

@@ -30,7 +30,7 @@ def make_evaluation(size: int = 10, classes: Sequence[str] = DIGITS) -> evaluati
     pictures[0] = np.arange(784, dtype=np.uint8) / np.float32(255)
     evaluation_ = evaluation.ImageEvaluation(classes)
     for batch in (slice(0, 7), slice(7, None)):
-        evaluation_.batch(pictures[batch], labels[batch], np.eye(10, dtype=np.float32)[predictions[batch]])
+        evaluation_.on_batch(pictures[batch], labels[batch], np.eye(10, dtype=np.float32)[predictions[batch]])
     return evaluation_
 
 
@@ -66,7 +66,7 @@ def test_an_evaluation_replaces_the_previous_one_with_its_classes(tmp_path: Path
 
 def test_a_single_class_gives_a_matrix(tmp_path: Path) -> None:
     evaluation_ = evaluation.ImageEvaluation(DIGITS)
-    evaluation_.batch(np.zeros((7, 784), np.float32), np.zeros(7, np.int64), np.eye(10, dtype=np.float32)[[0] * 7])
+    evaluation_.on_batch(np.zeros((7, 784), np.float32), np.zeros(7, np.int64), np.eye(10, dtype=np.float32)[[0] * 7])
     assert evaluation_.content(1, {"loss": 0.0, "accuracy": 1.0}) == {
         "step": 1,
         "loss": 0.0,
@@ -85,7 +85,7 @@ def test_the_first_mistakes_are_kept_with_their_predictions(wrong: int) -> None:
     evaluation_ = evaluation.ImageEvaluation(DIGITS)
     for begin in range(0, 40, 15):
         batch = slice(begin, begin + 15)
-        evaluation_.batch(pictures[batch], numbers[batch] % 10, 100 * np.eye(10, dtype=np.float32)[predictions[batch]])
+        evaluation_.on_batch(pictures[batch], numbers[batch] % 10, 100 * np.eye(10, dtype=np.float32)[predictions[batch]])
     expected = [[0] * 10 for _ in range(10)]
     for number in range(40):
         expected[number % 10][predictions[number]] += 1
@@ -107,8 +107,8 @@ def read_summaries(folder: Path) -> EventMultiplexer:
 def test_mistaken_digits_are_named_and_joined(tmp_path: Path) -> None:
     evaluation_ = evaluation.ImageEvaluation(DIGITS)
     pictures = np.stack([np.full(784, shade, np.float32) for shade in (10, 20, 30)]) / np.float32(255)
-    evaluation_.batch(pictures, np.array([9, 4, 9]), np.eye(10, dtype=np.float32)[[4, 9, 4]])
-    evaluation_.done(7, METRICS, Summaries(str(tmp_path)), str(tmp_path), last=False)
+    evaluation_.on_batch(pictures, np.array([9, 4, 9]), np.eye(10, dtype=np.float32)[[4, 9, 4]])
+    evaluation_.on_end(7, METRICS, Summaries(str(tmp_path)), str(tmp_path), last=False)
     read_back = read_summaries(tmp_path)
     names = ["mistakes/4 predicted as 9", "mistakes/9 predicted as 4"]
     assert sorted(read_back.PluginRunToTagToContent("images")["summaries"]) == names
@@ -119,7 +119,7 @@ def test_mistaken_digits_are_named_and_joined(tmp_path: Path) -> None:
 
 
 def test_without_mistakes_only_the_last_evaluation_writes_the_file(tmp_path: Path) -> None:
-    evaluation.ImageEvaluation(DIGITS).done(7, METRICS, Summaries(str(tmp_path)), str(tmp_path), last=True)
+    evaluation.ImageEvaluation(DIGITS).on_end(7, METRICS, Summaries(str(tmp_path)), str(tmp_path), last=True)
     assert read_summaries(tmp_path).PluginRunToTagToContent("images") == {}
     assert json.loads((tmp_path / "evaluation.json").read_text())["mistakes"] == []
 

@@ -30,22 +30,24 @@ SPEC = BatchSource(JOB.data).element_spec
 NETWORK = FunctionalModel(JOB, SPEC, 3)
 
 
-def save_checkpoint(job_dir: Path) -> checkpoint.LocalCopy:
+def save_checkpoint(job_dir: Path) -> checkpoint.TrainingState:
     """Write a checkpoint of step 7 of the initial model."""
-    copy = checkpoint.LocalCopy(NETWORK)
-    copy.step.assign(7)
-    checkpoint.Saver(copy.variables, copy.step, str(job_dir), 1).save()
-    return copy
+    state = checkpoint.TrainingState(NETWORK)
+    state.step.assign(7)
+    checkpoint.Saver(state.variables, state.step, str(job_dir), 1).save()
+    return state
 
 
 def test_exports_are_complete_and_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.time", lambda: 1_800_000_000.9)
-    copy = checkpoint.LocalCopy(NETWORK)
+    state = checkpoint.TrainingState(NETWORK)
     folder = tmp_path / "export" / "Servo"
     (folder / "temp-1800000000").mkdir(parents=True)  # the remains of a killed export
 
     def export_model() -> str:
-        return savedmodel.export(savedmodel.make_serving_module(JOB, NETWORK, copy.shared, copy.local, SPEC[0]), str(tmp_path))
+        return savedmodel.export(
+            savedmodel.make_serving_module(JOB, NETWORK, state.shared, state.local, SPEC[0]), str(tmp_path)
+        )
 
     assert export_model() == f"{folder}/1800000000"
     assert export_model() == f"{folder}/1800000001"
@@ -61,14 +63,14 @@ def test_exports_are_complete_and_side_by_side(tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_command_exports_the_latest_checkpoint(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    copy = save_checkpoint(tmp_path)
+    state = save_checkpoint(tmp_path)
     assert export.main(["--job-dir", f"{tmp_path}/", "--model", "mlp"]) == 0
     path = capfd.readouterr().out.strip()
     assert Path(path).parent == tmp_path / "export" / "Servo"
     image = np.full((1, 784), 0.5, np.float32)
     answer: Any = tf.saved_model.load(path).signatures["serving_default"](key=tf.constant([1], tf.int64), image=image)
     assert (answer["key"].numpy().tolist(), answer["classes"].numpy()) == ([1], answer["scores"].numpy().argmax(1))
-    assert np.allclose(answer["scores"], tf.nn.softmax(NETWORK.predict(copy.shared, copy.local, image)), atol=1e-5)
+    assert np.allclose(answer["scores"], tf.nn.softmax(NETWORK.predict(state.shared, state.local, image)), atol=1e-5)
 
 
 def test_variables_missing_in_a_checkpoint_are_exported_with_initial_values(
@@ -98,9 +100,9 @@ def test_variables_missing_in_a_checkpoint_are_exported_with_initial_values(
     monkeypatch.setattr(savedmodel, "make_serving_module", return_values)
     monkeypatch.setattr(savedmodel, "export", lambda values, _: values)
     first = make("sgd")
-    copy = checkpoint.LocalCopy(FunctionalModel(first, BatchSource(first.data).element_spec, 0))
-    copy.shared[0].assign([[5.0], [6.0]])
-    checkpoint.Saver(copy.variables, copy.step, str(tmp_path), 1).save()
+    state = checkpoint.TrainingState(FunctionalModel(first, BatchSource(first.data).element_spec, 0))
+    state.shared[0].assign([[5.0], [6.0]])
+    checkpoint.Saver(state.variables, state.step, str(tmp_path), 1).save()
     exported: Any = savedmodel.export_latest(make("adam"), str(tmp_path), 0)
     assert (exported["end/kernel"].tolist(), exported["tripled/factor"]) == ([[5.0], [6.0]], 3)
 
