@@ -151,6 +151,18 @@ class Batch(NamedTuple):
         return Batch(*(None if part is None else tf.nest.map_structure(function, part) for part in self))
 
 
+class _Stateless(keras.StatelessScope):  # type: ignore[misc]
+    """Give variables these values, also in a tf.function."""
+
+    def __enter__(self) -> Any:
+        private.trace_functions_in_scopes(self, True)
+        return super().__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        private.trace_functions_in_scopes(self, False)
+
+
 class GlobalStepSchedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
     """The learning rate at the job's global step; `rates` are those for one device, for two and so on, or one for all.
 
@@ -169,7 +181,7 @@ class GlobalStepSchedule(keras.optimizers.schedules.LearningRateSchedule):  # ty
 
     def set_step(self, step: Any, live_devices: Any) -> None:
         """Set the rate at a global step, if `live_devices` train now on all hosts."""
-        with keras.StatelessScope([(self._iterations, step)], initialize_variables=False):
+        with _Stateless([(self._iterations, step)], initialize_variables=False):
             values = tf.stack([tf.cast(_rate(rate, self._iterations), tf.float32) for rate in self._rates])
         self._now = values[0 if len(self._rates) == 1 else tf.minimum(live_devices, len(self._rates)) - 1]
 
@@ -211,9 +223,8 @@ class FunctionalModel:
         `seed` is for the initial values of a model that a function makes, `place` a context in which the optimizer updates a
         variable. Raises JobError if model, data, loss, metrics and optimizer do not go together.
         """
-        private.trace_functions_in_scopes()
         self.replicas, self._seed, batch_spec = replicas, seed, Batch.of(element)
-        self._scope = keras.StatelessScope(initialize_variables=False)
+        self._scope = _Stateless(initialize_variables=False)
         if job.model is None:
             raise JobError("the job has no model: pass Job(model=…), a Keras 3 model or a function that makes one")
         self.model = self._make_model(job.model)
@@ -288,12 +299,13 @@ class FunctionalModel:
             if _overrides(self.model, name):
                 line = f"the model {self.model.name} is invalid with --strategy model-parallel: it overrides {name}."
                 raise JobError(f"{line} Valid: --strategy async or sync, or a model without it")
-        if self._foreign:
-            line = f"the model {self.model.name} is invalid with --strategy model-parallel: a step uses the variable"
-            line = f"{line} {self._foreign[0].path}, which belongs to no layer."
-            raise JobError(
-                f"{line} Valid: one that is an attribute of its layer, as a SeedGenerator, or --strategy async or sync"
-            )
+        for one in self._foreign[:1]:
+            line = f"the model {self.model.name} is invalid with --strategy model-parallel:"
+            if id(one) in map(id, private.metric_variables(self.model)):
+                line = f"{line} a metric does not reset its variable {one.path}. Valid: a metric whose reset_state resets all"
+                raise JobError(f"{line} its variables, or --strategy async or sync")
+            line = f"{line} a step uses the variable {one.path}, which belongs to no layer. Valid: one that is an attribute of"
+            raise JobError(f"{line} its layer, as a SeedGenerator, or --strategy async or sync")
         for loss in private.losses(self.model):
             if loss.reduction in ("sum", "none", None):
                 line = f"the loss {loss.name} is invalid with --strategy model-parallel: its reduction is {loss.reduction}."
@@ -314,7 +326,7 @@ class FunctionalModel:
                 with scope, private.optimizers_in_stateless_scope():
                     return model()
             except (ValueError, AttributeError, TypeError):
-                self._scope = keras.StatelessScope(initialize_variables=False)
+                self._scope = _Stateless(initialize_variables=False)
         return None
 
     def _optimizer_of(self, job: Job, compiled: Mapping[str, Any], replicas: int) -> Any:
@@ -578,7 +590,7 @@ class FunctionalModel:
         for schedule in self._schedules:
             schedule.set_step(global_step + self._iterations_before, live_devices)
         self._writer = writer
-        with keras.StatelessScope(initialize_variables=False):
+        with _Stateless(initialize_variables=False):
             moved, slots = self._optimizer.stateless_apply(writer.read(self.slots), list(gradients), list(trained))
         return list(moved), list(slots)
 
@@ -655,8 +667,7 @@ class FunctionalModel:
         variables = list({id(one): one for one in model.variables}.values())
 
         def check(values: Any, batch: Batch) -> None:
-            here = tf.compat.v1.get_default_graph()
-            with _Scope(list(zip(variables, values, strict=True))) as scope:
+            with _Scope(list(zip(variables, values, strict=True))) as scope, self._outside_of_loops(scope):
                 with _as_job_error(
                     f"the model {model.name} does not take inputs{of} of {_shapes(batch_spec.inputs)}{self._in_graph}"
                 ):
@@ -676,10 +687,6 @@ class FunctionalModel:
             if hidden:
                 line = f"{wrong} tf.custom_gradient, tf.recompute_grad or keras.remat gives no gradient to {', '.join(hidden)}."
                 raise JobError(f"{line} Valid: weights that are arguments of its function, or none within it")
-            after = [(one.path, scope.get_current_value(one)) for one in scope.assigned.values()]
-            if inner := [path for path, value in after if getattr(value, "graph", here) is not here]:
-                line = f"{wrong} it assigns {inner[0]} within a tf.function, a branch or a loop. Valid: no @tf.function,"
-                raise JobError(f"{line} as a step is a graph anyway, and assignments outside of branches and loops")
             if several := next((name for name, value in results.items() if value.shape.rank), None):
                 raise JobError(f"the metric {several} gives several numbers; valid is one, such as their mean")
             traced.extend((scope, [name for name in results if name != "loss"]))
@@ -705,6 +712,23 @@ class FunctionalModel:
         # Their values before any batch.
         self._initial_metrics = [keras.ops.convert_to_numpy(reset.get_current_value(one)) for one in self._metric_variables]
         return traced[0], traced[1]
+
+    @contextlib.contextmanager
+    def _outside_of_loops(self, scope: _Scope) -> Iterator[None]:
+        """Raise JobError if a variable gets its value within another graph, also in place of an error that follows from it."""
+        here = tf.compat.v1.get_default_graph()
+        try:
+            yield
+        finally:
+            for one in scope.assigned.values():
+                if getattr(scope.get_current_value(one), "graph", here) is not here:
+                    where, valid = "a tf.function, a branch or a loop", "no @tf.function, as a step is a graph anyway, and"
+                    valid = f"{valid} assignments outside of branches and loops"
+                    for layer in private.layers(self.model):
+                        if not getattr(layer, "unroll", True) and id(one) in map(id, layer.variables):
+                            where, valid = f"the loop of {layer.name}", "unroll=True in that layer, for sequences of one length"
+                    line = f"the model {self.model.name} is invalid: it assigns {one.path} within {where}. Valid: {valid}"
+                    raise JobError(line) from None
 
     def _record_evaluation(self, scope: _Scope, variables: Sequence[Any], specs: Sequence[Any], batch_spec: Batch) -> None:
         """Add to the scope the variables that an evaluation or a prediction uses and changes, if the model can be called so."""
@@ -734,7 +758,7 @@ class FunctionalModel:
             )
 
 
-class _Scope(keras.StatelessScope):  # type: ignore[misc]
+class _Scope(_Stateless):
     """Record the variables that are assigned, those that are used, and reads of weights, by their ids."""
 
     def __init__(self, mapping: Sequence[tuple[Any, Any]]) -> None:
