@@ -233,12 +233,10 @@ class FunctionalModel:
         _require_keras_steps(self.model)
         compiled = private.compile_settings(self.model)
         self._in_graph = " in a graph, and run_eagerly=True has no effect" if compiled.get("run_eagerly") else ""
-        if not self.model.built or not self.model.variables:
-            symbolic = tf.nest.map_structure(_symbolic, batch_spec.inputs)
-            line = f"the model {self.model.name} does not take inputs of {_shapes(batch_spec.inputs)}{self._in_graph}"
-            with _as_job_error(line), self._scope:
-                self._call(symbolic, True)  # as `fit` of Keras builds it: a part may be used in training alone
-        if not self.model.trainable_variables:
+        self._compile(job, compiled, self._optimizer_of(job, compiled, replicas))
+        scope, self.metric_names, weights = self._check(batch_spec, "", True)  # it makes the variables that there are not yet
+        self.test_names = self.metric_names
+        if not weights:
             raise JobError(f"the model {self.model.name} has no variable to train")
         generator = keras.random.SeedGenerator
         for weight in self.model.variables:
@@ -246,13 +244,12 @@ class FunctionalModel:
                 path = weight.path.removeprefix(f"{self.model.name}/")
                 line = f"the weight {path} is invalid: its initializer draws from a SeedGenerator."
                 raise JobError(f"{line} Valid: a seed that is a number")
-        self._compile(job, compiled, self._optimizer_of(job, compiled, replicas))
         # A copy, so that the model is saved with the optimizer that its user knows.
         optimizer, self._originals = private.copy_optimizer(self.model.optimizer)
-        private.keep_weights_without_decay(optimizer, self.model.trainable_variables)
+        private.keep_weights_without_decay(optimizer, weights)
         self._writer: _VariableWriter | None = None
         self._optimizer = private.make_stateless(optimizer, place, self._update)
-        self._optimizer.build(weights := self.model.trainable_variables)
+        self._optimizer.build(weights)
         self._inner_optimizers = private.inner_optimizers(self._optimizer)
         self._schedules = self._own_schedules(job, compiled)
         # Values that exist already are kept as arrays: TensorFlow forgets them when this process joins a cluster.
@@ -261,8 +258,6 @@ class FunctionalModel:
         self._iterations_before = 0
         if job.optimizer is None and (trained := compiled.get("optimizer")) is not None and trained.built:
             self._continue_from(trained)
-        scope, self.metric_names = self._check(batch_spec, "", True)
-        self.test_names = self.metric_names
         self._group(scope, weights)
         # For XLA each shape is another program, which takes it seconds to compile.
         self.compiles = bool(self.model.jit_compile) and all(map(_is_of_one_shape, tf.nest.flatten(tuple(batch_spec))))
@@ -661,8 +656,8 @@ class FunctionalModel:
             raise ValueError(f"the result of {several} is a dict; valid is one number")
         return {name: tf.convert_to_tensor(_value(value)) for name, value in computed.items()}
 
-    def _check(self, batch_spec: Batch, of: str, training: bool) -> tuple[_Scope, list[str]]:
-        """Trace a step on the data `of` a name; return its scope and the names of the metrics."""
+    def _check(self, batch_spec: Batch, of: str, training: bool) -> tuple[_Scope, list[str], list[Any]]:
+        """Trace a step on the data `of` a name; return its scope, the names of the metrics, and the weights that it trains."""
         model, traced, wrong = self.model, list[Any](), f"the model {self.model.name} is invalid:"
         variables = list({id(one): one for one in model.variables}.values())
 
@@ -689,7 +684,7 @@ class FunctionalModel:
                 raise JobError(f"{line} Valid: weights that are arguments of its function, or none within it")
             if several := next((name for name, value in results.items() if value.shape.rank), None):
                 raise JobError(f"the metric {several} gives several numbers; valid is one, such as their mean")
-            traced.extend((scope, [name for name in results if name != "loss"]))
+            traced.extend((scope, [name for name in results if name != "loss"], model.trainable_variables))
 
         specs = [tf.TensorSpec(one.shape, one.dtype) for one in variables]
         with warnings.catch_warnings():  # an error says the same
@@ -711,7 +706,7 @@ class FunctionalModel:
         self._metric_variables = [one for one in private.metric_variables(model) if id(one) in reset.assigned]
         # Their values before any batch.
         self._initial_metrics = [keras.ops.convert_to_numpy(reset.get_current_value(one)) for one in self._metric_variables]
-        return traced[0], traced[1]
+        return traced[0], traced[1], traced[2]
 
     @contextlib.contextmanager
     def _outside_of_loops(self, scope: _Scope) -> Iterator[None]:
@@ -849,13 +844,6 @@ def _require_keras_steps(model: Any) -> None:
         if _overrides(model, name):
             line = f"the model {model.name} is invalid: its class {type(model).__name__} overrides {name}, which scaletier"
             raise JobError(f"{line} does not call. Valid: a model that overrides compute_loss or compute_metrics instead")
-
-
-def _symbolic(spec: Any) -> Any:
-    if spec is None:
-        return None
-    kinds = {"ragged": isinstance(spec, tf.RaggedTensorSpec), "sparse": isinstance(spec, tf.SparseTensorSpec)}
-    return keras.KerasTensor(spec.shape, spec.dtype, **{name: True for name, value in kinds.items() if value})
 
 
 def _is_of_one_shape(spec: Any) -> bool:
