@@ -840,7 +840,7 @@ def _overrides(model: Any, name: str) -> bool:
 
 
 def _require_keras_steps(model: Any) -> None:
-    for name in ("train_step", "test_step"):
+    for name in ("train_step", "test_step", "make_train_function", "make_test_function"):
         if _overrides(model, name):
             line = f"the model {model.name} is invalid: its class {type(model).__name__} overrides {name}, which scaletier"
             raise JobError(f"{line} does not call. Valid: a model that overrides compute_loss or compute_metrics instead")

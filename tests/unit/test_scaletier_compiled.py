@@ -204,6 +204,14 @@ def test_a_trained_model_runs_as_it_was_compiled() -> None:
     assert (config["run_eagerly"], config["steps_per_execution"]) == (True, 4)
 
 
+@pytest.mark.parametrize("name", ["train_step", "test_step", "make_train_function", "make_test_function"])
+def test_a_model_with_its_own_steps_is_refused(name: str) -> None:
+    model = type("Own", (keras.Sequential,), {name: lambda *_: None})([keras.Input([4]), keras.layers.Dense(1)])
+    data = tf.data.Dataset.from_tensors((INPUTS, NUMBERS[:, None]))
+    with pytest.raises(JobError, match=rf"its class Own overrides {name}, which scaletier does not call\. Valid: "):
+        FunctionalModel(Job(model, data, "mse"), data.element_spec, 0)
+
+
 def test_a_model_parallel_model_may_not_override_loss_or_metrics() -> None:
     class Own(keras.Sequential):  # type: ignore[misc]
         def compute_metrics(self, *parts: Any, **named: Any) -> Any:
