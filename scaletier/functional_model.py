@@ -695,7 +695,7 @@ class FunctionalModel:
         known = {id(private.stored(one)) for one in (*traced[0].used.values(), *variables)}
         if unknown := [one.name for one in graph.variables if id(one) not in known]:
             line = f"{wrong} a step uses the tf.Variable {unknown[0]}, of which Keras does not know."
-            raise JobError(f"{line} Valid: self.add_weight(…, trainable=False)")
+            raise JobError(f"{line} Valid: a keras.Variable(…, trainable=False)")
         used = {id(one) for one in graph.variables}
         if fixed := [one.path for one in model.trainable_variables if id(private.stored(one)) in used]:
             line = f"{wrong} a graph that it has loaded, as in a TFSMLayer, uses the weight {fixed[0]}, which would not train."
