@@ -717,13 +717,12 @@ class FunctionalModel:
         finally:
             for one in scope.assigned.values():
                 if getattr(scope.get_current_value(one), "graph", here) is not here:
-                    where, valid = "a tf.function, a branch or a loop", "no @tf.function, as a step is a graph anyway, and"
-                    valid = f"{valid} assignments outside of branches and loops"
+                    where = "a tf.function, a branch or a loop. Valid: no @tf.function, as a step is a graph anyway, and"
+                    where = f"{where} assignments outside of branches and loops"
                     for layer in private.layers(self.model):
                         if not getattr(layer, "unroll", True) and id(one) in map(id, layer.variables):
-                            where, valid = f"the loop of {layer.name}", "unroll=True in that layer, for sequences of one length"
-                    line = f"the model {self.model.name} is invalid: it assigns {one.path} within {where}. Valid: {valid}"
-                    raise JobError(line) from None
+                            where = f"the loop of {layer.name}. Valid: unroll=True in that layer, for sequences of one length"
+                    raise JobError(f"the model {self.model.name} is invalid: it assigns {one.path} within {where}") from None
 
     def _record_evaluation(self, scope: _Scope, variables: Sequence[Any], specs: Sequence[Any], batch_spec: Batch) -> None:
         """Add to the scope the variables that an evaluation or a prediction uses and changes, if the model can be called so."""
