@@ -236,8 +236,6 @@ class FunctionalModel:
         self._compile(job, compiled, self._optimizer_of(job, compiled, replicas))
         scope, self.metric_names, weights = self._check(batch_spec, "", True)  # it makes the variables that there are not yet
         self.test_names = self.metric_names
-        if not weights:
-            raise JobError(f"the model {self.model.name} has no variable to train")
         generator = keras.random.SeedGenerator
         for weight in self.model.variables:
             if private.stored(weight) is None and isinstance(private.initializer_seed(weight), generator):
@@ -667,6 +665,8 @@ class FunctionalModel:
                     f"the model {model.name} does not take inputs{of} of {_shapes(batch_spec.inputs)}{self._in_graph}"
                 ):
                     outputs = self._call(batch.inputs, training)
+                if not model.trainable_variables:
+                    raise JobError(f"the model {model.name} has no variable to train")
                 self._require_outputs(outputs, batch)
                 if batch.targets is None and private.compiled_loss(model):
                     line = f"the job's {of.removeprefix(' of ') or 'data'} has no targets; valid are elements (inputs, targets)"
