@@ -143,7 +143,7 @@ class Callbacks:
         if "metrics" in stored:
             self._restore_metrics(**stored["metrics"])
         if not step and _trainable_of(network.model) != before:  # what is set later has no effect in Keras either
-            line = "a callback has changed what is trainable, or the learning rate's schedule, when training began. Valid:"
+            line = "a callback has changed what is trainable, or a setting of the optimizer, when training began. Valid:"
             raise JobError(f"{line} set them in the function that makes the model")
         return (at + 1) * steps_per_epoch
 
@@ -287,12 +287,13 @@ def _plain(value: Any) -> Any:
         return str(value)
 
 
-def _trainable_of(model: Any) -> list[int]:
-    """Return what identifies the variables that a model trains, and the learning rates of its optimizer and inner ones."""
+def _trainable_of(model: Any) -> list[Any]:
+    """Return what identifies the variables that a model trains, and the settings of its optimizer and inner ones."""
     from scaletier import private
 
-    rates = (private.rate_of(one) for one in private.inner_optimizers(model.optimizer))
-    return [id(one) for one in (*model.trainable_variables, *rates)]
+    optimizers = private.inner_optimizers(model.optimizer)
+    numbers = [{name: value for name, value in vars(one).items() if isinstance(value, int | float)} for one in optimizers]
+    return [*numbers, *(id(one) for one in (*model.trainable_variables, *map(private.rate_of, optimizers)))]
 
 
 def _call_hook(data: Any, name: str) -> None:

@@ -151,6 +151,18 @@ class Batch(NamedTuple):
         return Batch(*(None if part is None else tf.nest.map_structure(function, part) for part in self))
 
 
+class _Stateless(keras.StatelessScope):  # type: ignore[misc]
+    """Give variables these values, also in a tf.function."""
+
+    def __enter__(self) -> Any:
+        private.trace_functions_in_scopes(self, True)
+        return super().__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        private.trace_functions_in_scopes(self, False)
+
+
 class GlobalStepSchedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
     """The learning rate at the job's global step; `rates` are those for one device, for two and so on, or one for all.
 
@@ -169,7 +181,7 @@ class GlobalStepSchedule(keras.optimizers.schedules.LearningRateSchedule):  # ty
 
     def set_step(self, step: Any, live_devices: Any) -> None:
         """Set the rate at a global step, if `live_devices` train now on all hosts."""
-        with keras.StatelessScope([(self._iterations, step)], initialize_variables=False):
+        with _Stateless([(self._iterations, step)], initialize_variables=False):
             values = tf.stack([tf.cast(_rate(rate, self._iterations), tf.float32) for rate in self._rates])
         self._now = values[0 if len(self._rates) == 1 else tf.minimum(live_devices, len(self._rates)) - 1]
 
@@ -211,9 +223,8 @@ class FunctionalModel:
         `seed` is for the initial values of a model that a function makes, `place` a context in which the optimizer updates a
         variable. Raises JobError if model, data, loss, metrics and optimizer do not go together.
         """
-        private.trace_functions_in_scopes()
         self.replicas, self._seed, batch_spec = replicas, seed, Batch.of(element)
-        self._scope = keras.StatelessScope(initialize_variables=False)
+        self._scope = _Stateless(initialize_variables=False)
         if job.model is None:
             raise JobError("the job has no model: pass Job(model=…), a Keras 3 model or a function that makes one")
         self.model = self._make_model(job.model)
@@ -222,26 +233,21 @@ class FunctionalModel:
         _require_keras_steps(self.model)
         compiled = private.compile_settings(self.model)
         self._in_graph = " in a graph, and run_eagerly=True has no effect" if compiled.get("run_eagerly") else ""
-        if not self.model.built or not self.model.variables:
-            symbolic = tf.nest.map_structure(_symbolic, batch_spec.inputs)
-            line = f"the model {self.model.name} does not take inputs of {_shapes(batch_spec.inputs)}{self._in_graph}"
-            with _as_job_error(line), self._scope:
-                self._call(symbolic, True)  # as `fit` of Keras builds it: a part may be used in training alone
-        if not self.model.trainable_variables:
-            raise JobError(f"the model {self.model.name} has no variable to train")
+        self._compile(job, compiled, self._optimizer_of(job, compiled, replicas))
+        scope, self.metric_names, weights = self._check(batch_spec, "", True)  # it makes the variables that there are not yet
+        self.test_names = self.metric_names
         generator = keras.random.SeedGenerator
         for weight in self.model.variables:
             if private.stored(weight) is None and isinstance(private.initializer_seed(weight), generator):
                 path = weight.path.removeprefix(f"{self.model.name}/")
                 line = f"the weight {path} is invalid: its initializer draws from a SeedGenerator."
                 raise JobError(f"{line} Valid: a seed that is a number")
-        self._compile(job, compiled, self._optimizer_of(job, compiled, replicas))
         # A copy, so that the model is saved with the optimizer that its user knows.
         optimizer, self._originals = private.copy_optimizer(self.model.optimizer)
-        private.keep_weights_without_decay(optimizer, self.model.trainable_variables)
+        private.keep_weights_without_decay(optimizer, weights)
         self._writer: _VariableWriter | None = None
         self._optimizer = private.make_stateless(optimizer, place, self._update)
-        self._optimizer.build(weights := self.model.trainable_variables)
+        self._optimizer.build(weights)
         self._inner_optimizers = private.inner_optimizers(self._optimizer)
         self._schedules = self._own_schedules(job, compiled)
         # Values that exist already are kept as arrays: TensorFlow forgets them when this process joins a cluster.
@@ -250,8 +256,6 @@ class FunctionalModel:
         self._iterations_before = 0
         if job.optimizer is None and (trained := compiled.get("optimizer")) is not None and trained.built:
             self._continue_from(trained)
-        scope, self.metric_names = self._check(batch_spec, "", True)
-        self.test_names = self.metric_names
         self._group(scope, weights)
         # For XLA each shape is another program, which takes it seconds to compile.
         self.compiles = bool(self.model.jit_compile) and all(map(_is_of_one_shape, tf.nest.flatten(tuple(batch_spec))))
@@ -288,12 +292,13 @@ class FunctionalModel:
             if _overrides(self.model, name):
                 line = f"the model {self.model.name} is invalid with --strategy model-parallel: it overrides {name}."
                 raise JobError(f"{line} Valid: --strategy async or sync, or a model without it")
-        if self._foreign:
-            line = f"the model {self.model.name} is invalid with --strategy model-parallel: a step uses the variable"
-            line = f"{line} {self._foreign[0].path}, which belongs to no layer."
-            raise JobError(
-                f"{line} Valid: one that is an attribute of its layer, as a SeedGenerator, or --strategy async or sync"
-            )
+        for one in self._foreign[:1]:
+            line = f"the model {self.model.name} is invalid with --strategy model-parallel:"
+            if id(one) in map(id, private.metric_variables(self.model)):
+                line = f"{line} a metric does not reset its variable {one.path}. Valid: a metric whose reset_state resets all"
+                raise JobError(f"{line} its variables, or --strategy async or sync")
+            line = f"{line} a step uses the variable {one.path}, which belongs to no layer. Valid: one that is an attribute of"
+            raise JobError(f"{line} its layer, as a SeedGenerator, or --strategy async or sync")
         for loss in private.losses(self.model):
             if loss.reduction in ("sum", "none", None):
                 line = f"the loss {loss.name} is invalid with --strategy model-parallel: its reduction is {loss.reduction}."
@@ -314,7 +319,7 @@ class FunctionalModel:
                 with scope, private.optimizers_in_stateless_scope():
                     return model()
             except (ValueError, AttributeError, TypeError):
-                self._scope = keras.StatelessScope(initialize_variables=False)
+                self._scope = _Stateless(initialize_variables=False)
         return None
 
     def _optimizer_of(self, job: Job, compiled: Mapping[str, Any], replicas: int) -> Any:
@@ -578,7 +583,7 @@ class FunctionalModel:
         for schedule in self._schedules:
             schedule.set_step(global_step + self._iterations_before, live_devices)
         self._writer = writer
-        with keras.StatelessScope(initialize_variables=False):
+        with _Stateless(initialize_variables=False):
             moved, slots = self._optimizer.stateless_apply(writer.read(self.slots), list(gradients), list(trained))
         return list(moved), list(slots)
 
@@ -647,18 +652,19 @@ class FunctionalModel:
             raise ValueError(f"the result of {several} is a dict; valid is one number")
         return {name: tf.convert_to_tensor(_value(value)) for name, value in computed.items()}
 
-    def _check(self, batch_spec: Batch, of: str, training: bool) -> tuple[_Scope, list[str]]:
-        """Trace a step on the data `of` a name; return its scope and the names of the metrics."""
+    def _check(self, batch_spec: Batch, of: str, training: bool) -> tuple[_Scope, list[str], list[Any]]:
+        """Trace a step on the data `of` a name; return its scope, the names of the metrics, and the weights that it trains."""
         model, traced, wrong = self.model, list[Any](), f"the model {self.model.name} is invalid:"
         variables = list({id(one): one for one in model.variables}.values())
 
         def check(values: Any, batch: Batch) -> None:
-            here = tf.compat.v1.get_default_graph()
-            with _Scope(list(zip(variables, values, strict=True))) as scope:
+            with _Scope(list(zip(variables, values, strict=True))) as scope, self._outside_of_loops(scope):
                 with _as_job_error(
                     f"the model {model.name} does not take inputs{of} of {_shapes(batch_spec.inputs)}{self._in_graph}"
                 ):
                     outputs = self._call(batch.inputs, training)
+                if not model.trainable_variables:
+                    raise JobError(f"the model {model.name} has no variable to train")
                 self._require_outputs(outputs, batch)
                 if batch.targets is None and private.compiled_loss(model):
                     line = f"the job's {of.removeprefix(' of ') or 'data'} has no targets; valid are elements (inputs, targets)"
@@ -674,13 +680,9 @@ class FunctionalModel:
             if hidden:
                 line = f"{wrong} tf.custom_gradient, tf.recompute_grad or keras.remat gives no gradient to {', '.join(hidden)}."
                 raise JobError(f"{line} Valid: weights that are arguments of its function, or none within it")
-            after = [(one.path, scope.get_current_value(one)) for one in scope.assigned.values()]
-            if inner := [path for path, value in after if getattr(value, "graph", here) is not here]:
-                line = f"{wrong} it assigns {inner[0]} within a tf.function, a branch or a loop. Valid: no @tf.function,"
-                raise JobError(f"{line} as a step is a graph anyway, and assignments outside of branches and loops")
             if several := next((name for name, value in results.items() if value.shape.rank), None):
                 raise JobError(f"the metric {several} gives several numbers; valid is one, such as their mean")
-            traced.extend((scope, [name for name in results if name != "loss"]))
+            traced.extend((scope, [name for name in results if name != "loss"], model.trainable_variables))
 
         specs = [tf.TensorSpec(one.shape, one.dtype) for one in variables]
         with warnings.catch_warnings():  # an error says the same
@@ -691,7 +693,7 @@ class FunctionalModel:
         known = {id(private.stored(one)) for one in (*traced[0].used.values(), *variables)}
         if unknown := [one.name for one in graph.variables if id(one) not in known]:
             line = f"{wrong} a step uses the tf.Variable {unknown[0]}, of which Keras does not know."
-            raise JobError(f"{line} Valid: self.add_weight(…, trainable=False)")
+            raise JobError(f"{line} Valid: a keras.Variable(…, trainable=False)")
         used = {id(one) for one in graph.variables}
         if fixed := [one.path for one in model.trainable_variables if id(private.stored(one)) in used]:
             line = f"{wrong} a graph that it has loaded, as in a TFSMLayer, uses the weight {fixed[0]}, which would not train."
@@ -702,7 +704,23 @@ class FunctionalModel:
         self._metric_variables = [one for one in private.metric_variables(model) if id(one) in reset.assigned]
         # Their values before any batch.
         self._initial_metrics = [keras.ops.convert_to_numpy(reset.get_current_value(one)) for one in self._metric_variables]
-        return traced[0], traced[1]
+        return traced[0], traced[1], traced[2]
+
+    @contextlib.contextmanager
+    def _outside_of_loops(self, scope: _Scope) -> Iterator[None]:
+        """Raise JobError if a variable gets its value within another graph, also in place of an error that follows from it."""
+        here = tf.compat.v1.get_default_graph()
+        try:
+            yield
+        finally:
+            for one in scope.assigned.values():
+                if getattr(scope.get_current_value(one), "graph", here) is not here:
+                    where = "a tf.function, a branch or a loop. Valid: no @tf.function, as a step is a graph anyway, and"
+                    where = f"{where} assignments outside of branches and loops"
+                    for layer in private.layers(self.model):
+                        if not getattr(layer, "unroll", True) and id(one) in map(id, layer.variables):
+                            where = f"the loop of {layer.name}. Valid: unroll=True in that layer, for sequences of one length"
+                    raise JobError(f"the model {self.model.name} is invalid: it assigns {one.path} within {where}") from None
 
     def _record_evaluation(self, scope: _Scope, variables: Sequence[Any], specs: Sequence[Any], batch_spec: Batch) -> None:
         """Add to the scope the variables that an evaluation or a prediction uses and changes, if the model can be called so."""
@@ -732,7 +750,7 @@ class FunctionalModel:
             )
 
 
-class _Scope(keras.StatelessScope):  # type: ignore[misc]
+class _Scope(_Stateless):
     """Record the variables that are assigned, those that are used, and reads of weights, by their ids."""
 
     def __init__(self, mapping: Sequence[tuple[Any, Any]]) -> None:
@@ -822,17 +840,10 @@ def _overrides(model: Any, name: str) -> bool:
 
 
 def _require_keras_steps(model: Any) -> None:
-    for name in ("train_step", "test_step"):
+    for name in ("train_step", "test_step", "make_train_function", "make_test_function"):
         if _overrides(model, name):
             line = f"the model {model.name} is invalid: its class {type(model).__name__} overrides {name}, which scaletier"
             raise JobError(f"{line} does not call. Valid: a model that overrides compute_loss or compute_metrics instead")
-
-
-def _symbolic(spec: Any) -> Any:
-    if spec is None:
-        return None
-    kinds = {"ragged": isinstance(spec, tf.RaggedTensorSpec), "sparse": isinstance(spec, tf.SparseTensorSpec)}
-    return keras.KerasTensor(spec.shape, spec.dtype, **{name: True for name, value in kinds.items() if value})
 
 
 def _is_of_one_shape(spec: Any) -> bool:

@@ -37,6 +37,8 @@ _FORGOTTEN = (
 )
 # Of an all-reduce that the process began before it was restarted.
 _RESTARTED = "current incarnation doesn't match with one in the group"
+# The scopes of all threads in which tf.functions are traced anew.
+_entered, _lock = list[Any](), threading.Lock()
 
 
 def server_library() -> tuple[Any, Any]:
@@ -337,17 +339,43 @@ def optimizers_in_stateless_scope() -> Iterator[None]:
 
 
 @functools.cache
-def trace_functions_in_scopes() -> None:
-    """Trace each tf.function that is called in a StatelessScope there: an earlier trace has earlier values of variables."""
+def _function_calls() -> tuple[Any, Callable[..., Any], Callable[..., Any]]:
+    """Return the class of tf.functions, its `__call__`, and one that traces anew in a StatelessScope.
+
+    A trace from elsewhere has other values of variables; a scope's own is used again while what it has read is unchanged.
+    """
     state = importlib.import_module("keras.src.backend.common.global_state")
     kind: Any = type(import_tensorflow().function(lambda: None))  # not that of a loaded SavedModel, whose function is a graph
     call = kind.__call__
 
     def call_here(self: Any, *args: Any, **named: Any) -> Any:
-        again = type(self) is kind and state.get_global_attribute("stateless_scope") is not None
-        return call(self._clone(None) if again else self, *args, **named)
+        scope = state.get_global_attribute("stateless_scope")  # of this thread
+        if type(self) is not kind or scope is None:
+            return call(self, *args, **named)
+        traces, get = vars(scope).setdefault("traces", {}), scope.get_current_value
+        trace, reads = traces.get(self, (None, {}))
+        if trace is None or any(get(variable) is not value for variable, value in list(reads.values())):
+            trace, reads = traces[self] = self._clone(None), {}
 
-    kind.__call__ = call_here
+        def read(variable: Any) -> Any:
+            reads[id(variable)] = variable, get(variable)
+            return reads[id(variable)][1]
+
+        scope.get_current_value = read
+        try:
+            return call(trace, *args, **named)
+        finally:
+            scope.get_current_value = get
+
+    return kind, call, call_here
+
+
+def trace_functions_in_scopes(scope: Any, entered: bool) -> None:
+    """Have tf.functions use the values of StatelessScopes from the first scope's begin to the last one's end."""
+    kind, call, call_here = _function_calls()
+    with _lock:
+        (_entered.append if entered else _entered.remove)(scope)
+        kind.__call__ = call_here if _entered else call
 
 
 def custom_gradient_around() -> str:

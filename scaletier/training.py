@@ -71,6 +71,8 @@ class Training(abc.ABC):
         self.require_memory()
         if self.is_chief and self.network.model.jit_compile and not self.uses_xla:
             say("XLA compiles no step: that takes one process or --strategy sync, one device a host, and batches of one shape")
+        if self.is_chief and self.network.model.run_eagerly:
+            say("run_eagerly=True has no effect: a step is a graph, and its Python code runs once")
         self.reader = checkpoint.open_to_resume(flags.job_dir, self.network) if self.is_chief else None
         self.state = self.make_state(self.reader)
         self.data_position = checkpoint.DataPosition(self.source, self.reader)

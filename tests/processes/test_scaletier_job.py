@@ -905,17 +905,19 @@ def test_an_eval_callback_gets_arrays_of_any_inputs() -> None:
 
 
 @pytest.mark.parametrize(("asked", "length", "said"), [(True, None, True), (True, 1, False), (False, None, False)])
-def test_a_line_says_that_xla_compiles_no_step(
+def test_a_line_says_that_xla_compiles_no_step_or_that_a_step_is_a_graph(
     asked: bool, length: int | None, said: bool, main: Main, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def compiled() -> Any:
         model = keras.Sequential([keras.Input([length, 3]), layers.GlobalAveragePooling1D(), layers.Dense(1)])
-        model.compile("sgd", "mse", jit_compile=asked)
+        model.compile("sgd", "mse", jit_compile=asked, run_eagerly=not asked)
         return model
 
     data = tf.data.Dataset.from_tensor_slices((INPUTS[:, None], TARGETS)).padded_batch(4, ([length, 3], [1]))
     assert main(scaletier.Job(compiled, data)) == 0
-    assert ("XLA compiles no step: that takes one process or --strategy sync, one " in capfd.readouterr().out) is said
+    out = capfd.readouterr().out
+    assert ("XLA compiles no step: that takes one process or --strategy sync, one " in out) is said
+    assert ("run_eagerly=True has no effect: a step is a graph, and its Python code runs once" in out) is not asked
 
 
 def test_a_compiled_model_fills_missing_job_settings(main: Main, capfd: pytest.CaptureFixture[str]) -> None:

@@ -204,6 +204,14 @@ def test_a_trained_model_runs_as_it_was_compiled() -> None:
     assert (config["run_eagerly"], config["steps_per_execution"]) == (True, 4)
 
 
+@pytest.mark.parametrize("name", ["train_step", "test_step", "make_train_function", "make_test_function"])
+def test_a_model_with_its_own_steps_is_refused(name: str) -> None:
+    model = type("Own", (keras.Sequential,), {name: lambda *_: None})([keras.Input([4]), keras.layers.Dense(1)])
+    data = tf.data.Dataset.from_tensors((INPUTS, NUMBERS[:, None]))
+    with pytest.raises(JobError, match=rf"its class Own overrides {name}, which scaletier does not call\. Valid: "):
+        FunctionalModel(Job(model, data, "mse"), data.element_spec, 0)
+
+
 def test_a_model_parallel_model_may_not_override_loss_or_metrics() -> None:
     class Own(keras.Sequential):  # type: ignore[misc]
         def compute_metrics(self, *parts: Any, **named: Any) -> Any:
@@ -281,3 +289,33 @@ def test_a_layer_whose_gradient_or_evaluation_is_its_own_is_not_refused(layer: t
     data = tf.data.Dataset.from_tensors((np.ones([2, 3], np.float32), np.zeros([2, 1], np.float32)))
     network = FunctionalModel(Job(model, data, keras.losses.MeanSquaredError()), data.element_spec, 0)
     assert len(network.trained) == len(model.trainable_variables)
+
+
+class Projected(keras.Model):  # type: ignore[misc]
+    """Has a weight from the begin, a layer that a call makes, and one that its loss makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = self.add_weight(shape=(), initializer="ones", name="scale")
+        self.out, self.head = keras.layers.Dense(2, name="out"), keras.layers.Dense(1, use_bias=False, name="head")
+
+    def call(self, inputs: Any) -> Any:
+        return self.out(inputs * self.scale)
+
+    def compute_loss(self, x: Any, y: Any, y_pred: Any, *_: Any, **__: Any) -> Any:
+        return keras.ops.mean((self.head(y_pred) - y) ** 2)
+
+
+def test_weights_that_a_step_makes_are_trained_also_if_the_model_is_called_built() -> None:
+    model = Projected()
+    with pytest.warns(UserWarning, match="not being actually built"):
+        model.build((None, 3))
+    model.compile("sgd")
+    data = tf.data.Dataset.from_tensors((np.ones([2, 3], np.float32), np.zeros([2, 1], np.float32)))
+    network = FunctionalModel(Job(model, data), data.element_spec, 0)
+    assert [spec.name.rpartition("projected/")[2] for spec in network.trained] == [
+        "scale",
+        "out/kernel",
+        "out/bias",
+        "head/kernel",
+    ]

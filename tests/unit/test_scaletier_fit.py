@@ -72,6 +72,11 @@ class Schedules(keras.callbacks.Callback):  # type: ignore[misc]
         self.model.optimizer.learning_rate = keras.optimizers.schedules.ExponentialDecay(0.1, 5, 0.5)
 
 
+class Decays(keras.callbacks.Callback):  # type: ignore[misc]
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.model.optimizer.weight_decay = 0.1
+
+
 HOOKS = "Valid: on_train_begin, on_train_end, on_epoch_begin, on_epoch_end, on_test_begin, on_test_end"
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a hook of batches": (
@@ -98,7 +103,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "layers that a callback freezes": (
         {"callbacks": [Freezes()]},
-        "a callback has changed what is trainable, or the learning rate's schedule, when training began. Valid: set them in",
+        "a callback has changed what is trainable, or a setting of the optimizer, when training began. Valid: set them in the",
     ),
     "a train function that a callback makes": (
         {"callbacks": [Remakes()]},
@@ -106,7 +111,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a schedule that a callback sets": (
         {"callbacks": [Schedules()]},
-        "a callback has changed what is trainable, or the learning rate's schedule, when training began. Valid: set them in",
+        "a callback has changed what is trainable, or a setting of the optimizer, when training began. Valid: set them in the",
+    ),
+    "a weight decay that a callback sets": (
+        {"callbacks": [Decays()]},
+        "a callback has changed what is trainable, or a setting of the optimizer, when training began. Valid: set them in the",
     ),
     "no steps": ({"steps": 0}, "steps=0 is invalid. Valid: a whole number of at least 1"),
     "half an epoch": ({"epochs": 0.5}, "epochs=0.5 is invalid. Valid: a whole number of at least 1"),

@@ -16,7 +16,7 @@ import pytest
 
 import scaletier
 from scaletier import private
-from scaletier.functional_model import FunctionalModel
+from scaletier.functional_model import FunctionalModel, _Scope
 from scaletier.job import Job, JobError
 from scaletier.tensorflow_setup import import_tensorflow
 
@@ -272,19 +272,37 @@ def test_an_optimizer_in_a_stateless_scope_has_its_numbers_and_the_scope_goes_on
         keras.optimizers.Adam()
 
 
-def test_a_function_in_a_stateless_scope_has_the_values_of_that_scope() -> None:
-    weight, results = keras.Variable([1.0]), []
-    double = tf.function(lambda: weight * 2.0)
-    compiled = tf.function(lambda: weight * 3.0, jit_compile=True)
-    private.trace_functions_in_scopes()
-    private.trace_functions_in_scopes()
-    for value in (5.0, 7.0):
-        with keras.StatelessScope([(weight, tf.constant([value]))]):
-            results.append((float(double()[0]), float(compiled()[0])))
-    assert results == [(10.0, 15.0), (14.0, 21.0)]
-    assert float(double()[0]) == 2.0
+def test_a_function_is_traced_once_in_a_scope_while_what_it_reads_is_unchanged() -> None:
+    weight, other, traced = keras.Variable([1.0]), keras.Variable([1.0]), list[int]()
+    called = type(tf.function(lambda: None)).__call__
+
+    def triple(value: Any) -> Any:
+        traced.append(len(value))
+        return weight * value
+
+    inner = tf.function(triple)
+    outer, compiled = tf.function(lambda value: inner(value)), tf.function(lambda: weight * 3.0, jit_compile=True)
+    assert float(outer(tf.constant([2.0]))[0]) == 2.0
+    for begin in (5.0, 7.0):
+        with _Scope([(weight, tf.constant([begin])), (other, tf.constant([0.0]))]):
+            traced.clear()
+            for _ in range(3):
+                assert [float(one(tf.constant([2.0]))[0]) for one in (inner, outer)] == [2 * begin, 2 * begin]
+                other.assign(other + 1.0)
+            assert inner(tf.constant([2.0, 3.0]))[1] == 3 * begin
+            assert traced == [1, 2]
+            weight.assign(weight + 1.0)
+            assert [float(one(tf.constant([2.0]))[0]) for one in (outer, inner)] == [2 * begin + 2, 2 * begin + 2]
+            assert traced == [1, 2, 1]
+            assert float(compiled()[0]) == 3 * begin + 3
+            traced.clear()
+            thread = threading.Thread(target=lambda: traced.append(float(outer(tf.constant([4.0]))[0])))
+            thread.start()
+            thread.join()
+            assert traced == [4.0], "another thread has the trace from before, with the variable's own value"
     weight.assign([4.0])
-    assert (float(double()[0]), double.experimental_get_tracing_count()) == (8.0, 1)
+    assert (float(outer(tf.constant([2.0]))[0]), outer.experimental_get_tracing_count()) == (8.0, 1)
+    assert type(outer).__call__ is called
 
 
 def test_a_function_with_its_own_gradient_is_recognized_but_not_its_arguments() -> None:

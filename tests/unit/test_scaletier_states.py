@@ -108,3 +108,55 @@ def test_random_numbers_of_no_layer_are_refused_on_several_hosts() -> None:
     data = dataset(X)
     with pytest.raises(JobError, match=r"uses the variable .* which belongs to no layer\. Valid: .* as a SeedGenerator"):
         FunctionalModel(Job(default, data), data.element_spec, 0).require_splittable()
+
+
+def test_a_metric_that_is_reset_in_part_is_refused_on_several_hosts() -> None:
+    class Lasting(keras.metrics.MeanAbsoluteError):  # type: ignore[misc]
+        def reset_state(self) -> None:
+            self.total.assign(0.0)
+
+    data = dataset(X)
+    job = Job(own, data, metrics=lambda: [Lasting(name="error")])
+    with pytest.raises(JobError, match=r"a metric does not reset its variable error/count\. Valid: .* whose reset_state"):
+        FunctionalModel(job, data.element_spec, 0).require_splittable()
+
+
+class Cell(keras.layers.Layer):  # type: ignore[misc]
+    """Count the steps of a sequence."""
+
+    state_size = 1
+
+    def build(self, _shape: Any) -> None:
+        self.steps = self.add_weight(shape=(), initializer="zeros", trainable=False, name="steps")
+
+    def call(self, inputs: Any, states: Any) -> Any:
+        self.steps.assign_add(1.0)
+        return inputs + states[0], [inputs + states[0]]
+
+
+class Twice(keras.layers.Layer):  # type: ignore[misc]
+    """Draw random numbers twice in a tf.function, the second time with the state of the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.draw = tf.function(keras.layers.Dropout(0.5, seed=1))
+
+    def call(self, inputs: Any) -> Any:
+        return self.draw(self.draw(inputs, training=True), training=True)
+
+
+@pytest.mark.parametrize(
+    ("layer", "reason"),
+    [
+        (lambda: keras.layers.RNN(Cell(), name="sums"), "cell/steps within the loop of sums. Valid: unroll=True in"),
+        (Twice, "seed_generator/seed_generator_state within a tf.function, a branch or a loop. Valid: no @tf.function, as"),
+    ],
+)
+def test_an_assignment_within_a_loop_or_a_function_is_refused_with_its_remedy(layer: Callable[[], Any], reason: str) -> None:
+    data = dataset(X[:, :, None])
+    with pytest.raises(JobError) as error:
+        FunctionalModel(Job(lambda: compiled(keras.Input((3, 1)), layer()), data), data.element_spec, 0)
+    assert reason in str(error.value)
+    if layer is not Twice:
+        unrolled = Job(lambda: compiled(keras.Input((3, 1)), keras.layers.RNN(Cell(), unroll=True)), data)
+        assert "rnn/cell/steps" in [spec.name for spec in FunctionalModel(unrolled, data.element_spec, 0).shared]
