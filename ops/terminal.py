@@ -210,12 +210,12 @@ class ProgressLine:
     """A context manager that counts the seconds of a slow operation: on a terminal in one line, elsewhere in a line after 2 s,
     every 10 s, and at the end.
 
-    `with ProgressLine("connecting") as step: step.count = "3 of 8"`
+    `with ProgressLine("connecting") as step: step.detail = "3 of 8"`
     """
 
     def __init__(self, what: str, always: bool = False) -> None:
         self.what, self._always = what, always
-        self.count: str | Callable[[], str] = ""
+        self.detail: str | Callable[[], str] = ""
         self._ended = threading.Event()
 
     def __enter__(self) -> Self:
@@ -233,7 +233,7 @@ class ProgressLine:
             note(f"{self._line()} ({duration(seconds)})")
 
     def _line(self) -> str:
-        return f"{self.what} {self.count() if callable(self.count) else self.count}".rstrip()
+        return f"{self.what} {self.detail() if callable(self.detail) else self.detail}".rstrip()
 
     def _show(self) -> None:
         wait = _REDRAW_SECONDS if self._status.live else _FIRST_SECONDS
@@ -262,7 +262,7 @@ def counter(step: ProgressLine, total: int) -> Callable[[object], None]:
 
     def count(_: object) -> None:
         calls[0] += 1
-        step.count = f"{calls[0]} of {total}"
+        step.detail = f"{calls[0]} of {total}"
 
     return count
 
@@ -274,6 +274,6 @@ def byte_counter(step: ProgressLine, total: int) -> Callable[[int], None]:
     def count(more: int) -> None:
         with lock:
             done[0] += more
-        step.count = f"{size(min(done[0], total))} of {size(total)}"
+        step.detail = f"{size(min(done[0], total))} of {size(total)}"
 
     return count

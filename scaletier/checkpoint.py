@@ -79,8 +79,8 @@ class CheckpointReader:
 
     Attributes:
         step: the global step.
-        local: the `local` variables to restore: those that the checkpoint has. If any is missing that is no moving average,
-            only the `constants` of float32.
+        local: the `local` variables to restore: those that the checkpoint has. If one other than a moving average is
+            missing, only those of float32 that no step changes.
         data_description: of the data that the checkpoint was trained on; empty if it has none.
         callbacks: the state of callbacks; empty if it has none.
         missing_line: a line about the first missing variable, or None.
@@ -125,7 +125,7 @@ class CheckpointReader:
         )
 
     def _had_several_replicas(self, network: FunctionalModel) -> bool:
-        """Return True if several replicas trained; estimated by the optimizer's count of steps for a former version."""
+        """Return True if several replicas trained; if their number is missing, estimate by the optimizer's count of steps."""
         if REPLICAS in self._shapes:
             return bool(self.read(REPLICAS) > 1)
         stored = [spec for spec in network.iterations if key_of(spec) in self._shapes]
@@ -230,7 +230,8 @@ class Saver:
 class TrainingState:
     """Hold a job's variables and its global step on this host, to evaluate, save and export them.
 
-    The chief trains them in place; with `sync` every replica has a state and trains it. For a graph it is a `Variables`.
+    The chief trains them in place; with `sync` every replica has a state and trains it. Graphs take their
+    handles as `functional_model.Variables`.
 
     Attributes:
         tests_ema: True if evaluations use the optimizer's moving averages of weights.
@@ -280,7 +281,8 @@ class TrainingState:
     def constants(self) -> list[Any]:
         return [variable for spec, variable in self.pairs() if spec in self.network.constants]
 
-    def initial_test(self) -> list[Any]:
+    def initial_test_state(self) -> list[Any]:
+        """Return the state of layers, random generators and metrics before an evaluation's first batch."""
         return self.network.initial_test(self.shared, self.local)
 
     def test(self, test_state: Sequence[Any], batch: Batch) -> tuple[Any, Any, list[Any], Any]:

@@ -62,7 +62,7 @@ def make_evaluate(
 
     def evaluate(is_stopped: Callable[[], bool]) -> EvaluationResult | None:
         callback = make_callback() if make_callback else None
-        test_state, loss, samples, results = state.initial_test(), 0.0, 0, ()
+        test_state, loss, samples, results = state.initial_test_state(), 0.0, 0, ()
         # Traced for the sizes that the dataset declares, by which Keras weighs the losses of outputs.
         graph = traced.get_concrete_function([tf.TensorSpec(one.shape, one.dtype) for one in test_state], spec)
         logged_at = time.monotonic()

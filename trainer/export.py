@@ -17,7 +17,7 @@ from trainer.mnist import PIXELS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command: return 0 and print the path, or return 2 if no checkpoint fits the model."""
+    """Run the command: return 0 and print the path, or return 2 if no readable checkpoint fits the model."""
     parser = flags.parser(os.environ)
     parser.prog, parser.description = "python -m trainer.export", "Exports the latest checkpoint of a job."
     parsed = parser.parse_args(arguments)

@@ -1,8 +1,8 @@
 """Write this host's diagnosis of a job that FAILED: one object in the bucket, which `fab bundle` reads.
 
-It runs once, in its own thread, after the job FAILED and its trainer here stopped. It delays no heartbeat and no job's end, and
-the host's next job at most SECONDS. Of the trainer's environment it contains only TF_CONFIG. Each line of a
-secret with at least SHORTEST characters is replaced by [secret], also in what a trainer printed.
+It runs once, in its own thread, after the job FAILED and its trainer here stopped. It delays neither heartbeats nor
+the end of a job, and the host's next job by at most SECONDS. Of the trainer's environment it contains only TF_CONFIG. Each line
+of a secret with at least SHORTEST characters is replaced by [secret], also in what a trainer printed.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def build(
 
 
 def summarize_job(job: JobRecord, end_seen: str) -> dict[str, Any]:
-    """Return the job's end, and how far this host's clock is ahead of the leader's, with the time until `end_seen`."""
+    """Return when the job ended, by the leader's clock and by this host's; the difference includes the time to read it."""
     leader = job.lease.holder.partition("/")[0]
     summary = {"leader": leader, "leaderTime": job.endTime, "time": end_seen}
     ahead = round(seconds_between(job.endTime, end_seen), 3) if job.endTime else None
@@ -144,7 +144,7 @@ def truncated(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def units() -> dict[str, Any]:
-    """Return systemd's properties of the replica's and the trainer's units, as far as readable."""
+    """Return systemd's properties of the agent's and the trainer's units, as far as readable."""
     argv = ["systemctl", "show", "--no-pager", f"--property={_PROPERTIES}", *_UNITS]
     try:
         ran = subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=_UNIT_SECONDS, check=False)

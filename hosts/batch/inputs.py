@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from hosts.batch.shards import Count, InputFile, Shard
+from hosts.batch.shards import InputFile, RecordCount, Shard
 from hosts.serving.saved import tensorflow
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ _RETRY_PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0)
 class UnreadableError(Exception):
     """A file cannot be accessed; the message is one line. `temporary` is True if a later attempt may succeed.
 
-    Damaged content raises no such error: `Count.damage` and `InputFile.damage` have the reason.
+    Damaged content raises no such error: `RecordCount.damage` and `InputFile.damage` have the reason.
     """
 
     def __init__(self, path: str, error: Exception) -> None:
@@ -95,8 +95,8 @@ class InputReader:
         self._lookahead: Record | None = None
         self._at: int
         self._end: int
-        self.count: Count
-        """The count of the last shard; set when `read` has yielded its last record."""
+        self.count: RecordCount
+        """How much was read of the last shard, and any damage; set when `read` has yielded its last record."""
 
     def read(self, file: InputFile, shard: Shard) -> Iterator[bytes]:
         """Yield a shard's records or lines; stop at damage, which `count` reports. UnreadableError as by `inspect_file`."""
@@ -118,7 +118,7 @@ class InputReader:
                     yield content
         except _damage_errors(_TruncatedError) as error:
             damage = _describe(error)
-        self.count = Count(number, self._at if start is None else start, self._at, damage)
+        self.count = RecordCount(number, self._at if start is None else start, self._at, damage)
 
     def _next(self, file: InputFile) -> Record | None:
         def read() -> Record | None:
@@ -237,7 +237,7 @@ def _find_first_record(file: InputFile, reader: Any, start: int) -> int:
 
 
 def _find_headers(block: bytes) -> Any:
-    """Return the indices in a block of eight bytes that their checksum follows: possible headers of TFRecords."""
+    """Return each index of a block at which eight bytes precede their checksum: a possible header of a TFRecord."""
     if len(block) < _LENGTH + _LENGTH_CRC:
         return ()
     windows = np.lib.stride_tricks.sliding_window_view(np.frombuffer(block, np.uint8), _LENGTH + _LENGTH_CRC)

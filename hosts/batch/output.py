@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
 
-from hosts.batch.shards import Count, InputFile, Shard, ShardOutcome, Tally
+from hosts.batch.shards import InputFile, RecordCount, Shard, ShardOutcome, Tally
 from hosts.serving.saved import tensorflow
 
 T = TypeVar("T")
@@ -53,11 +53,11 @@ class PredictionOutput:
     def write_plan(self, files: Sequence[InputFile]) -> None:
         self._write(_PLAN, [json.dumps([asdict(file) for file in files]).encode()])
 
-    def counts(self, rank: int) -> list[Count] | None:
+    def counts(self, rank: int) -> list[RecordCount] | None:
         """Return the counts of a replica's shards, or None if it has not counted its records yet."""
-        return self._read_list(_counts(rank), Count)
+        return self._read_list(_counts(rank), RecordCount)
 
-    def write_counts(self, rank: int, counts: Sequence[Count]) -> None:
+    def write_counts(self, rank: int, counts: Sequence[RecordCount]) -> None:
         self._write(_counts(rank), [json.dumps([asdict(count) for count in counts]).encode()])
 
     def outcome(self, shard: Shard) -> ShardOutcome:
@@ -66,7 +66,7 @@ class PredictionOutput:
         if content is None:
             raise FileNotFoundError(f"{self._folder}/{_part(shard)}")
         data = json.loads(content)
-        return ShardOutcome(**{**data, "count": Count(**data["count"])})
+        return ShardOutcome(**{**data, "count": RecordCount(**data["count"])})
 
     def not_done(self, shards: Iterable[Shard]) -> list[Shard]:
         """Return the shards that are not done; an empty list if `.parts` was deleted after the merge."""

@@ -67,7 +67,7 @@ def shards_of(shards: Sequence[Shard], rank: int, replicas: int) -> list[Shard]:
 
 
 @dataclass(frozen=True)
-class Count:
+class RecordCount:
     """The number of records that were read of a shard, from byte `start` of the first to `end` after the last.
 
     `damage` is the reason if reading stopped at a damaged part; else empty.
@@ -90,7 +90,7 @@ class Tally:
         self.line = self.key = self._byte = 0
         self._readable = True
 
-    def add(self, shard: Shard, count: Count) -> tuple[bool, str]:
+    def add(self, shard: Shard, count: RecordCount) -> tuple[bool, str]:
         """Add the next shard.
 
         Returns:
@@ -113,6 +113,6 @@ class Tally:
 class ShardOutcome:
     """The outcome of a shard: how much was read, the number of results, and the line and reason of each error."""
 
-    count: Count
+    count: RecordCount
     instances: int
     errors: Sequence[Mapping[str, Any]] = ()

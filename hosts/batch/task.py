@@ -22,7 +22,7 @@ from hosts.batch.inference import ShardPredictor
 from hosts.batch.inputs import InputReader, UnreadableError, error_line, inspect_file
 from hosts.batch.output import BatchError, PredictionOutput
 from hosts.batch.request import RESTART_EXIT, Request
-from hosts.batch.shards import Count, InputFile, Shard, ShardOutcome, Tally, cut, shards_of
+from hosts.batch.shards import InputFile, RecordCount, Shard, ShardOutcome, Tally, cut, shards_of
 from hosts.serving.download import fetch
 from hosts.serving.rest import SIGNATURE, RestError
 from hosts.serving.saved import SavedModel, tensorflow
@@ -123,7 +123,7 @@ class BatchTask:
     def _count(self, files: Sequence[InputFile], shards: Sequence[Shard]) -> list[int]:
         """Return the number of each shard's first record in the whole input, counting only this replica's shards itself."""
         if self.output.counts(self.rank) is None:
-            reader, counts = InputReader(), list[Count]()
+            reader, counts = InputReader(), list[RecordCount]()
             for shard in shards_of(shards, self.rank, self.replicas):
                 for _ in reader.read(files[shard.file], shard):
                     pass

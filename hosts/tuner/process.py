@@ -78,7 +78,7 @@ class TrialUnit:
         return end.status
 
     def stop(self, seconds: float) -> None:
-        """Send SIGTERM to the processes that `stopSignal` selects, after a part of the time to all, at the end SIGKILL."""
+        """Send SIGTERM to the `main` process or to `all`, as in `stopSignal`; after a part of the time to all; last SIGKILL."""
         self._launched.stop(seconds)
         if not self._launched.wait(FIRST_PROCESS_SHARE * seconds):
             self._launched.signal(signal.SIGTERM)

@@ -15,7 +15,7 @@ from infra.lxd.removal import purge
 
 REPLACE_ON_CHANGES = frozenset({"project", "pool", "name"})
 ON_DESTROY, REMOVE, RETAIN, EMPTY = "user.scaletier.on-destroy", "remove", "retain", "empty"
-"""The label on a volume: what a destroy does with the volume; EMPTY if one has begun that found no data.
+"""The label on a volume: what a destroy does with the volume; EMPTY if a destroy has begun and found no data.
 
 Without the label the volume may contain data and is never deleted.
 """

@@ -37,7 +37,7 @@ def idle_poll_seconds(poll_seconds: float) -> int:
 
 
 def heartbeat_seconds(poll_seconds: float) -> float:
-    """Return the seconds between a replica's heartbeats: longer if requests cost, and hosts poll less."""
+    """Return the seconds between a replica's heartbeats: more where hosts poll less often, as each request costs money."""
     return max(Plan.heartbeatSeconds, 2.5 * poll_seconds)
 
 

@@ -54,7 +54,7 @@ def start_and_wait(
         while True:
             failures = fleet.connect_each(pending).failures
             pending = [name for name in pending if name in failures]
-            step.count = f"{len(names) - len(pending)} of {len(names)}"
+            step.detail = f"{len(names) - len(pending)} of {len(names)}"
             if not pending or clock() >= deadline:
                 return failures
             due = pending if clock() >= retry_time else [name for name in pending if name in unanswered]

@@ -23,7 +23,7 @@ from ops.cluster.ledger import current_user, find_job
 from ops.cluster.remote import Fleet, Stream
 from ops.errors import HostError, OpsError
 from ops.logs import waits
-from ops.logs.heuristics import read_line
+from ops.logs.heuristics import parse_metrics
 from ops.logs.lines import LogLine, follow_command, parse_pieces, slow_pattern_error
 
 WINDOW_SECONDS = 0.08
@@ -338,7 +338,7 @@ class Follower:
             for reached, lines in parse_pieces(stream.pieces(), name):
                 if lines:
                     self._active_at = time.monotonic()
-                    self._has_steps = self._has_steps or read_line(lines[-1][1].message) is not None
+                    self._has_steps = self._has_steps or parse_metrics(lines[-1][1].message) is not None
                     if any(_STATE_LINE.match(line.message) for _, line in lines):
                         self._poll_now.set()
                 if reached:

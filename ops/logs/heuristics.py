@@ -50,7 +50,7 @@ class LineMetrics:
     evaluation: bool = False
 
 
-def read_line(line: str) -> LineMetrics | None:
+def parse_metrics(line: str) -> LineMetrics | None:
     """Return the metrics of a line, or None if it has none."""
     if not any(hint in line for hint in _HINTS):
         return None

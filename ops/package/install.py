@@ -48,13 +48,13 @@ def install(
     """
     progress = _Progress(check)
     if step:
-        step.count = progress.describe
+        step.detail = progress.describe
     # A folder has no hash, such as the project itself in the output of `uv export`: so uv checks only the hashes that exist.
     local = any(line.startswith((".", "/")) for line in lines)
     hashed = ["--require-hashes"] if any(" --hash" in line for line in lines) and not local else []
     result = uv.install(target, python, lines, [*hashed, *options], start, progress.read)
     if step:
-        step.count = progress.total
+        step.detail = progress.total
     if result.returncode:
         raise UsageError(explain(result.stdout, python))
 

@@ -202,7 +202,7 @@ def profile_job(argv: Sequence[str], env: Mapping[str, str], folder: Path, secon
             for line in process.lines(deadline):
                 lines.append(line)
                 if point := progress.parse_train_point(line):
-                    progress_line.count = terminal.plural(point.step, "step")
+                    progress_line.detail = terminal.plural(point.step, "step")
                     until, trains = (until if trains else time.monotonic() + seconds), True
         elapsed, ended = time.monotonic() - start_time, time.monotonic() < until
     if process.failed:

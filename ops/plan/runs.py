@@ -76,7 +76,7 @@ def run(setup: RunSetup, replicas: int, folder: Path) -> MeasuredRun:
                 if point and (target.metric in point.values or not evaluations):
                     evaluations.append(point)
                     _check_evaluation(module, target, evaluations)
-                    progress_line.count = f"{point.values[target.metric]:g} at step {point.step}"
+                    progress_line.detail = f"{point.values[target.metric]:g} at step {point.step}"
                     if target.reached(point.values[target.metric]):
                         break
         elapsed = time.monotonic() - start_time

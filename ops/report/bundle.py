@@ -107,10 +107,10 @@ def check_target(target: Path, force: bool) -> None:
 def gather(cluster: ClusterClient, job: JobEvidence, step: terminal.ProgressLine) -> Bundle:
     """Collect all readable evidence of a job; add a note for each part that cannot be read."""
     bundle, record, names = Bundle(job), job.record, replica_names(job.record)
-    step.count = "(records)"
+    step.detail = "(records)"
     bundle.files["describe.txt"] = job.attempt(lambda: _describe(cluster, job), b"", "it cannot be described")
     bundle.files |= {path: _without_target(content) for path, content in job.files.items()}
-    step.count = "(diagnoses)"
+    step.detail = "(diagnoses)"
     diagnoses: dict[str, bytes] = job.attempt(lambda: _diagnoses(cluster, job, step), {}, "the diagnoses were not read")
     for name, content in diagnoses.items():
         try:
@@ -124,7 +124,7 @@ def gather(cluster: ClusterClient, job: JobEvidence, step: terminal.ProgressLine
             job.notes.append(f"the diagnosis by the host of {name} is damaged")
         bundle.files[f"diagnosis/{name}.json"] = content
     job.notes += _missing_diagnosis_notes(bundle)
-    step.count = "(logs)"
+    step.detail = "(logs)"
     missing = [name for name in names if name not in bundle.logs]
     if missing and _has_secrets(job):
         why = "the job has secrets, which only a diagnosis hides"
@@ -137,7 +137,7 @@ def gather(cluster: ClusterClient, job: JobEvidence, step: terminal.ProgressLine
     for name in filter(bundle.logs.get, names):
         text = "".join(f"{_format_line(line)}\n" for line in bundle.logs[name])
         bundle.files[f"logs/{name}.log"] = text.encode("utf-8", "replace")
-    step.count = "(reachable hosts)"
+    step.detail = "(reachable hosts)"
     job.attempt(lambda: _query_hosts(cluster, bundle), None, "the hosts were not queried")
     return bundle
 
@@ -172,7 +172,7 @@ def _diagnoses(cluster: ClusterClient, job: JobEvidence, step: terminal.Progress
         if not missing or time.monotonic() >= deadline:
             items = {name: cluster.bucket.read(paths.diagnosis(job_id, name)) for name in names if f"{name}.json" in existing}
             return {name: item.content for name, item in items.items() if item}
-        step.count = f"(diagnoses: waiting for {terminal.list_some(missing)})"
+        step.detail = f"(diagnoses: waiting for {terminal.list_some(missing)})"
         time.sleep(_POLL_SECONDS)
 
 

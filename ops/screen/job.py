@@ -19,7 +19,7 @@ from ops import terminal
 from ops.client import Client
 from ops.cluster.cluster import ClusterClient
 from ops.logs.follow import Event, Note, ReplicaRecords, WaitReason
-from ops.logs.heuristics import LineMetrics, UnitOfProgress, read_line
+from ops.logs.heuristics import LineMetrics, UnitOfProgress, parse_metrics
 from ops.logs.lines import LogLine, clock
 from ops.screen.render import SEVERITIES, Picture, Screen, format_cell, layout_columns, print_picture, sanitize, state_text
 from ops.screen.series import CountRate, Series, progress_line, sparkline
@@ -136,7 +136,7 @@ class JobScreen:
             replica.last_line_at = max(moment, replica.last_line_at or moment)
         if self._trials:
             self._trials.add_line(safe_line.message, line.replica, moment, now)
-        elif reading := read_line(safe_line.message):  # but not of trials: each counts its own steps
+        elif reading := parse_metrics(safe_line.message):  # but not of trials: each counts its own steps
             self._apply(reading, replica, moment, now)
 
     def _set_record(self, record: JobRecord) -> None:

@@ -74,7 +74,7 @@ def _collect_findings(root: Path, fix: bool, what: str) -> list[Finding]:
     with terminal.ProgressLine(what) as step:
         for finding in run_checks(_checks(root, fix), SECONDS, fix):
             findings.append(finding)
-            step.count = f"({terminal.plural(len(findings), 'finding')})"
+            step.detail = f"({terminal.plural(len(findings), 'finding')})"
     # By severity, then by topic.
     order = list(Severity)
     return sorted(findings, key=lambda finding: (-order.index(finding.severity), finding.check))

@@ -29,7 +29,7 @@ def cancel(cluster: ClusterClient, job_id: str | None, as_json: bool = False) ->
             replicas = replicas_of(cluster.ledger, record, lambda _: None)  # unreadable records are noted once, at the end
             running = [replica.name for replica in replicas if replica.state is not ReplicaState.EXITED]
             step.what = f"cancelling {record.jobId}"
-            step.count = f"({record.state}, waiting for {', '.join(running) or 'its leader'})"
+            step.detail = f"({record.state}, waiting for {', '.join(running) or 'its leader'})"
 
         job = Client(cluster).cancel(job_id, show)
     if as_json:
@@ -44,7 +44,7 @@ def wait(cluster: ClusterClient, job_id: str | None, as_json: bool) -> int:
     with terminal.ProgressLine(f"waiting for {job_id or 'the job'}") as step:
 
         def show(record: JobRecord) -> None:
-            step.what, step.count = f"waiting for {record.jobId}", f"({record.state})"
+            step.what, step.detail = f"waiting for {record.jobId}", f"({record.state})"
 
         job = Client(cluster).wait(job_id, on_poll=show)
     if as_json:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hosts.batch.shards import SHARDS_PER_REPLICA, Count, InputFile, Shard, Tally, cut, shards_of
+from hosts.batch.shards import SHARDS_PER_REPLICA, InputFile, RecordCount, Shard, Tally, cut, shards_of
 
 FILES = st.lists(st.integers(0, 5000).map(lambda size: InputFile("/bucket/f", size)), min_size=1, max_size=12)
 
@@ -52,39 +52,39 @@ def test_the_number_of_a_record() -> None:
     """Records after damage, or that start where no record ends, have no number."""
     first, second, third, other = cut([InputFile("/bucket/a", 300), InputFile("/bucket/b", 100)], 1)
     tally = Tally()
-    assert tally.add(first, Count(5, 0, 110)) == (True, "")
+    assert tally.add(first, RecordCount(5, 0, 110)) == (True, "")
     assert (tally.line, tally.key) == (5, 5)
-    assert tally.add(second, Count(3, 110, 170, "crc")) == (True, "")
-    assert tally.add(third, Count(9, 200, 300)) == (False, "")
+    assert tally.add(second, RecordCount(3, 110, 170, "crc")) == (True, "")
+    assert tally.add(third, RecordCount(9, 200, 300)) == (False, "")
     assert (tally.line, tally.key) == (8, 8)
-    assert tally.add(other, Count(1, 0, 100)) == (True, "")
+    assert tally.add(other, RecordCount(1, 0, 100)) == (True, "")
     assert (tally.line, tally.key) == (1, 9)
 
-    assert Tally().add(second, Count(1, 0, 110)) == (True, ""), "it may begin with any shard"
+    assert Tally().add(second, RecordCount(1, 0, 110)) == (True, ""), "it may begin with any shard"
 
     with_gap = Tally()
-    with_gap.add(first, Count(5, 0, 110))
-    valid, damage = with_gap.add(second, Count(3, 100, 200))
+    with_gap.add(first, RecordCount(5, 0, 110))
+    valid, damage = with_gap.add(second, RecordCount(3, 100, 200))
     assert (valid, damage[:29]) == (False, "cannot be read from here on: ")
-    assert with_gap.add(third, Count(0, 200, 200)) == (False, "")
+    assert with_gap.add(third, RecordCount(0, 200, 200)) == (False, "")
     assert with_gap.key == 5
 
 
 @pytest.mark.parametrize(
     ("count", "valid"),
     [
-        (Count(0, 110, 110), True),
-        (Count(0, 120, 120), False),
-        (Count(0, 120, 120, "crc"), True),
-        (Count(2, 110, 120, "crc"), True),
-        (Count(2, 120, 130, "crc"), False),
+        (RecordCount(0, 110, 110), True),
+        (RecordCount(0, 120, 120), False),
+        (RecordCount(0, 120, 120, "crc"), True),
+        (RecordCount(2, 110, 120, "crc"), True),
+        (RecordCount(2, 120, 130, "crc"), False),
     ],
 )
-def test_a_shard_begins_where_the_last_one_ended(count: Count, valid: bool) -> None:
+def test_a_shard_begins_where_the_last_one_ended(count: RecordCount, valid: bool) -> None:
     """Without a record in it, damage is reported where it was found."""
     first, second, third = cut([InputFile("/bucket/a", 300)], 1)[:3]
     tally = Tally()
-    tally.add(first, Count(5, 0, 110))
+    tally.add(first, RecordCount(5, 0, 110))
     not_joined = (
         "cannot be read from here on: it is damaged, it changed after the scan, "
         "or a record contains TFRecords (then gzip the file)"
@@ -92,4 +92,4 @@ def test_a_shard_begins_where_the_last_one_ended(count: Count, valid: bool) -> N
     assert tally.add(second, count) == (valid, "" if valid else not_joined)
     assert (tally.line, tally.key) == (5 + count.records * valid,) * 2
     readable = valid and not count.damage
-    assert tally.add(third, Count(1, count.end, 300)) == (readable, "")
+    assert tally.add(third, RecordCount(1, count.end, 300)) == (readable, "")

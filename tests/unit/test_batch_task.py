@@ -27,7 +27,7 @@ from waiting import limit
 from hosts.batch import inputs, task
 from hosts.batch.output import ERRORS, BatchError, PredictionOutput
 from hosts.batch.request import Request
-from hosts.batch.shards import Count, InputFile, ShardOutcome, Tally, cut
+from hosts.batch.shards import InputFile, RecordCount, ShardOutcome, Tally, cut
 from hosts.serving.rest import RestError
 from hosts.serving.saved import SavedModel, error_reason, tensorflow
 from hosts.serving.signatures import Signature, Tensor
@@ -383,7 +383,7 @@ def test_existing_results_are_not_computed_again(make_request: MakeRequest, mode
     plan(request, out)
     second = cut([inputs.inspect_file(request.inputs[0])], 1)[1]
     output.write_results(second, [b"77.0\n"])
-    output.write_outcome(second, ShardOutcome(Count(1, second.start, second.end), 1))
+    output.write_outcome(second, ShardOutcome(RecordCount(1, second.start, second.end), 1))
     run(request, model, out)
     assert results(out) == [2.0, 77.0, 6.0, 8.0]
     assert output.not_done([second]) == [], "no shard is open once the results are merged"

@@ -109,7 +109,7 @@ def test_the_replicas_waited_for_are_shown(
     step, counts = terminal.ProgressLine("cancelling"), list[str]()
     began: list[str] = []
     monkeypatch.setattr(terminal, "ProgressLine", lambda what: began.append(what) or step)
-    clock.ticks += [lambda: write_heartbeat(ledger), lambda: counts.append(str(step.count))]
+    clock.ticks += [lambda: write_heartbeat(ledger), lambda: counts.append(str(step.detail))]
     assert cancel(cluster, "job01") == DONE
     assert (began, step.what) == (["cancelling job01"], "cancelling job01")
     for command in (lambda: cancel(cluster, None), lambda: wait(cluster, None, as_json=False)):
@@ -296,7 +296,7 @@ def test_wait_returns_the_jobs_exit_code(
     step, counts = terminal.ProgressLine("waiting"), list[str]()
     began: list[str] = []
     monkeypatch.setattr(terminal, "ProgressLine", lambda what: began.append(what) or step)
-    clock.ticks += [lambda: counts.append(str(step.count)), lambda: put_job(ledger, job(next(states)))]
+    clock.ticks += [lambda: counts.append(str(step.detail)), lambda: put_job(ledger, job(next(states)))]
     assert wait(cluster, "job01", as_json=False) == code
     assert clock.now == 103
     assert capsys.readouterr().out == f"job01 {state}\n"

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from ops.logs.heuristics import MAX_LENGTH, LineMetrics, UnitOfProgress, read_line
+from ops.logs.heuristics import MAX_LENGTH, LineMetrics, UnitOfProgress, parse_metrics
 from scaletier import loop
 
 
@@ -37,24 +37,24 @@ from scaletier import loop
     ],
 )
 def test_a_line_is_read_as_progress(line: str, reading: LineMetrics | None) -> None:
-    assert read_line(line) == reading
+    assert parse_metrics(line) == reading
     assert reading is None or reading.evaluation is False
 
 
 def test_lines_of_the_shipped_trainer_are_read() -> None:
     train = loop.train_line("worker/1", 9, 0.5, {"accuracy": 0.75}, 1.25, 10, 5)
-    assert read_line(train) == LineMetrics(9, None, UnitOfProgress.STEP, "0.500", "0.750", 5.0)
-    assert read_line(loop.eval_line(990, 0.4, {"accuracy": 0.89})) == LineMetrics(
+    assert parse_metrics(train) == LineMetrics(9, None, UnitOfProgress.STEP, "0.500", "0.750", 5.0)
+    assert parse_metrics(loop.eval_line(990, 0.4, {"accuracy": 0.89})) == LineMetrics(
         990, loss="0.400", accuracy="0.890", evaluation=True
     )
-    assert read_line(loop.final_line(5006, 0.228, {"accuracy": 0.935})) == LineMetrics(
+    assert parse_metrics(loop.final_line(5006, 0.228, {"accuracy": 0.935})) == LineMetrics(
         5006, loss="0.228", accuracy="0.935", evaluation=True
     )
 
 
 def test_a_very_long_line_is_read_quickly() -> None:
-    assert read_line("x" * MAX_LENGTH + " step 5") is None
+    assert parse_metrics("x" * MAX_LENGTH + " step 5") is None
     start = time.process_time()
     for line in ("step " * 20_000, "loss: " * 20_000, "loss:" + " " * 60_000, "step" + " " * 60_000, "loss: " + "1" * 60_000):
-        read_line(line)
+        parse_metrics(line)
     assert time.process_time() - start < 1.0

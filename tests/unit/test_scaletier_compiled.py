@@ -54,7 +54,7 @@ def evaluate_with_both(make: Callable[[], Any], *batch: Any) -> tuple[dict[str, 
     element = Batch.of(next(iter(tf.data.Dataset.from_tensors(batch))))
     network = FunctionalModel(Job(model=make, data=None), tf.data.Dataset.from_tensors(batch).element_spec, 0)
     state = TrainingState(network)
-    loss, _, _, results = state.test(state.initial_test(), element)
+    loss, _, _, results = state.test(state.initial_test_state(), element)
     metrics = {"loss": loss, **dict(zip(network.metric_names, results, strict=True))}
     keras.utils.clear_session(free_memory=False)
     model = make()

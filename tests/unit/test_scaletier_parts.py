@@ -75,8 +75,8 @@ def test_the_parts_in_sequence_equal_the_model(make: Callable[[], Any], inputs: 
     laid = DistributedState.__new__(DistributedState)
     laid.network, laid.stages = network, [Stage("master/0", "/device:CPU:0", [part], values) for part in parts]
     laid.shared, laid.local = state.shared, state.local
-    loss, outputs, _, results = laid.test(laid.initial_test(), batch)
-    expected = network.test(state.shared, state.local, state.initial_test(), batch)
+    loss, outputs, _, results = laid.test(laid.initial_test_state(), batch)
+    expected = network.test(state.shared, state.local, state.initial_test_state(), batch)
     np.testing.assert_allclose(outputs, expected[1], rtol=1e-6)
     np.testing.assert_allclose([loss, *results], [expected[0], *expected[3]], rtol=1e-6)
 
@@ -95,7 +95,7 @@ def test_stages_are_evaluated_with_the_averages_of_weights() -> None:
     laid.shared, laid.local = state.shared, state.local
     values = {spec.name: value for spec, value in zip(network.shared, state.shared, strict=True)}
     laid.stages = [Stage("master/0", "/device:CPU:0", make_units(network), values)]
-    loss, outputs, _, _ = laid.test(laid.initial_test(), batch)
+    loss, outputs, _, _ = laid.test(laid.initial_test_state(), batch)
     expected = network.test(averages, state.local, network.initial_test(averages, state.local), batch)
     np.testing.assert_allclose(outputs, expected[1], rtol=1e-6)
     np.testing.assert_allclose(loss, expected[0], rtol=1e-6)

@@ -39,9 +39,9 @@ def test_without_a_terminal_progress_is_printed_at_intervals(
     monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: 100.0))
     stderr = Stderr(capsys)
     with terminal.ProgressLine("connecting", always=True) as step:
-        step.count = "3 of 8"
+        step.detail = "3 of 8"
         wait_for(lambda: stderr.has("connecting 3 of 8 … 0 s\n" * 2), "two lines")
-        step.count = "8 of 8"
+        step.detail = "8 of 8"
     assert stderr.has("\nconnecting 8 of 8 (0.0 s)\n")
 
 
@@ -260,13 +260,13 @@ def test_a_step_counts_items_and_bytes() -> None:
     counts = []
     for _ in range(2):
         count(None)
-        counts.append(step.count)
+        counts.append(step.detail)
     assert counts == ["1 of 2", "2 of 2"]
     more = terminal.byte_counter(step, 3_000)
     counts = []
     for _ in range(3):
         more(1_250)
-        counts.append(step.count)
+        counts.append(step.detail)
     assert counts == ["1.2 kB of 3.0 kB", "2.5 kB of 3.0 kB", "3.0 kB of 3.0 kB"]
 
 
