@@ -98,7 +98,7 @@ class Measurement:
 
 
 @dataclass(frozen=True)
-class PriorTrial:
+class EarlierTrial:
     """The result of a trial of an earlier job."""
 
     hyperparameters: dict[str, str]
@@ -126,7 +126,7 @@ class Study:
     jobDir: str = ""
     jobDirFlag: str = ""
     seed: int = 0
-    earlier: list[PriorTrial] = field(default_factory=list)
+    earlier: list[EarlierTrial] = field(default_factory=list)
 
     @property
     def grid_size(self) -> int | None:

@@ -169,8 +169,8 @@ OptionalRole = Literal["worker", "ps", "evaluator"]
 _ExitCodes = Annotated[list[Annotated[int, PlainValidator(_exit_code)]], AfterValidator(lambda codes: sorted(set(codes)))]
 
 
-class EndPolicy(Section):
-    """The keys for the end of a job, named like the fields of `jobs.records.Plan`."""
+class RunPolicy(Section):
+    """The keys for the restarts and the end of a job, named like the fields of `jobs.records.Plan`."""
 
     old_names: ClassVar[Mapping[str, str]] = {"optionalRoles": "expendable"}
 
@@ -191,4 +191,4 @@ class EndPolicy(Section):
     @property
     def policy_keys(self) -> dict[str, Any]:
         """Return those of the keys above that the file has."""
-        return self.model_dump(include={*EndPolicy.model_fields}, exclude_unset=True)
+        return self.model_dump(include={*RunPolicy.model_fields}, exclude_unset=True)

@@ -70,10 +70,10 @@ class Job:
     Args:
         model: a Keras 3 model, or a function that returns one. A compiled one brings loss, metrics and optimizer.
         data: a `tf.data.Dataset` of batches `(inputs, targets, sample_weights)`, `(inputs, targets)` or only inputs, or a
-            function that returns one, without arguments or of a `tf.distribute.InputContext`. It is repeated without end.
+            function that returns one, and may take a `tf.distribute.InputContext`. It is repeated without end.
         loss: as for `compile`, or a mapping by output. Default: the compiled model's loss.
         metrics: as for `compile`, or a function that returns the metrics.
-        optimizer: a name, an optimizer, or a function that returns one, without arguments or of the number of replicas. Its
+        optimizer: a name, an optimizer, or a function that returns one, and may take the number of replicas. Its
             schedule gets the global step, which counts the batches of all replicas. Default: the compiled model's optimizer,
             or `rmsprop`.
         eval_data: a finite dataset, or a function that returns one.

@@ -246,10 +246,8 @@ def say_device(allow_cpu: bool, environ: Mapping[str, str] | None = None) -> Non
     tf, accelerator = import_tensorflow(), (os.environ if environ is None else environ).get(ACCELERATOR)
     gpus = tf.config.list_physical_devices("GPU")
     if accelerator and not gpus and not allow_cpu:
-        reason = "its driver does not load" if tf.test.is_built_with_cuda() else "this TensorFlow is made for processors alone"
-        line = (
-            f"this host has {accelerator} and TensorFlow finds no GPU: {reason}; --allow-cpu trains on processors all the same"
-        )
+        reason = "its driver does not load" if tf.test.is_built_with_cuda() else "this TensorFlow is built without CUDA"
+        line = f"this host has {accelerator} and TensorFlow finds no GPU: {reason}; --allow-cpu trains on the CPU anyway"
         raise JobError(line)
     names = [tf.config.experimental.get_device_details(one).get("device_name", "GPU") for one in gpus]
     cpus = available_cpus()

@@ -19,8 +19,8 @@ from hosts.serving.signatures import Signature, Tensor, shape_text
 SIGNATURE = "serving_default"
 _BASE64 = "b64"
 _BYTES = "_bytes"  # the suffix of the name of a binary output
-# The limit of NumPy and TensorFlow: an array of strings with more dimensions crashes TensorFlow.
-_MAX_RANK = 32
+# An array of strings with more dimensions crashes TensorFlow.
+_MAX_STRING_RANK = 32
 # A float64 holds each integer below this exactly. NumPy makes all numbers of a list floats if one of them is a float.
 _FLOAT64_EXACT = 2**53
 # The first integer that is too large for int64.
@@ -168,8 +168,8 @@ def _expected(tensor: Tensor) -> str:
 def _strings_to_bytes(value: Any, name: str, depth: int = 0) -> Any:
     """Return the value with each string, or `{"b64": …}`, as bytes."""
     if isinstance(value, list):
-        if depth == _MAX_RANK:
-            raise RestError(400, f"input {name} has lists nested {_MAX_RANK} deep, and no tensor has that many dimensions")
+        if depth == _MAX_STRING_RANK:
+            raise RestError(400, f"input {name} must have at most {_MAX_STRING_RANK} dimensions, the limit for strings")
         return [_strings_to_bytes(item, name, depth + 1) for item in value]
     content = string_to_bytes(value)
     if not isinstance(content, bytes):
@@ -253,10 +253,14 @@ def _examples_and_context(body: Mapping[str, Any]) -> tuple[list[dict[str, Any]]
 
 
 def classify_response(outputs: Arrays) -> bytes:
-    """Return the body of a classify response: pairs of a label, from `classes` if its shape fits, else 0, 1, …, and a score."""
+    """Return the body of a classify response: for each example a list of pairs `[label, score]`.
+
+    The labels are the output `classes`, or 0, 1, … if it is absent or its shape is not that of the scores.
+    """
     scores = outputs.get("scores", outputs.get("probabilities"))
     if scores is None or scores.ndim != 2:
-        raise RestError(400, f"this signature gives {', '.join(sorted(outputs))}: to classify takes scores of each class")
+        needed = "classify needs an output scores or probabilities of the shape [examples, classes]"
+        raise RestError(400, f"{needed}; this signature has {', '.join(sorted(outputs))}")
     labels = outputs.get("classes")
     if labels is None or labels.shape != scores.shape:
         names: Any = [[str(index) for index in range(scores.shape[1])]] * len(scores)

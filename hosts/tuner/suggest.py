@@ -33,7 +33,7 @@ def suggest(study: Study, trials: Sequence[Trial], number: int) -> dict[str, str
 
     Equal trials and seeds of the study give equal hyperparameters. ValueError if a grid search has used all points.
     """
-    used_points = [*(prior.hyperparameters for prior in study.earlier), *(trial.hyperparameters for trial in trials)]
+    used_points = [*(trial.hyperparameters for trial in study.earlier), *(trial.hyperparameters for trial in trials)]
     samples = [] if study.algorithm is Algorithm.GRID_SEARCH else _samples(study, trials, number)
     sample = None
     for sample in samples:
@@ -82,8 +82,8 @@ def _frozen_trials(study: Study, trials: Sequence[Trial]) -> list[FrozenTrial]:
         params = {each.parameterName: _from_argument(each, text[each.parameterName]) for each in study.params}
         return optuna.trial.create_trial(state=state, params=params, distributions=space, value=value)
 
-    earlier = (prior for prior in study.earlier if study.allows(prior.hyperparameters))
-    frozen_trials = [frozen(State.COMPLETE, prior.hyperparameters, prior.objectiveValue) for prior in earlier]
+    earlier = (trial for trial in study.earlier if study.allows(trial.hyperparameters))
+    frozen_trials = [frozen(State.COMPLETE, trial.hyperparameters, trial.objectiveValue) for trial in earlier]
     for trial in filter(lambda trial: study.allows(trial.hyperparameters), trials):
         value = trial.finalMetric.objectiveValue if trial.finalMetric else None
         state = State.FAIL if trial.final and value is None else _STATES[trial.state]

@@ -141,9 +141,9 @@ class GcpTarget(Target):
         self.project_state = ProjectState(names, bucket, *endpoints, price, unrecorded_bucket_exists, result)
 
     def replaced_hosts(self) -> list[str]:
-        """Return the existing hosts with another definition; all, as jobs lose it, if the bucket is replaced.
+        """Return the existing hosts whose `definition` changes, so that they are replaced; all if the bucket is replaced.
 
-        States of older stacks have no definition.
+        Their jobs would lose the bucket. Hosts in the state of an older scaletier have no definition, and are left out.
         """
         old = {name: outputs.get("definition") for name, outputs in self.state.of("gcp:Host").items()}
         new, same_bucket = definitions(self.config, self.project_state), self.bucket == self.project_state.bucket

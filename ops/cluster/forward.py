@@ -63,8 +63,9 @@ def open_channel_on(fleet: Fleet, name: str, kind: str, dest: tuple[str, int], s
 
 
 class Forward:
-    """Forwards the first free one of the local `ports`, which accepts only this machine, to `remote_port` of a host.
+    """Forwards the first free one of the local `ports` to the port `remote_port` of a host, which the caller sets.
 
+    Only clients on this machine can connect, as the local port listens on the address `loopback`.
     If the host closes a channel without an answer to the client's last data, `on_unanswered` is called with the channel; the
     client's connection is closed after that.
     """

@@ -32,7 +32,7 @@ class LogLine:
     message: str
 
     def to_json(self, first_error: bool = False) -> str:
-        """Return one line without terminal controls, and whether it is the job's first error."""
+        """Return the line as JSON, with `firstError` if it is the job's first error; terminal controls are escaped."""
         data = {"time": self.time, "severity": self.severity, "replica": self.replica, "message": self.message}
         text = json.dumps({**data, "firstError": True} if first_error else data, ensure_ascii=False)
         return text if text.isprintable() else _CONTROLS.sub(lambda control: f"\\u{ord(control[0]):04x}", text)
@@ -57,7 +57,7 @@ def _command(job_id: str, log_filter: LogFilter, *arguments: str) -> str:
 
 @cache
 def _source() -> str:
-    """Return the source of `jobs.chunks` here, which the host runs whichever version it has itself."""
+    """Return the source of this checkout's `jobs.chunks`, which the host runs instead of its own."""
     return inspect.getsource(chunks)
 
 

@@ -1,4 +1,4 @@
-"""Query all servers for the state of deployed models, and wait until it is that of the bucket's records."""
+"""Query all model servers for the state of versions, and wait until they have loaded or unloaded one."""
 
 from __future__ import annotations
 
@@ -65,7 +65,10 @@ def query(cluster: ClusterClient, models: Sequence[Model]) -> ServerStates:
 
 
 def _version_status(host: str, version: Version, answer: Answer) -> VersionStatus:
-    """Return the state of a version from a server's answer about it or its model."""
+    """Return the state of a version from a server's answer about it or its model.
+
+    An answer with another token is about an earlier deployment under the same name.
+    """
     status, body = answer
     if status == NO_SERVER:
         return VersionStatus(host, NO_ANSWER, f"{body['error']}: fab predict starts one")

@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field, PlainValidator
 
 from infra.validation import Section
-from ops.config_values import EndPolicy, Flag, Notify, Positive, StrictBool, read_yaml, validate
+from ops.config_values import Flag, Notify, Positive, RunPolicy, StrictBool, read_yaml, validate
 from ops.errors import UsageError
 from ops.package.tree import KEY_FOLDERS
 
@@ -53,7 +53,7 @@ def _minor_versions(value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
-class Strategy(EndPolicy):
+class Strategy(RunPolicy):
     """The meaning of a value of `--strategy` for the cluster.
 
     Attributes:
@@ -131,10 +131,10 @@ class PlanFlags(Section):
     evaluate: Flag | None = None
 
 
-class TrainerConfig(EndPolicy):
+class TrainerConfig(RunPolicy):
     """A trainer's declaration: `strategies` by name, `strategy` its default one, `export` a module.
 
-    `tensorflow` and `keras` are the minor versions that it supports, any if empty. The keys of `EndPolicy` hold for
+    `tensorflow` and `keras` are the minor versions that it supports, any if empty. The keys of `RunPolicy` hold for
     every strategy that does not override them. A job's end is reported to `notify`, a URL or a command, unless the job sets
     another. If `passJobDir` is False, the trainer reads JOB_DIR itself, and gets no flag with it even if its code has one.
     """
@@ -150,7 +150,7 @@ class TrainerConfig(EndPolicy):
     notify: Notify = ""
 
     def strategy_for(self, name: str | None) -> Strategy:
-        """Return a strategy, the default one if `name` is None, with the keys of `EndPolicy` that hold for all."""
+        """Return a strategy, the default one if `name` is None, with the keys of `RunPolicy` that hold for all."""
         strategy = self.strategies.get(name or self.strategy or "", Strategy())
         return strategy.model_copy(update=merge_policy_keys(self.policy_keys, strategy.policy_keys))
 
@@ -178,7 +178,7 @@ def read(files: Mapping[str, bytes], package: str, report_old_keys: bool = False
 
 
 def merge_policy_keys(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge keys of `EndPolicy`; an exit code in one list of `overrides` is removed from the other list of `base`."""
+    """Merge keys of `RunPolicy`; an exit code in one list of `overrides` is removed from the other list of `base`."""
     codes = {"restartCodes": "permanentCodes", "permanentCodes": "restartCodes"}
     remaining = {key: [code for code in base[key] if code not in overrides.get(codes[key], ())] for key in codes if key in base}
     return {**base, **remaining, **overrides}

@@ -26,7 +26,7 @@ _LONGEST_LINE = 1000
 # Options of an interpreter whose next word is code, and options of any program whose value is a file that it writes.
 _CODE_OPTION = re.compile(r"-\w*c")
 _OUTPUT_OPTION = re.compile(r"-[oO]|--out")
-# The folders that may have a program for a script's first line on hosts: Debian's, those of Pythons, data and the package.
+# The folders on hosts that may have the interpreter of a script (`#!`): Debian's, and those of Pythons, data and the package.
 _INTERPRETERS = (
     *("/bin/", "/sbin/", "/lib", "/usr/bin/", "/usr/sbin/", "/usr/lib"),
     *(f"{paths.CODE_DIR}/", "/bucket/", "./", "../"),
@@ -50,7 +50,7 @@ class JobProgram:
 
     @property
     def script(self) -> str | None:
-        """The script, as of `script_of`."""
+        """The Python script that the command runs, by its path in the package; None for another program."""
         return script_of(self.folder, self.command, self.source.files)
 
 
@@ -155,7 +155,7 @@ def _check_files(words: Sequence[str], folder: str | None, source: package.Packa
     """Check that the package has the script or module that a command such as `python x.py` runs.
 
     Raises:
-        UsageError: if a script of this machine will be missing there. A missing module is only noted: hosts may have it.
+        UsageError: if a script exists here and the package lacks it. A missing module is only noted: hosts may have it.
     """
     module = words[2] if len(words) > 2 and words[0].startswith(PYTHON) and words[1] == "-m" else ""
     paths = [f"{module.replace('.', '/')}{end}" for end in (".py", "/__main__.py")] if module else [*_scripts(words)][:1]
@@ -184,7 +184,7 @@ def _check_files(words: Sequence[str], folder: str | None, source: package.Packa
 
 
 def _scripts(words: Sequence[str]) -> Iterator[str]:
-    """Yield the relative paths in a command line that a program of the hosts may run, without those that it writes."""
+    """Yield the relative paths of scripts in a command line, without files that the program writes."""
     options = [*takewhile(lambda word: word.startswith("-"), words[1:])]
     interpreter = words[0].startswith(PYTHON) or words[0] in variables.SHELLS
     first = 1 + len(options) if interpreter and not any(map(_CODE_OPTION.match, options)) else 0

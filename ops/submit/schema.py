@@ -12,7 +12,7 @@ from pydantic.alias_generators import to_snake
 from infra.validation import Section, refusal
 from jobs.paths import JOB_ID
 from jobs.study import Algorithm, ParameterType, ScaleType
-from ops.config_values import Count, EndPolicy, Notify, Seconds, Size, StrictBool, Whole, refuse_bool
+from ops.config_values import Count, Notify, RunPolicy, Seconds, Size, StrictBool, Whole, refuse_bool
 from ops.errors import UsageError
 from ops.submit import arguments
 
@@ -193,7 +193,7 @@ class Hyperparameters(Section):
         return self
 
 
-class Scheduling(EndPolicy):
+class Scheduling(RunPolicy):
     """`trainingInput.scheduling`."""
 
     maxRestarts: Count | None = None

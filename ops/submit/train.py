@@ -44,7 +44,7 @@ _FREE_BYTES = 100_000_000
 def prepare_job(cluster: ClusterClient, flags: JobFlags, folder: str | None, dry: bool = False) -> Submission:
     """Check a job as far as possible without its hosts; UsageError if it is invalid."""
     job_flags = resume_flags(cluster, flags, folder) if flags.resume is not None else flags
-    return add_prior_trials(cluster, prepare(cluster.inventory, job_flags, folder, dry))
+    return add_earlier_trials(cluster, prepare(cluster.inventory, job_flags, folder, dry))
 
 
 def resume_flags(cluster: ClusterClient, flags: JobFlags, folder: str | None = None) -> JobFlags:
@@ -74,7 +74,7 @@ def resume_flags(cluster: ClusterClient, flags: JobFlags, folder: str | None = N
     return replace(flags, job_dir=output.job_dir)
 
 
-def add_prior_trials(cluster: ClusterClient, submission: Submission) -> Submission:
+def add_earlier_trials(cluster: ClusterClient, submission: Submission) -> Submission:
     """Return a tuning job with the results of the one that it resumes from, if it names one."""
     study = submission.job.study
     if study is None or not study.resumePreviousJobId:
@@ -82,7 +82,7 @@ def add_prior_trials(cluster: ClusterClient, submission: Submission) -> Submissi
     record = existing_job(cluster.ledger, study.resumePreviousJobId)
     plan = cluster.ledger.plan(record.jobId)
     trials = Trials(cluster.ledger, record.jobId).read()
-    resumed_study = tuning.add_prior_results(study, plan.study if plan else None, trials)
+    resumed_study = tuning.add_earlier_results(study, plan.study if plan else None, trials)
     return replace(submission, job=replace(submission.job, study=resumed_study))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from infra.inventory import Inventory
 from infra.scale_tiers import Role
-from jobs.study import METRIC_TAG, Algorithm, Goal, Parameter, ParameterType, PriorTrial, ScaleType, Study, Trial
+from jobs.study import METRIC_TAG, Algorithm, EarlierTrial, Goal, Parameter, ParameterType, ScaleType, Study, Trial
 from ops.errors import UsageError
 from ops.submit import arguments
 from ops.terminal import plural
@@ -86,7 +86,7 @@ def limit_note(options: Mapping[str, Any], inventory: Inventory) -> str:
     return f"maxParallelTrials is {limit}, and {hosts}: that many run at once"
 
 
-def add_prior_results(study: Study, original: Study | None, trials: Sequence[Trial]) -> Study:
+def add_earlier_results(study: Study, original: Study | None, trials: Sequence[Trial]) -> Study:
     """Return the study with the resumed job's results: its `trials`, and the earlier ones of its study `original`.
 
     Raises:
@@ -95,13 +95,15 @@ def add_prior_results(study: Study, original: Study | None, trials: Sequence[Tri
     job_id = study.resumePreviousJobId
     if original is None:
         raise UsageError(f"resumePreviousJobId {job_id} tuned no hyperparameters: take it out")
-    earlier = [  # of a version that did not sort values
+    original_params = [  # of a version that did not sort values
         replace(each, discreteValues=sorted(each.discreteValues)) if each.discreteValues else each for each in original.params
     ]
-    if earlier != study.params:
-        names = [{each.parameterName for each in params} for params in (earlier, study.params)]
+    if original_params != study.params:
+        names = [{each.parameterName for each in params} for params in (original_params, study.params)]
         missing, has = sorted(names[0] - names[1]), sorted(names[1] - names[0])
-        differs = [each.parameterName for each in study.params if each not in earlier and each.parameterName in names[0]]
+        differs = [
+            each.parameterName for each in study.params if each not in original_params and each.parameterName in names[0]
+        ]
         differences = [
             (missing, "which this job does not tune"),
             (has, "which it did not tune"),
@@ -116,10 +118,12 @@ def add_prior_results(study: Study, original: Study | None, trials: Sequence[Tri
             raise UsageError(
                 f"resumePreviousJobId {job_id} had {key} {before}, and this one {getattr(study, key)}: make them the same"
             )
-    prior_trials = [PriorTrial(each.hyperparameters, each.finalMetric.objectiveValue) for each in trials if each.finalMetric]
-    if not prior_trials:
+    earlier_trials = [
+        EarlierTrial(each.hyperparameters, each.finalMetric.objectiveValue) for each in trials if each.finalMetric
+    ]
+    if not earlier_trials:
         raise UsageError(f"resumePreviousJobId {job_id} has no trial that SUCCEEDED, of which one could learn: take it out")
-    result = replace(study, earlier=[*original.earlier, *prior_trials])
+    result = replace(study, earlier=[*original.earlier, *earlier_trials])
     if not result.trial_count:
         raise UsageError(f"every point of the grid was tried by {job_id}: nothing is left to do")
     return result

@@ -9,11 +9,11 @@ import pytest
 
 from jobs.study import (
     Algorithm,
+    EarlierTrial,
     Goal,
     Measurement,
     Parameter,
     ParameterType,
-    PriorTrial,
     Study,
     Trial,
     TrialState,
@@ -64,7 +64,7 @@ def test_the_number_of_trials_of_a_grid() -> None:
         {"kind": "sgd"},
     ]
     assert [grid.allows(values) for values in tried] == [True, True, True, False, False]
-    assert replace(grid, earlier=[PriorTrial(values, 0.5) for values in tried]).trial_count == 16
+    assert replace(grid, earlier=[EarlierTrial(values, 0.5) for values in tried]).trial_count == 16
 
 
 def trial(number: int, value: float | None = None, **keys: Any) -> Trial:

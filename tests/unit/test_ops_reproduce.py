@@ -21,7 +21,7 @@ from jobs.ledger import Ledger
 from jobs.queue import Queue, QueueEntry
 from jobs.records import JobRecord
 from jobs.states import JobState
-from jobs.study import PriorTrial
+from jobs.study import EarlierTrial
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.ledger import existing_job
 from ops.errors import DETACHED, DONE, FAILED, OpsError, UsageError
@@ -267,7 +267,7 @@ def test_a_study_is_repeated_with_its_seed(local_inventory: Inventory, tmp_path:
     built = package.build(TINY, "tiny.task")
     job = build_job(JobFlags("job01", config=str(config)), local_inventory, "tiny", built.files)
     assert job.study
-    original = replace(job.study, earlier=[PriorTrial({"x": "1"}, 0.5)])
+    original = replace(job.study, earlier=[EarlierTrial({"x": "1"}, 0.5)])
     content = manifest.manifest(local_inventory, job, built)
     again = reproduce.build_job(local_inventory, content, "again", built, None, original)
     assert again.study == replace(original, jobDir="/bucket/jobs/again/output")

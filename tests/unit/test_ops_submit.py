@@ -34,7 +34,7 @@ from jobs.queue_monitor import NOT_HANDED_OVER
 from jobs.records import HostConfig, JobRecord, Plan
 from jobs.serialization import RecordError
 from jobs.states import JobState
-from jobs.study import Measurement, Parameter, ParameterType, PriorTrial, Study, Trial, TrialState
+from jobs.study import EarlierTrial, Measurement, Parameter, ParameterType, Study, Trial, TrialState
 from ops.cluster import power_on
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.fanout import Outcome, fan_out
@@ -921,17 +921,17 @@ def test_a_tuning_job_resumes_from_another_ones_trials(submission: Submission, l
     parameter = Parameter("x", ParameterType.INTEGER, 1, 9)
     for study in (None, Study([parameter])):
         same = replace(submission, job=replace(submission.job, study=study))
-        assert train.add_prior_trials(cluster, same) is same
+        assert train.add_earlier_trials(cluster, same) is same
     put_job(ledger, JobRecord("old").ended("why"))
     resuming = Study([parameter], resumePreviousJobId="old", maxTrials=3)
     tuned = replace(submission, job=replace(submission.job, study=resuming))
     with pytest.raises(UsageError, match="resumePreviousJobId old tuned no hyperparameters"):
-        train.add_prior_trials(cluster, tuned)
+        train.add_earlier_trials(cluster, tuned)
     ledger.create_plan(Plan("old", ["master-0"], "m", [], {}, study=Study([parameter])))
     trial = Trial(1, {"x": "3"}, "master-0", state=TrialState.SUCCEEDED, finalMetric=Measurement(5, 0.5))
     ledger.create_trial("old", trial)
-    resumed = train.add_prior_trials(cluster, tuned)
-    assert resumed == replace(tuned, job=replace(tuned.job, study=replace(resuming, earlier=[PriorTrial({"x": "3"}, 0.5)])))
+    resumed = train.add_earlier_trials(cluster, tuned)
+    assert resumed == replace(tuned, job=replace(tuned.job, study=replace(resuming, earlier=[EarlierTrial({"x": "3"}, 0.5)])))
 
 
 def test_a_started_job_is_noted_or_followed(

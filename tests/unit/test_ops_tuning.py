@@ -19,11 +19,11 @@ from jobs.records import JobRecord, Plan
 from jobs.study import (
     METRIC_TAG,
     Algorithm,
+    EarlierTrial,
     Goal,
     Measurement,
     Parameter,
     ParameterType,
-    PriorTrial,
     ScaleType,
     Study,
     Trial,
@@ -314,21 +314,21 @@ def test_a_study_resumes_one_whose_values_a_former_version_did_not_sort() -> Non
     study = tuning.build_study({"params": [discrete], "maxTrials": 3, "resumePreviousJobId": "old"}, (), "/o", None)
     previous = replace(study, params=[replace(study.params[0], discreteValues=[64.0, 32.0])])
     study = replace(study, params=[replace(study.params[0], discreteValues=[32.0, 64.0])])
-    assert len(tuning.add_prior_results(study, previous, [trial(1, 0.5)]).earlier) == 1
+    assert len(tuning.add_earlier_results(study, previous, [trial(1, 0.5)]).earlier) == 1
 
 
 def test_a_study_resumes_from_previous_results() -> None:
     hyperparameters = {"params": [ONE], "maxTrials": 3, "resumePreviousJobId": "old"}
     study = tuning.build_study(hyperparameters, (), "/o", None)
     previous = tuning.build_study({"params": [ONE]}, (), "", None)
-    resumed = tuning.add_prior_results(study, previous, [trial(1, 0.5), trial(2, None)])
-    assert resumed.earlier == [PriorTrial({"x": "1"}, 0.5)]
-    resumed_again = tuning.add_prior_results(study, resumed, [trial(3, 0.75)])
-    assert resumed_again.earlier == [PriorTrial({"x": "1"}, 0.5), PriorTrial({"x": "3"}, 0.75)], (
-        "and the prior trials of that one"
+    resumed = tuning.add_earlier_results(study, previous, [trial(1, 0.5), trial(2, None)])
+    assert resumed.earlier == [EarlierTrial({"x": "1"}, 0.5)]
+    resumed_again = tuning.add_earlier_results(study, resumed, [trial(3, 0.75)])
+    assert resumed_again.earlier == [EarlierTrial({"x": "1"}, 0.5), EarlierTrial({"x": "3"}, 0.75)], (
+        "and the earlier trials of that one"
     )
     with pytest.raises(UsageError, match="has no trial that SUCCEEDED"):
-        tuning.add_prior_results(study, previous, [trial(2, None)])
+        tuning.add_earlier_results(study, previous, [trial(2, None)])
     for previous_keys, message in (
         (None, "tuned no hyperparameters"),
         ({"params": [{**ONE, "maxValue": 8}]}, "tuned other hyperparameters: x, whose values were others$"),
@@ -345,14 +345,14 @@ def test_a_study_resumes_from_previous_results() -> None:
         ({"params": [ONE], "hyperparameterMetricTag": "loss"}, "had hyperparameterMetricTag loss"),
     ):
         with pytest.raises(UsageError, match=message):
-            tuning.add_prior_results(study, tuning.build_study(previous_keys, (), "", None) if previous_keys else None, [])
+            tuning.add_earlier_results(study, tuning.build_study(previous_keys, (), "", None) if previous_keys else None, [])
     two = {**hyperparameters, "params": [ONE, {**ONE, "parameterName": "y"}]}
     turned = tuning.build_study({"params": two["params"][::-1]}, (), "", None)  # type: ignore[index]
     with pytest.raises(UsageError, match=r"^resumePreviousJobId old tuned other hyperparameters: in another order$"):
-        tuning.add_prior_results(tuning.build_study(two, (), "/o", None), turned, [trial(1, 0.5)])
+        tuning.add_earlier_results(tuning.build_study(two, (), "/o", None), turned, [trial(1, 0.5)])
     grid = tuning.build_study({**hyperparameters, "algorithm": "GRID_SEARCH"}, (), "/o", None)
     with pytest.raises(UsageError, match="every point of the grid was tried by old"):
-        tuning.add_prior_results(grid, previous, [trial(number, 0.5) for number in range(1, 10)])
+        tuning.add_earlier_results(grid, previous, [trial(number, 0.5) for number in range(1, 10)])
 
 
 def test_the_best_trial_depends_on_the_goal() -> None:
@@ -452,7 +452,7 @@ def test_the_study_is_read_from_the_plan(tmp_path: Path) -> None:
     without_plan = trials.read(ledger, record)
     assert without_plan
     assert without_plan.summary() == "0 of 9 done", "there is no plan yet"
-    planned_study = replace(tuning.build_study(hyperparameters, (), "", None), earlier=[PriorTrial({"x": "1"}, 0.5)])
+    planned_study = replace(tuning.build_study(hyperparameters, (), "", None), earlier=[EarlierTrial({"x": "1"}, 0.5)])
     ledger.create_plan(Plan("job01", ["master-0"], "m", [], {}, study=planned_study))
     with_plan = trials.read(ledger, record)
     assert with_plan

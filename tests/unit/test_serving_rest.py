@@ -101,7 +101,7 @@ def test_a_request_is_parsed(body: Any, signature: Signature, arrays: dict[str, 
         ({"instances": [{"key": 1, "text": 5}]}, TWO, "input text must be strings"),
         ({"instances": [{"key": 1, "text": {"b64": "?"}}]}, TWO, "b64 is no base64"),
         ({"instances": [{"key": 2**70, "text": "a"}]}, TWO, "input key must be whole numbers from -9223372036854775808 to"),
-        ({"inputs": nested(33)}, ANY_TEXT, "input text has lists nested 32 deep, and no tensor has that many dimensions"),
+        ({"inputs": nested(33)}, ANY_TEXT, "input text must have at most 32 dimensions, the limit for strings"),
         ({"instances": [["1", "2"]]}, ONE, "input x must be numbers, all rows of one length"),
         ({"instances": [{}]}, TWO, "the instance has nothing; this signature takes key, text"),
         ({"instances": [{"b64": "AAE="}]}, TWO, "the instance has b64; this signature takes key, text"),
@@ -168,9 +168,13 @@ def test_classify_requests_and_answers() -> None:
     nested = orjson.loads("[" * 300 + "]" * 300)
     with pytest.raises(RestError, match="context has lists that are nested too deep"):
         rest.copied_bytes({"examples": [{}], "context": {"a": nested}})
-    with pytest.raises(RestError, match="this signature gives y: to classify takes scores of each class"):
+    with pytest.raises(
+        RestError, match=r"an output scores or probabilities of the shape \[examples, classes\]; this signature has y"
+    ):
         rest.classify_response({"y": np.zeros(3)})
-    with pytest.raises(RestError, match="this signature gives scores: to classify takes scores of each class"):
+    with pytest.raises(
+        RestError, match=r"an output scores or probabilities of the shape \[examples, classes\]; this signature has scores"
+    ):
         rest.classify_response({"scores": np.zeros(3)})
 
 

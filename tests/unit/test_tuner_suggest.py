@@ -19,11 +19,11 @@ from hosts.tuner import suggest as module
 from hosts.tuner.suggest import suggest
 from jobs.study import (
     Algorithm,
+    EarlierTrial,
     Goal,
     Measurement,
     Parameter,
     ParameterType,
-    PriorTrial,
     ScaleType,
     Study,
     Trial,
@@ -115,7 +115,7 @@ def test_a_grid_has_every_point_once_in_order() -> None:
     trials = run_trials(study, lambda _: 0.0)
     with pytest.raises(ValueError, match="every point"):
         suggest(study, trials, 7)
-    rest = replace(study, earlier=[PriorTrial({"n": "1", "batch": "32"}, 0.5)])
+    rest = replace(study, earlier=[EarlierTrial({"n": "1", "batch": "32"}, 0.5)])
     assert rest.trial_count == 5
     assert ("1", "32") not in [tuple(trial.hyperparameters.values()) for trial in run_trials(rest, lambda _: 0.0)]
 
@@ -171,7 +171,7 @@ def test_the_distribution_of_a_parameter(parameter: Parameter, distribution: Bas
 
 
 def test_the_sampler_is_told_all_trials() -> None:
-    study = Study([UNITS], earlier=[PriorTrial({"units": "5"}, 0.5), PriorTrial({"units": "99"}, 0.5)])
+    study = Study([UNITS], earlier=[EarlierTrial({"units": "5"}, 0.5), EarlierTrial({"units": "99"}, 0.5)])
     trials = [
         Trial(1, {"units": "1"}, "m", finalMetric=Measurement(1, 0.1)),
         Trial(2, {"units": "2"}, "m", state=TrialState.SUCCEEDED, finalMetric=Measurement(1, 0.2)),
