@@ -283,7 +283,7 @@ class TrainingState:
 
     def initial_test_state(self) -> list[Any]:
         """Return the state of layers, random generators and metrics before an evaluation's first batch."""
-        return self.network.initial_test(self.shared, self.local)
+        return self.network.initial_test_state(self.shared, self.local)
 
     def test(self, test_state: Sequence[Any], batch: Batch) -> tuple[Any, Any, list[Any], Any]:
         """Evaluate a batch with the current variables; see `FunctionalModel.test`."""

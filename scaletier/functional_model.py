@@ -472,7 +472,7 @@ class FunctionalModel:
         """Return what steps change of the `shared` and `local` variables, besides the weights and the optimizer's."""
         return [*shared[len(self.trained) :], *local[: len(self._changing)]]
 
-    def initial_test(self, shared: Values, local: Values) -> list[Any]:
+    def initial_test_state(self, shared: Values, local: Values) -> list[Any]:
         """Return the state before an evaluation's first batch: the `changing` variables, and the metrics'."""
         return [*map(tf.convert_to_tensor, self.changing(shared, local)), *self.initial_metrics()]
 

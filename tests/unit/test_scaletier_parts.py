@@ -96,7 +96,7 @@ def test_stages_are_evaluated_with_the_averages_of_weights() -> None:
     values = {spec.name: value for spec, value in zip(network.shared, state.shared, strict=True)}
     laid.stages = [Stage("master/0", "/device:CPU:0", make_units(network), values)]
     loss, outputs, _, _ = laid.test(laid.initial_test_state(), batch)
-    expected = network.test(averages, state.local, network.initial_test(averages, state.local), batch)
+    expected = network.test(averages, state.local, network.initial_test_state(averages, state.local), batch)
     np.testing.assert_allclose(outputs, expected[1], rtol=1e-6)
     np.testing.assert_allclose(loss, expected[0], rtol=1e-6)
 
