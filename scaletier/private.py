@@ -45,7 +45,7 @@ def server_library() -> tuple[Any, Any]:
     """Return TensorFlow's server and the protocol buffers of its settings.
 
     A server needs TensorFlow's C++ and 4% of its Python. Importing only that takes 0.5 s instead of 2.2 s, which counts if
-    many replicas start at once on few cpus; so the package is entered past its `__init__`.
+    many replicas start at once on few cpus; so its modules are imported without running TensorFlow's `__init__`.
     """
     # The chief reports errors of a step; a server's own lines are remarks about the CPU.
     if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2") == "2":
@@ -99,7 +99,7 @@ class CoordinatorWorkers:
     """The coordinator's workers, one of which may become unresponsive without blocking the others.
 
     TensorFlow sends every function, and each operation on its first use, to all hosts and waits for each answer, unless it
-    streams them; ParameterServerStrategy turns that off. Here only the workers' threads, which must see errors, do not stream.
+    streams them; ParameterServerStrategy turns streaming off. Here only the workers' threads wait, as they must see errors.
     TensorFlow also removes functions that were garbage-collected, under a lock that all operations need: they are kept instead.
     And it frees tensors in an executor that threads share: this thread gets its own.
     """
@@ -381,7 +381,7 @@ def trace_functions_in_scopes(scope: Any, entered: bool) -> None:
 def custom_gradient_around() -> str:
     """Return what the caller is within: `recompute` for tf.recompute_grad, `own` for another tf.custom_gradient, else ''.
 
-    Arguments of such a function are read outside of it.
+    The arguments of a function with a custom gradient are read outside of it.
     """
     code = importlib.import_module("tensorflow.python.ops.custom_gradient")._graph_mode_decorator.__code__
     frames = [frame for frame, _ in traceback.walk_stack(None)]
