@@ -29,8 +29,8 @@ class NewerSchemaError(RecordError):
 class Record:
     """A dataclass serialized as JSON. Unknown keys are dropped; a wrong type is a RecordError.
 
-    A class may have a function `json_key`, which returns the key of a field. A field whose metadata has `stored` False has no
-    key.
+    A class may have a function `json_key`, which returns the key of a field. A field whose metadata has `stored` False is
+    not read.
     """
 
     kind: ClassVar[str] = "record"

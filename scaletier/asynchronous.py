@@ -27,7 +27,7 @@ from scaletier.round_graph import (
     named_handles,
     replica_variables,
     run_round,
-    set_rates,
+    set_learning_rates,
 )
 from scaletier.shared_parameters import SharedParameters
 from scaletier.sync_period import SyncPeriod
@@ -60,7 +60,7 @@ class Asynchronous(Training):
             # a quarter of the time between a worker's kill and its next step.
             tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
         self.worker_count = len(cluster.jobs.get("worker", ()))
-        self.host_count, self.remote = 1 + self.worker_count, self.worker_count > 0
+        self.host_count, self.sends_data = 1 + self.worker_count, self.worker_count > 0
         self.workers: CoordinatorWorkers | None = None
         self._call_start: float | None = None
         super().__init__(job, flags, cluster)
@@ -155,7 +155,7 @@ class Asynchronous(Training):
             self._call_start = None
 
     def refresh(self) -> int:
-        give_memory_back()  # the memory of rounds, as a pull requests its own
+        give_memory_back()  # what rounds have freed, before a pull allocates more
         if self.servers:
             with self._calls_servers():
                 self.pull(list_handles(self.state))
@@ -167,13 +167,13 @@ class Asynchronous(Training):
     def _replica(
         self, name: str, iterator: Any, devices: tuple[str, ...], log: Any, device_variables: Sequence[Any]
     ) -> ReplicaLoop:
-        rates: Any = None
+        learning_rates: Any = None
 
         def run_with_rates(steps: int, live_hosts: int) -> Round:
-            nonlocal rates
-            if self.job.callbacks and rates is not self.job.callbacks.rates:
-                rates = self.job.callbacks.rates
-                set_rates(device_variables, rates)
+            nonlocal learning_rates
+            if self.job.callbacks and learning_rates is not self.job.callbacks.learning_rates:
+                learning_rates = self.job.callbacks.learning_rates
+                set_learning_rates(device_variables, learning_rates)
             with self._calls_servers() if name == self.name else contextlib.nullcontext():
                 return run_round(self.network, self.graphs[devices], iterator, device_variables, steps, live_hosts)
 

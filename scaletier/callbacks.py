@@ -33,12 +33,12 @@ class Callbacks:
 
     Attributes:
         history: the `keras.callbacks.History`, on the chief, once training begins.
-        rates: learning rates that callbacks may have set, by their indices in the network's `local`.
+        learning_rates: those that callbacks may have set, by their indices in the network's `local`.
         pauses: True if all replicas pause during an evaluation.
     """
 
     history: Any = None
-    rates: Mapping[int, Any] = {}
+    learning_rates: Mapping[int, Any] = {}
     pauses = False
 
     def __init__(
@@ -127,7 +127,7 @@ class Callbacks:
         train_data, _ = self._data
         _call_hook(train_data, "on_epoch_end")  # as `fit` of Keras does before the first epoch, and before each evaluation
         self._list.on_train_begin()
-        self._rates = [at for at, spec in enumerate(network.local) if spec in network.learning_rates]
+        self._rate_indices = [at for at, spec in enumerate(network.local) if spec in network.learning_rates]
         stored = json.loads(reader.callbacks) if reader and reader.callbacks else {}
         if stored:
             self._restore(stored)
@@ -148,7 +148,7 @@ class Callbacks:
         return (at + 1) * steps_per_epoch
 
     def _given_rates(self) -> list[float]:
-        return [float(self._network.initial(self._network.local[at])) for at in self._rates]
+        return [float(self._network.initial(self._network.local[at])) for at in self._rate_indices]
 
     def _stateful(self) -> list[Any]:
         """Return the callbacks whose state a checkpoint keeps."""
@@ -168,7 +168,7 @@ class Callbacks:
                 stored.remove(match)
                 vars(callback).update(match[1])
         if state["given_rates"] == self._given_rates():
-            for at, rate in zip(self._rates, state["rates"], strict=True):
+            for at, rate in zip(self._rate_indices, state["rates"], strict=True):
                 self._local[at].assign(rate)
 
     def _restore_metrics(self, steps: int, logs: Mapping[str, float], carried: Sequence[Any]) -> None:
@@ -204,7 +204,7 @@ class Callbacks:
         callbacks = [
             (type(one).__name__, {key: value for key, value in vars(one).items() if key in _STATE}) for one in self._stateful()
         ]
-        rates = [float(self._local[at]) for at in self._rates]
+        rates = [float(self._local[at]) for at in self._rate_indices]
         state = {"callbacks": callbacks, "given_rates": self._given_rates(), "rates": rates}
         copy: dict[str, Any] = json.loads(json.dumps(state, default=_plain))
         return copy
@@ -270,7 +270,7 @@ class Callbacks:
         if self._network.model.train_function is not None:
             line = "a callback is invalid: it has called make_train_function, or fit, which change no step of a job."
             raise JobError(f"{line} Valid: one that sets the learning rate, or variables that the model reads")
-        self.rates = {at: self._local[at].numpy() for at in self._rates}
+        self.learning_rates = {at: self._local[at].numpy() for at in self._rate_indices}
 
     def end(self) -> None:
         """End training; a callback may then set other weights of the model."""

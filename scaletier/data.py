@@ -46,7 +46,7 @@ class ReplicaContext(tf.distribute.InputContext):  # type: ignore[name-defined, 
 class BatchSource:
     """Make the datasets of replicas and evaluations from a job's data.
 
-    TensorFlow loses dataset objects when this process joins a cluster. With `remote` the data is kept as a serialized graph.
+    TensorFlow loses dataset objects when this process joins a cluster. With `serialize` the data is kept as a serialized graph.
 
     Attributes:
         element_spec: the structure of a batch.
@@ -58,7 +58,7 @@ class BatchSource:
         DataError: the data is missing or cannot be read.
     """
 
-    def __init__(self, data: Any, name: str = "data", remote: bool = False) -> None:
+    def __init__(self, data: Any, name: str = "data", serialize: bool = False) -> None:
         if data is None:
             raise JobError("the job has no data: pass Job(data=…), a tf.data.Dataset of batches or a function that makes one")
         self.name, self._data = name, data
@@ -74,7 +74,7 @@ class BatchSource:
         if any(shape is not None and shape.rank is None for shape in shapes):
             raise JobError(f"the job's {name} does not say how many dimensions it has; give from_generator an output_signature")
         _check(first, name)
-        if remote and not callable(data):
+        if serialize and not callable(data):
             self._graph = _serialize(data).numpy()
 
     def _make(self, context: Any) -> Any:
@@ -143,9 +143,9 @@ class BatchSource:
         return _deserialize(graph, dataset.element_spec)
 
 
-def make_eval_source(data: Any, remote: bool = False) -> BatchSource:
+def make_eval_source(data: Any, serialize: bool = False) -> BatchSource:
     """Return the source of a job's eval_data; JobError if the data is invalid or has no end."""
-    source = BatchSource(data, "eval_data", remote)
+    source = BatchSource(data, "eval_data", serialize)
     if source.endless:
         raise JobError("the job's eval_data has no end; pass a dataset without .repeat()")
     return source

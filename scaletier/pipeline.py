@@ -69,7 +69,7 @@ class DistributedState(TrainingState):
 class ModelParallel(Training):
     """Run the chief's part of a job: hold the first stage, and run the graph that spans all stages."""
 
-    remote, replicas, uses_xla = True, 1, False
+    sends_data, replicas, uses_xla = True, 1, False
     state: DistributedState
 
     def place(self, variable: Any) -> Any:

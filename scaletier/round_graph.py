@@ -135,10 +135,10 @@ def replica_variables(
     return results
 
 
-def set_rates(device_variables: Sequence[Any], rates: Mapping[int, Any]) -> None:
+def set_learning_rates(device_variables: Sequence[Any], learning_rates: Mapping[int, Any]) -> None:
     """Set learning rates, by their indices in `local`, on each of a replica's devices."""
     for variables in device_variables:
-        for at, rate in rates.items():
+        for at, rate in learning_rates.items():
             with on_this_process():
                 value = tf.constant(rate)
             with tf.device(variables.local[at].device):

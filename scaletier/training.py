@@ -50,11 +50,11 @@ class Training(abc.ABC):
     Attributes:
         is_chief: True for the chief, which evaluates, saves, logs and exports.
         host_count: the number of hosts that train, each on its `devices`.
-        remote: True if other hosts get the data from this one.
+        sends_data: True if other hosts get the data from this one.
         place: a function that returns the context in which the optimizer updates a variable.
     """
 
-    name, is_chief, host_count, remote = "master/0", True, 1, False
+    name, is_chief, host_count, sends_data = "master/0", True, 1, False
     place: Callable[[Any], Any] | None = None
 
     def __init__(self, job: Job, flags: Flags, cluster: Cluster) -> None:
@@ -62,10 +62,12 @@ class Training(abc.ABC):
         say_device(flags.allow_cpu)
         tf.random.set_seed(flags.seed)
         self.devices = local_devices()
-        self.source = BatchSource(job.data, remote=self.remote)
+        self.source = BatchSource(job.data, serialize=self.sends_data)
         if job.callbacks:
             self.flags = flags = job.callbacks.plan(flags, self.source.length)
-        self.eval_source = make_eval_source(job.eval_data, self.remote) if self.is_chief and job.eval_data is not None else None
+        self.eval_source = (
+            make_eval_source(job.eval_data, self.sends_data) if self.is_chief and job.eval_data is not None else None
+        )
         spec = self.eval_source.element_spec if self.eval_source else None
         self.network = FunctionalModel(job, self.source.element_spec, flags.seed, self.replicas, self.place, spec)
         self.require_memory()

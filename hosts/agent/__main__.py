@@ -87,9 +87,8 @@ def spawn(launcher_client: Launcher | None, assignment: Assignment) -> Trainer:
     job, argv, cwd, env = assignment.plan.jobId, assignment.argv, assignment.directory, assignment.environment
     if assignment.plan.study:
         stdin = json.dumps({"cwd": str(cwd), "env": dict(env)}).encode()
-        tuner = ProgramSpec(
-            job, argv, cwd, own_environment(os.environ), stdin=stdin, stop_signal="all"
-        )  # also to the trials in its group
+        # SIGTERM goes to the tuner and to its trials.
+        tuner = ProgramSpec(job, argv, cwd, own_environment(os.environ), stdin=stdin, stop_signal="all")
         return Trainer(tuner, assignment.log, Child)
     plan = assignment.plan
     peers = plan.peers(assignment.name)
@@ -106,7 +105,7 @@ def _version() -> str:
 
 
 class Loop:
-    """Run two threads: the main one waits for the trainer and for systemd alone, the reporter for the bucket."""
+    """Run two threads: the main one waits only for the trainer and for signals, the reporter for the bucket."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
@@ -118,7 +117,7 @@ class Loop:
     def run(self) -> None:
         """Run until no job needs this host, or the unit is stopped.
 
-        From then on a wake-up ends this process, and systemd starts it again: no handler runs while Python exits.
+        A later SIGHUP, as for a new job, kills this process, and systemd starts it again: no handler runs while Python exits.
         """
         try:
             self._run()

@@ -111,9 +111,9 @@ class JobFiles:
 
     def _prepare(self, plan: Plan, name: str) -> _Job:
         if self._launcher and not plan.study:
-            self._launcher.warm()
+            self._launcher.connect_early()
         package = self._package(plan)
-        others = {keep_unsaved.HOME: str(self._home(plan)), **_UNIT_TEMPORARY} if self._launcher else {}
+        writable = {keep_unsaved.HOME: str(self._home(plan)), **_UNIT_TEMPORARY} if self._launcher else {}
         host_paths = [self._home(plan).with_name(name) for name in ("home", "tmp", "var-tmp")] if self._launcher else []
         archive = paths.log(plan.jobId, name)
         chunks = list_archived(self._files, archive)
@@ -130,7 +130,7 @@ class JobFiles:
         return _Job(
             Assignment(plan, name, package / plan.folder, environment, python, self._log),
             self._log,
-            JobFolders(package, package.parent / "package.sha256", others, host_paths),
+            JobFolders(package, package.parent / "package.sha256", writable, host_paths),
             LogArchive(self._log, self._files, archive, chunks),
             ManifestCompletion(plan, self._host.python, self._ledger) if name == plan.chief else None,
         )
@@ -195,7 +195,7 @@ class JobFiles:
         return self._job.notifier.result
 
     def _run_as_trainer(self, current: _Job, argv: list[str], added: Mapping[str, str]) -> int:
-        """Run a command as the trainer's user and behind its isolation, with its output in the log."""
+        """Run a command as the trainer's user and in its sandbox, with its output in the log."""
         assignment = current.assignment
         run = ProgramSpec(assignment.plan.jobId, argv, assignment.directory, {**assignment.environment, **added})
         command = Trainer(run, current.log, self._launcher or Child)
@@ -267,7 +267,7 @@ class JobFiles:
         """Return the trainer's environment.
 
         It is that of this process, its task's, TF_CONFIG, its package on PYTHONPATH, and Python first on PATH. `interface` has
-        the variables for libraries, unless the job sets them.
+        the variables that name the network interface for gloo and NCCL, unless the job sets them.
         """
         # A trial has an output of its own, so its variables are filled in when it starts.
         job_environment = task.environment if plan.study else variables.expand_environment(task.environment, task.environment)
@@ -304,7 +304,7 @@ class JobFiles:
         if scheme != "gs":
             return {}
         rights = access(plan, task, bucket)
-        # A client that makes a folder looks for the folders above it, which this trainer may not read.
+        # The output folder must exist: a client that makes a folder in it would look for those above, which it may not read.
         with suppress(Conflict):
             self._ledger.store.create(f"{rights.writes[0]}/", b"")
         log = self._log

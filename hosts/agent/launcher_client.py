@@ -33,8 +33,8 @@ class Launcher:
         self._address, self._bucket = address, bucket
         self._early_channels: list[socket.socket] = []
 
-    def warm(self) -> None:
-        """Connect early: the launcher takes time to start."""
+    def connect_early(self) -> None:
+        """Connect before a trainer starts: the launcher takes time to start."""
         with suppress(OSError):
             if not self._early_channels:
                 self._early_channels.append(_connect(self._address))

@@ -38,19 +38,19 @@ class JobFolders:
     Attributes:
         package: the folder of the job's package.
         marker: the file that shows that the package is complete; files that are older came with the job.
-        others: further folders that a trainer may write to, by the prefix of their files' names.
+        writable_folders: further folders that a trainer may write to, by the prefix of their files' names.
         host_paths: the same folders by their paths on the host. The launcher creates them with the modification time 0.
     """
 
     package: Path
     marker: Path
-    others: Mapping[str, str]
+    writable_folders: Mapping[str, str]
     host_paths: Sequence[Path] = ()
 
     @property
     def folders(self) -> Sequence[tuple[str, str]]:
         """Each folder that a trainer may write to, with the prefix of its files' names."""
-        return [(str(self.package), ""), *((top, prefix) for prefix, top in self.others.items())]
+        return [(str(self.package), ""), *((top, prefix) for prefix, top in self.writable_folders.items())]
 
 
 def start_search(

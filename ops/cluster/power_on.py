@@ -25,8 +25,8 @@ START_SECONDS = 300.0
 
 def startable_hosts(inventory: Inventory, names: Collection[str]) -> list[str]:
     """Return those of these hosts that this machine can start."""
-    power = inventory.start_requests()
-    return [name for name in names if power and name in power.starts]
+    requests = inventory.start_requests()
+    return [name for name in names if requests and name in requests.starts]
 
 
 def start_and_wait(

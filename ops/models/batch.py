@@ -38,7 +38,7 @@ _DECLARATION = f"restartCodes: [{RESTART_EXIT}]\n".encode()
 # The bytes of input that justify one more replica: about ten thousand images of MNIST, a few seconds of a CPU.
 _BYTES_PER_REPLICA = 8_000_000
 _GLOB = re.compile(r"[*?\[]")
-# Characters at which hosts may end a path that an argument names: in patterns, `?` matches them.
+# A host that looks for paths in an argument may end one at these characters, so each is replaced by `?`, which matches it.
 _ENDS_PATH = re.compile(r"[\s'\",;:|&<>{}\\]")
 _URL = re.compile(r"gs://[^/]+")
 
@@ -182,7 +182,7 @@ def _is_file(cluster: ClusterClient, path: str) -> bool:
 
 
 def _as_argument(pattern: str) -> str:
-    """Return the pattern as an argument, in which hosts find the whole path."""
+    """Return the pattern as an argument in which hosts find the whole path."""
     scheme, separator, path = pattern.rpartition("://")
     return f"{scheme}{separator}{_ENDS_PATH.sub('?', path)}"
 

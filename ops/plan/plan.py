@@ -129,8 +129,8 @@ def plan(request: PlanRequest, as_json: bool) -> int:
                 "say it as plan.evaluate in its scaletier.yaml"
             )
     work = measure(built, declared, module, args, extra_env, request)
-    until = measure_steps_to_target(built, declared, module, args, extra_env, request.until) if request.until else None
-    target_model = TargetModel.of(until) if until else None
+    measurement = measure_steps_to_target(built, declared, module, args, extra_env, request.until) if request.until else None
+    target_model = TargetModel.of(measurement) if measurement else None
     content = {
         "module": module,
         "args": args,
@@ -139,7 +139,7 @@ def plan(request: PlanRequest, as_json: bool) -> int:
         "cpus": os.cpu_count(),
         "vcpusPerCpu": vcpus_per_cpu(),
         "work": asdict(work),
-        "until": until,
+        "until": measurement,
     }
     shapes = {tier: tier_shape(preset(tier)) for tier in TIERS}
     models = find_speed_models(declared).items()
@@ -196,24 +196,24 @@ def measure_steps_to_target(
     module: str,
     args: Sequence[str],
     extra_env: Mapping[str, str],
-    until: TargetRuns,
+    target_runs: TargetRuns,
 ) -> dict[str, Any]:
     """Measure the steps to a target with each number of replicas, and return the `until` of a plan."""
-    plan_flags, target = declared.plan, until.target
+    plan_flags, target = declared.plan, target_runs.target
     strategy = resolve_strategy(declared, chosen_strategy(args))
     job_steps = last_step(args, plan_flags)
     interval = max(1, (job_steps or _EVALUATIONS * _EVALUATION_STEPS) // _EVALUATIONS)
     sets_interval = any(name == plan_flags.evaluate for name, _ in flags(args))
     results: list[runs.MeasuredRun] = []
     with _unpack(built) as folder:
-        for replicas in until.replicas:
+        for replicas in target_runs.replicas:
             output = folder / f"output-{replicas}"
             chosen = _single_process_args(args, declared) if replicas == 1 else args
             job_args = _with_output(chosen, built, declared, str(output))
             argv = [module, *job_args, *(() if sets_interval else (str(plan_flags.evaluate), str(interval)))]
             servers = find_speed_models(declared)[strategy] is asynchronous
             env = _environment(folder, output, declared, extra_env)
-            setup = runs.RunSetup(target, argv, env, servers, until.seconds, extra_env)
+            setup = runs.RunSetup(target, argv, env, servers, target_runs.seconds, extra_env)
             results.append(runs.run(setup, replicas, folder))
     points = [(run.replicas, run.crossing.step) for run in results]
     steps_model = time_to_target.fit(points)

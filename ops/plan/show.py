@@ -45,7 +45,7 @@ def show(
     heads = ("TIER", "STRATEGY", "REPLICAS", "PS", "STEPS/S", "MASTER ALONE", "SPEED-UP", "EFFICIENCY", "BOUND BY")
     terminal.table((*heads, f"TO {target_model.target}", "SPEED-UP TO IT") if target_model else heads, rows)
     if target_model:
-        _note_late_replicas(target_model.until)
+        _note_late_replicas(target_model.measurement)
         _note_extrapolated(target_model, predicted)
         _note_too_few_steps(target_model, predicted)
     terminal.note("a model, not a measurement: fab plan --job ID compares it with a job that ran (docs/plan.md)")
@@ -58,15 +58,15 @@ def format_time_to_target(seconds: float) -> str:
 
 def _show_steps_model(target_model: TargetModel) -> None:
     """Print the steps to the target: measured, and by the model."""
-    steps_model, until = target_model.steps_model, target_model.until
-    measured = ", ".join(f"{run['steps']:.0f} with {run['replicas']}" for run in until["runs"])
+    steps_model, measurement = target_model.steps_model, target_model.measurement
+    measured = ", ".join(f"{run['steps']:.0f} with {run['replicas']}" for run in measurement["runs"])
     terminal.out(f"steps of all replicas to {target_model.target}, by {target_model.strategy}: {measured}")
-    least, noise, error = f"{steps_model.least:.0f}", f"{steps_model.noise:.0f}", f"{until['errorPercent']:.0f}"
+    least, noise, error = f"{steps_model.least:.0f}", f"{steps_model.noise:.0f}", f"{measurement['errorPercent']:.0f}"
     terminal.out(f"model: {least} steps by each replica, and {noise} divided among all; off by {error} % at most")
 
 
-def _note_late_replicas(until: Mapping[str, Any]) -> None:
-    for run in until["runs"]:
+def _note_late_replicas(measurement: Mapping[str, Any]) -> None:
+    for run in measurement["runs"]:
         if runs.is_too_late(run["lateSteps"], run["steps"]):
             terminal.note(
                 f"of {run['replicas']} replicas the last one began at step {run['lateSteps']}: "
@@ -83,7 +83,7 @@ def _note_extrapolated(target_model: TargetModel, predicted: Mapping[ScaleTier, 
 
 
 def _note_too_few_steps(target_model: TargetModel, predicted: Mapping[ScaleTier, Mapping[str, Prediction]]) -> None:
-    if (steps := target_model.until["jobSteps"]) is None:
+    if (steps := target_model.measurement["jobSteps"]) is None:
         return
     for tier, predictions in predicted.items():
         models = ((target_model.for_strategy(name), each.replicas) for name, each in predictions.items())

@@ -78,14 +78,20 @@ class TargetModel:
     strategy: str
     steps_model: StepsModel
     max_replicas: int
-    until: Mapping[str, Any]
+    measurement: Mapping[str, Any]
 
     @classmethod
-    def of(cls, until: Mapping[str, Any]) -> TargetModel:
+    def of(cls, measurement: Mapping[str, Any]) -> TargetModel:
         """Parse a plan's `until`."""
-        steps_model = StepsModel(until["leastSteps"], until["noiseSteps"])
-        max_replicas = max(run["replicas"] for run in until["runs"])
-        return cls(MetricTarget(until["metric"], until["value"]), until["strategy"], steps_model, max_replicas, until)
+        steps_model = StepsModel(measurement["leastSteps"], measurement["noiseSteps"])
+        max_replicas = max(run["replicas"] for run in measurement["runs"])
+        return cls(
+            MetricTarget(measurement["metric"], measurement["value"]),
+            measurement["strategy"],
+            steps_model,
+            max_replicas,
+            measurement,
+        )
 
     def for_strategy(self, strategy: str) -> TargetModel | None:
         """Return this model if it was measured with that strategy, else None."""

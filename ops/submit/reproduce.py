@@ -130,7 +130,7 @@ def _is_complete(content: Any) -> bool:
 
 
 def _runtime(inventory: Inventory, content: Mapping[str, Any]) -> RuntimeRequest | None:
-    """Return the job's own Python, of the same versions."""
+    """Return the request for the job's Python environment, with the same versions; None if it used the hosts' Python."""
     if not isinstance(request := content.get("runtime"), dict):
         return None
     return runtimes.from_manifest(inventory, request)
@@ -169,7 +169,7 @@ def build_job(
 ) -> JobSpec:
     """Build the job of a manifest under another id, with an output folder of its own.
 
-    With `original_study`, the job's study in its plan, the same trials are suggested.
+    `original_study` is the study in the original job's plan: its seed and prior trials make the new job's trials the same.
 
     Raises:
         UsageError: if a secret is not set.

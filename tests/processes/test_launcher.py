@@ -394,12 +394,12 @@ def test_a_trainer_ends_with_its_agent(host: Host, tmp_path: Path) -> None:
 
 def test_a_waiting_launcher_is_used_and_a_dead_one_is_replaced(host: Host, tmp_path: Path) -> None:
     launcher = host.launcher
-    launcher.warm()
-    launcher.warm()
+    launcher.connect_early()
+    launcher.connect_early()
     until(lambda: len(host.processes) == 1)
     assert wait_for_exit(trainer(host, tmp_path, run(host, "print(1)"), launcher)) == 0
     assert len(host.processes) == 1
-    launcher.warm()
+    launcher.connect_early()
     until(lambda: len(host.processes) == 2)
     host.processes[1].kill()
     host.processes[1].wait()

@@ -457,19 +457,19 @@ def test_an_optimizer_function_with_a_required_argument_gets_the_replica_count(m
     assert main(job(optimizer=keras.optimizers.Adam)) == 0
 
 
-@pytest.mark.parametrize("remote", [False, True])
-def test_a_function_returns_the_data_of_each_replica(remote: bool) -> None:
+@pytest.mark.parametrize("serialize", [False, True])
+def test_a_function_returns_the_data_of_each_replica(serialize: bool) -> None:
     def make(context: Any) -> Any:
         return tf.data.Dataset.range(10 * context.input_pipeline_id, 10 * context.input_pipeline_id + 2).batch(2)
 
-    source = BatchSource(make, remote=remote)
+    source = BatchSource(make, serialize=serialize)
     assert [next(iter(source.training_batches(replica, 3))).numpy().tolist() for replica in range(3)] == [
         [0, 1],
         [10, 11],
         [20, 21],
     ]
     assert next(iter(source.training_batches_on_device(2, 3))).numpy().tolist() == [20, 21]
-    shared = BatchSource(tf.data.Dataset.range(8).batch(2), remote=remote)
+    shared = BatchSource(tf.data.Dataset.range(8).batch(2), serialize=serialize)
     assert [next(iter(shared.training_batches(replica, 3))).numpy().tolist() for replica in range(3)] == [
         [0, 1],
         [2, 3],

@@ -113,10 +113,10 @@ class FakeLauncher:
     """A launcher that records its requests."""
 
     def __init__(self) -> None:
-        self.warm_calls, self.kept_jobs = 0, [["nothing"]]
+        self.early_connections, self.kept_jobs = 0, [["nothing"]]
 
-    def warm(self) -> None:
-        self.warm_calls += 1
+    def connect_early(self) -> None:
+        self.early_connections += 1
 
     def tidy(self, keep: list[str]) -> None:
         self.kept_jobs.append(keep)
@@ -137,7 +137,7 @@ def test_a_trainer_of_another_user_has_its_own_home_and_none_of_the_agent_s_envi
     home = f"{state}/jobs/job01/home"
     trainer_environ = {"HOME": home, "USER": "trainer", "LOGNAME": "trainer", "LANG": "C.UTF-8", "A": "b"}
     assert {name: environ.get(name) for name in (*agent_environ, "A")} == dict.fromkeys(agent_environ) | trainer_environ
-    assert launcher.warm_calls == 1
+    assert launcher.early_connections == 1
     assert files._job
     folders = [("home/", home), ("tmp/", "/tmp"), ("var/tmp/", "/var/tmp")]
     assert files._job.folders.folders[1:] == [(top, prefix) for prefix, top in folders], (

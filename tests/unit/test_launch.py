@@ -405,9 +405,9 @@ def test_a_waiting_connection_is_used_unless_it_has_answered(monkeypatch: pytest
     monkeypatch.setattr(launcher_client, "_connect", lambda _: next(connections))
     launcher = Launcher("/socket", "/bucket")
     for _ in range(2):
-        launcher.warm()
+        launcher.connect_early()
     assert launcher._channel() is pairs[0][0]
-    launcher.warm()
+    launcher.connect_early()
     pairs[1][1].sendall(b"x")
     assert launcher._channel() is pairs[2][0]
     assert [ours.fileno() < 0 for ours, _ in pairs] == [False, True, False]
@@ -430,7 +430,7 @@ def test_a_host_without_a_launcher_has_none(monkeypatch: pytest.MonkeyPatch, soc
     monkeypatch.setattr(socket, "socket", make)
     with pytest.raises(FileNotFoundError):
         found.tidy([])
-    found.warm()
+    found.connect_early()
     assert [each.fileno() < 0 for each in sockets] == [True, True]
 
 

@@ -210,7 +210,7 @@ def test_the_state_of_callbacks_is_kept_whatever_they_log() -> None:
     called.history = keras.callbacks.History()
     called.history.history = {"matrix": [np.eye(2)], "tensor": [tf.constant(2.0)], "other": [ValueError]}
     called._network = cast(FunctionalModel, SimpleNamespace(local=[]))
-    called._rates = []
+    called._rate_indices = []
     ((name, state),) = called._callbacks_state()["callbacks"]
     assert (name, state["history"]["matrix"], state["history"]["tensor"]) == ("History", [[[1, 0], [0, 1]]], [2])
     assert "ValueError" in state["history"]["other"][0]
