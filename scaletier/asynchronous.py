@@ -67,7 +67,7 @@ class Asynchronous(Training):
 
     def make_state(self, reader: CheckpointReader | None) -> TrainingState:
         if self.worker_count:
-            self.network.require_remote()
+            self.network.require_transferable()
             self.coordinator = self._connect()
         return super().make_state(reader)
 

@@ -281,7 +281,7 @@ class FunctionalModel:
         self._initial_values |= {id(one): value for one, value in zip(self._optimizer.variables, arrays, strict=True)}
         self._iterations_before = int(self._initial_values[id(self._optimizer.iterations)])
 
-    def require_remote(self) -> None:
+    def require_transferable(self) -> None:
         """Raise JobError if the model has parts that cannot be sent to another host."""
         if private.lookup_tables(self.model):
             line = f"the model {self.model.name} looks words up in a table, which no other host can be given"

@@ -82,7 +82,7 @@ class ModelParallel(Training):
     def make_state(self, reader: CheckpointReader | None) -> TrainingState:
         """Connect to the workers, and create a stage on each."""
         self.batch_size = self.source.fix_batch_size()
-        self.network.require_remote()
+        self.network.require_transferable()
         self.network.require_splittable()
         units = make_units(self.network)
         hosts = _connect(self.cluster)
