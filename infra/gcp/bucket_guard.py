@@ -14,7 +14,7 @@ from infra.guard import destroy_problem
 from infra.runtime.recipe import RUNTIMES_FOLDER
 
 
-class BucketGuard(ModuleResource, module="gcp", name="BucketGuard"):
+class GcpBucketGuard(ModuleResource, module="gcp", name="BucketGuard"):
     """Inputs: bucket; retain (retainBucket), force (forceDestroy) and disrupt (disruptJobs).
 
     Created last and so deleted first. If the deletion fails, nothing else is destroyed.

@@ -11,7 +11,7 @@ from pulumi import ComponentResource, Output, Resource, ResourceOptions
 
 from infra.cost import Cost
 from infra.gcp.api import COMPUTE
-from infra.gcp.bucket_guard import BucketGuard
+from infra.gcp.bucket_guard import GcpBucketGuard
 from infra.gcp.config import GcpConfig
 from infra.gcp.discovery import Discovery
 from infra.gcp.firewall import IAP_RANGE, ClusterFirewall
@@ -204,7 +204,7 @@ class GcpCluster(ComponentResource):
             force = config.force_destroy and not self.project_state.unrecorded_bucket_exists
             on_destroy = {"retain": config.retain_bucket, "force": force, "disrupt": config.disrupt_jobs}
             # It has no parent, as it depends on all that is in this component.
-            BucketGuard("guard", {"bucket": self.bucket, **on_destroy}, ResourceOptions(depends_on=[*last, self]))
+            GcpBucketGuard("guard", {"bucket": self.bucket, **on_destroy}, ResourceOptions(depends_on=[*last, self]))
 
         through_iap = f"gcloud compute start-iap-tunnel %h %p --listen-on-stdin --project {place.project} --zone {place.zone}"
         return ClusterResources(
