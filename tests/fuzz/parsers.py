@@ -96,7 +96,7 @@ def _output(data: bytes) -> object:
     texts = [*splitter.feed(data[:half], 0.0), *splitter.take_partial(2.0), *splitter.feed(data[half:], 3.0), *splitter.end()]
     for number, text in enumerate(texts):
         line = messages.add(text, float(number))
-        heuristics.read_line(text)
+        heuristics.parse_metrics(text)
         sanitized = terminal.sanitize(line.message, colours=True)
         assert "\n" not in sanitized
         assert "\x1b]" not in sanitized
