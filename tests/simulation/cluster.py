@@ -14,7 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 from fakesite import FakeSite
-from world import Faults, Interrupted, Killed, Process, SimulatedStore, Violation, World
+from simulated import Faults, Interrupted, Killed, Process, SimulatedStore, Violation, World
 
 from hosts.agent.agent import Agent
 from hosts.agent.replica_rules import Exit
@@ -125,25 +125,25 @@ class HostSite(FakeSite):
     """A site whose package cannot always be fetched."""
 
     def __init__(self, host: Host) -> None:
-        self._host = host
+        self._simulated = host
 
     def prepare(self, plan: Plan, replica: str) -> Assignment:
-        self._host.process_sleep(0.2)
-        if self._host.cluster.world.chance(self._host.cluster.world.faults.before):
+        self._simulated.process_sleep(0.2)
+        if self._simulated.cluster.world.chance(self._simulated.cluster.world.faults.before):
             raise BucketError("the package cannot be fetched")
         return super().prepare(plan, replica)
 
     def remember(self, entry: QueueEntry) -> None:
-        self._host.unfinished = entry
+        self._simulated.unfinished = entry
 
     def unfinished(self) -> QueueEntry | None:
-        return self._host.unfinished
+        return self._simulated.unfinished
 
     def forget(self, job_id: str) -> None:
-        self._host.unfinished = None
+        self._simulated.unfinished = None
 
     def write_message(self, message: str, severity: str = "INFO") -> None:
-        self._host.cluster.world.log(f"{self._host.name}: {message}")
+        self._simulated.cluster.world.log(f"{self._simulated.name}: {message}")
 
 
 @dataclass

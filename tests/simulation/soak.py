@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parents[depth]) for depth in range(3)]
 
 from cluster import play  # noqa: E402
-from world import Violation  # noqa: E402
+from simulated import Violation  # noqa: E402
 
 _BATCH = 200
 _SHOWN = 10

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from cluster import fingerprint, play
 from old_rules import RULES, use_old_rule
+from simulated import Violation
 from soak import batch
-from world import Violation
 
 SCHEDULES = 600
 ALL_SCHEDULES = 3000
