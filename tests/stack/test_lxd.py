@@ -55,7 +55,7 @@ def test_the_identity_is_created_first_and_the_bucket_guard_last(program: Progra
 
 def state_of(stack: Stack, **host: str) -> dict[str, Any]:
     """Return the state after an update of this stack, except the readiness of every host."""
-    resources = {
+    resources: dict[str, dict[str, Any]] = {
         item.urn: {"type": item.type, "outputs": {**item.inputs, **stack.completed.get(item.urn, {})}}
         for item in stack.resources
     }

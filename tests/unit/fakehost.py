@@ -10,9 +10,10 @@ import select
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import paramiko
-from paramiko.common import MSG_CHANNEL_REQUEST
+from paramiko.common import AUTH_FAILED, AUTH_SUCCESSFUL, MSG_CHANNEL_REQUEST, OPEN_SUCCEEDED
 
 
 class Stdio:
@@ -41,13 +42,13 @@ class Host(paramiko.ServerInterface):
         self._commands: dict[paramiko.Channel, str] = {}
 
     def check_channel_request(self, kind: str, chanid: int) -> int:
-        return paramiko.OPEN_SUCCEEDED
+        return OPEN_SUCCEEDED
 
     def get_allowed_auths(self, username: str) -> str:
         return "publickey"
 
     def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
-        return paramiko.AUTH_SUCCESSFUL if username == "scaletier" and key == self._user_key else paramiko.AUTH_FAILED
+        return AUTH_SUCCESSFUL if username == "scaletier" and key == self._user_key else AUTH_FAILED
 
     def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
         self._commands[channel] = command.decode()
@@ -81,7 +82,7 @@ class Host(paramiko.ServerInterface):
 
 
 def main() -> None:
-    transport = paramiko.Transport(Stdio())
+    transport: Any = paramiko.Transport(Stdio())  # type stubs have no _channel_handler_table
     # Several start at once on a busy machine: both sides of a connection get long time limits.
     transport.banner_timeout = transport.handshake_timeout = transport.auth_timeout = 120
     transport.add_server_key(paramiko.Ed25519Key.from_private_key_file(sys.argv[1]))

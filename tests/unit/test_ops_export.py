@@ -10,7 +10,7 @@ import tarfile
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from opsdata import put_job, refuse_packages_as_records, write_files
@@ -259,7 +259,7 @@ def test_checkpoints_are_exported_by_the_jobs_package(
         module.export(cluster, "job01", None, as_json=False)
     put_job(cluster.ledger, replace(existing_job(cluster.ledger, "job01"), manifest=MINE))
     assert run_export(cluster, capsys)["path"] == "export/job01/1800000000"
-    ((host, command),) = cluster.fleet.commands
+    ((host, command),) = cast(FakeFleet, cluster.fleet).commands
     assert host == "master-0"
     words = shlex.split(command)
     memory_limit = str(int(cluster.inventory.chief.memory_bytes * 0.4))

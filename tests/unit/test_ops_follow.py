@@ -261,7 +261,8 @@ class World:
         self.clock = FakeClock()
         self.clock.now = 100.0
         monkeypatch.setattr(follow, "time", self.clock)
-        self.ledger = Ledger(FolderBucket(folder))
+        self.bucket = FolderBucket(folder)
+        self.ledger = Ledger(self.bucket)
         self.streams: list[FakeStream | HostError] = []
         self.commands: list[tuple[str, str]] = []
         put_job(self.ledger, JOB)
@@ -319,7 +320,7 @@ def test_following_ends_once_the_job_is_deleted(world: World, monkeypatch: pytes
     follower = world.follower()
     world.write(LOOKING)
     record = world.put(state)
-    follower._poll_now.steps = [lambda: world.ledger.store.remove("jobs/job01", last="jobs/job01/job.json")]
+    follower._poll_now.steps = [lambda: world.bucket.remove("jobs/job01", last="jobs/job01/job.json")]
     follower._watch()
     assert (len(follower._poll_now.waits), follower._ending.is_set()) == (1, True)
     monkeypatch.setattr(follow.threading, "Thread", lambda **_: SimpleNamespace(start=lambda: None))

@@ -262,7 +262,7 @@ def test_a_queued_job_is_followed_from_the_queue_to_its_end(
     messages: list[str] = []
     for event in Follower(NoHosts(inventory), ledger, JobRecord("job02"), host, LogFilter()).events():  # type: ignore[arg-type]
         assert not isinstance(event, LogLine)
-        messages.append(event.text if isinstance(event, Note) else event.state)
+        messages.append(event.text if isinstance(event, Note) else event.state)  # type: ignore[union-attr]
         if messages[-1] == "job02 is QUEUED behind job00, job01":
             time.sleep(0.2)  # it is printed once
             ledger.change_queue(lambda queue: queue.without(entries[0]))

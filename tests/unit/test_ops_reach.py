@@ -11,6 +11,7 @@ from typing import Any
 
 import paramiko
 import pytest
+from paramiko.common import AUTH_SUCCESSFUL, OPEN_FAILED_CONNECT_FAILED, OPEN_SUCCEEDED
 from waiting import limit
 
 from infra.inventory import Inventory
@@ -262,12 +263,12 @@ class Ssh(paramiko.ServerInterface):
         return "none"
 
     def check_auth_none(self, username: str) -> int:
-        return paramiko.AUTH_SUCCESSFUL
+        return AUTH_SUCCESSFUL
 
     def check_channel_direct_tcpip_request(self, chanid: int, origin: tuple[str, int], destination: tuple[str, int]) -> int:
         self.destination = destination
         assert origin == ("127.0.0.1", 0)
-        return paramiko.OPEN_SUCCEEDED if self.listening else paramiko.OPEN_FAILED_CONNECT_FAILED
+        return OPEN_SUCCEEDED if self.listening else OPEN_FAILED_CONNECT_FAILED
 
 
 @pytest.fixture

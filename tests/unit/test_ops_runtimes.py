@@ -463,7 +463,7 @@ def test_runtimes_are_listed_and_removed(
         (("list", None), "fab runtimes list is unknown; did you mean ls?; valid are ls, rm"),
     ):
         with pytest.raises(UsageError) as error:
-            run(cluster, *invalid, True, False)  # type: ignore[arg-type]
+            run(cluster, *invalid, sure=True, as_json=False)  # type: ignore[arg-type]
         assert str(error.value) == message
     damaged = _Cluster(local_inventory)
     damaged.ledger.unreadable = {"j": RecordError("job.json is no JSON")}

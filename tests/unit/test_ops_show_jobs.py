@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from opsdata import put_job
@@ -266,7 +266,7 @@ def test_everything_of_a_cancelled_job_is_described(ledger: Ledger, described: C
         (replace(request, reason="too slow").to_json(), "by bob@desk: too slow"),
         (b"{", None),
     ):
-        ledger.store.upload(paths.cancel("job01"), content)
+        cast(FolderBucket, ledger.store).upload(paths.cancel("job01"), content)
         check(expected)
     put_job(ledger, replace(record, state=JobState.SUCCEEDED))
     assert "cancelled" not in parse_facts(described("job01"))

@@ -23,7 +23,7 @@ import pytest
 import run
 from interrupts import postponed
 from run import Outcome
-from shards import SHARDS
+from shards import SHARDS, Shard
 from waiting import limit, wait_for
 
 
@@ -324,7 +324,7 @@ def test_shards_of_one_cluster_run_in_one_call_beside_those_of_others(
     calls: list[tuple[list[str], bool]] = []
     all_of_them = threading.Barrier(3, timeout=limit())
 
-    def shards(_: run.Run, shards: Mapping[str, run.Shard], log: IO[bytes] | None = None) -> None:
+    def shards(_: run.Run, shards: Mapping[str, Shard], log: IO[bytes] | None = None) -> None:
         calls.append(([*shards], log is not None))
         if next(iter(shards.values())).cluster:
             all_of_them.wait()

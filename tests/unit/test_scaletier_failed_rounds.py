@@ -101,7 +101,7 @@ def test_variables_get_parameters_once_all_are_there(monkeypatch: pytest.MonkeyP
     network: Any = SimpleNamespace(shared=specs, local=[], replicas=1, ema_pairs=lambda *_: [])
     parameters = SharedParameters(network, DEVICES, [np.zeros(4, np.float32)] * 2, 7)
     reduce = AllReduce(network, 2, lambda value: tf.identity(value, name="all_reduce"))
-    result = LocalResult(*(tf.constant(4, tf.int64) for _ in range(3)), tf.zeros([2]))
+    result = LocalResult(*(tf.constant(4, tf.int64) for _ in range(3)), results=tf.zeros([2]))
     for function in (
         lambda variables: parameters.begin(variables)[0],
         parameters.pull_exact,

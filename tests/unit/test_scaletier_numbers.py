@@ -89,7 +89,7 @@ def test_local_steps_of_sgd_with_nesterov_momentum(momentum: float) -> None:
     velocities, losses, errors = [np.zeros_like(one) for one in weights], [], []
     for inputs, targets in batches():
         errors.append(np.abs(inputs @ weights[0] + weights[1] - targets).mean())
-        loss, *gradients = loss_and_gradients(*weights, inputs, targets)
+        loss, *gradients = loss_and_gradients(*weights, inputs=inputs, targets=targets)
         losses.append(loss)
         velocities = [momentum * v - 0.1 * g for v, g in zip(velocities, gradients, strict=True)]
         weights = [w + momentum * v - 0.1 * g for w, v, g in zip(weights, velocities, gradients, strict=True)]
@@ -111,7 +111,7 @@ def test_local_steps_of_adam_continue_the_previous_round() -> None:
     weights = [network.initial(spec).astype(float) for spec in network.shared]
     means, squares = [np.zeros_like(one) for one in weights], [np.zeros_like(one) for one in weights]
     for count, (inputs, targets) in enumerate(batches(), 1):
-        _, *gradients = loss_and_gradients(*weights, inputs, targets)
+        _, *gradients = loss_and_gradients(*weights, inputs=inputs, targets=targets)
         means = [0.9 * m + 0.1 * g for m, g in zip(means, gradients, strict=True)]
         squares = [0.999 * s + 0.001 * g * g for s, g in zip(squares, gradients, strict=True)]
         rate = 0.01 * np.sqrt(1 - 0.999**count) / (1 - 0.9**count)
@@ -263,7 +263,7 @@ def empty_variables(parameters: SharedParameters) -> Variables:
     network = parameters.network
     return Variables(
         *([tf.Variable(tf.zeros([0]), shape=tf.TensorShape(None)) for _ in part] for part in (network.shared, network.local)),
-        tf.Variable(0, dtype=tf.int64),
+        step=tf.Variable(0, dtype=tf.int64),
     )
 
 

@@ -78,7 +78,7 @@ def test_variables_missing_in_a_checkpoint_are_exported_with_initial_values(
 ) -> None:
     """From a job with another optimizer it takes the weights, and other float32 variables that no step changes."""
 
-    class Tripled(tf.keras.layers.Layer):  # type: ignore[misc]
+    class Tripled(tf.keras.layers.Layer):  # type: ignore[misc, name-defined]
         def build(self, shape: Any) -> None:
             self.factor = self.add_weight(
                 shape=(), dtype="int32", initializer=tf.keras.initializers.Constant(3), trainable=False, name="factor"
