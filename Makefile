@@ -72,8 +72,8 @@ demo: STACK = demo
 demo: ## STANDARD_1 up, train MNIST, show its logs, destroy, in a stack of its own
 	@setup/demo.sh
 
-lint: dev ## ruff and mypy --strict
-	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy
+lint: dev ## ruff, mypy --strict, and whether what tests use exists
+	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy && $(BIN)/python tests/names.py
 
 unit: dev ## tests with no network, in seconds, and stack tests under Pulumi's mocks; PYTEST="-k cancel" or PYTEST=FILES for some
 	@$(BIN)/pytest -n auto --dist worksteal -m "not full" $(if $(filter tests/%,$(firstword $(PYTEST))),,tests/unit tests/stack) $(PYTEST)

@@ -225,8 +225,18 @@ def test_shards_that_cannot_be_collected_fail_the_run(
     assert "of none" not in output
 
 
+def test_make_lint_runs_the_commands_of_make_test(lock: run.Lock, monkeypatch: pytest.MonkeyPatch) -> None:
+    phases: list[Sequence[list[str]]] = []
+    monkeypatch.setattr(run.Run, "phase", lambda _, name, *commands: phases.append(commands) or Outcome(name))
+    run.Run(lock).lint()
+    (commands,) = phases
+    assert ["python", "tests/names.py"] in commands
+    recipe = " && ".join(f"$(BIN)/{' '.join(command)}" for command in commands)
+    assert f"\t@{recipe}\n" in (run.ROOT / "Makefile").read_text()
+
+
 def test_no_story_begins_after_a_signal(lock: run.Lock, monkeypatch: pytest.MonkeyPatch) -> None:
-    def shards(run: run.Run, shards: Mapping[str, run.Shard]) -> None:
+    def shards(run: run.Run, shards: Mapping[str, Shard]) -> None:
         run.outcomes += map(Outcome, shards)
         run.signal = signal.SIGTERM
 
