@@ -24,6 +24,8 @@ from infra.gcp.names import GoogleNames, address
 from infra.gcp.zones import Place
 from infra.scale_tiers import Accelerator, HostId, RoleSpec
 
+DEFINITION = "scaletier-definition"
+"""The metadata key of a host's definition. It changes in place, and together with the host; no program of the host reads it."""
 _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 
 
@@ -101,6 +103,7 @@ class InstanceHost(ComponentResource):
                 "serial-port-enable": "FALSE",
                 "ssh-keys": args.authorized_key.apply(lambda key: f"admin:{key}"),
                 "startup-script": args.startup_script,
+                DEFINITION: args.definition,
             },
             labels={**config.labels, **own},
             can_ip_forward=False,
@@ -125,9 +128,7 @@ class InstanceHost(ComponentResource):
         self.public_address = instance.network_interfaces.apply(
             lambda interfaces: (interfaces[0].access_configs[0].nat_ip or "") if interfaces[0].access_configs else ""
         )
-        # Recorded once the instance exists: a failed update leaves that of the existing one.
-        applied = self.instance_id.apply(lambda _: args.definition)
-        self.register_outputs({"instance": self.instance_name, "address": self.address, "definition": applied})
+        self.register_outputs({"instance": self.instance_name, "address": self.address})
 
     def _reserved(self, host_id: HostId, args: HostArgs) -> Output[str]:
         """Reserve an address and return it: a recreated host has the same, so its peers can reach it."""
