@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -145,7 +146,11 @@ class InstanceHost(ComponentResource):
 
 
 def definition(role: RoleSpec, config: GcpConfig, place: Place, image: str, network: str) -> str:
-    """Return a text of all that an existing host cannot change to; `network` is the stack's range, or another subnet."""
+    """Return a text of all that an existing host cannot change to; `network` is the stack's range, or another subnet.
+
+    An image's text is in one spelling: the provider replaces no host for another.
+    """
+    image = re.sub("^([^/]+)/([^/]+)$", r"projects/\1/global/images/family/\2", image)
     trigger = _replacement_trigger(role.accelerator, config.public_address)
     return f"{place.zone}, {image}, {config.boot_disk_type} {config.boot_disk_size}, {network}, {trigger}, spot {role.spot}"
 

@@ -187,6 +187,8 @@ def test_a_host_that_an_update_replaces_is_known_before(program: Program, monkey
         ({"masterType": "n1-standard-8", "labels": '{"team": "vision"}', "runtimeVersion": "2.20.0", "workerCount": "2"}, []),
         ({"provisioningModel": '{"worker": "SPOT"}'}, ["worker-0"]),
         ({"acceleratorType": '{"worker": "nvidia-tesla-t4"}'}, ["worker-0"]),
+        ({"image": "projects/my-project-1/global/images/family/first"}, []),
+        ({"image": "projects/my-project-1/global/images/first"}, hosts),
         ({"image": "my-project-1/second"}, hosts),
         ({"bootDiskType": "pd-balanced"}, hosts),
         ({"bootDiskSize": "200"}, hosts),
@@ -210,6 +212,8 @@ def test_a_host_that_an_update_replaces_is_known_before(program: Program, monkey
         resource["outputs"].get("metadata", {}).pop("scaletier-definition", None)
     program("gcp", **config, bootDiskSize="200")
     assert changes.pop() == Change(), "a state of before"
+    program("gcp", **config, bucket="another-bucket")
+    assert changes.pop() == Change([], hosts)
 
 
 def test_both_targets_export_the_same_schema(program: Program) -> None:
