@@ -203,6 +203,19 @@ def test_an_update_after_an_interrupted_destroy_replaces_hosts_of_a_bucket_with_
         bucket.delete("bucket", VOLUME)
 
 
+def test_an_update_after_an_interrupted_destroy_does_not_replace_the_bucket(
+    volume: Pools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket_guard.delete("seal", props())
+    with monkeypatch.context() as patch:
+        patch.setattr(dynamic, "_updating", threading.Event())
+        ModuleProvider(bucket.__name__).check({}, VOLUME)
+        with pytest.raises(LxdError, match="may contain data and was not deleted"):
+            bucket.delete("bucket", VOLUME)
+    bucket.delete("bucket", VOLUME)
+    assert volume.config is None
+
+
 def test_an_interrupted_destroy_without_a_running_host_names_the_command(
     volume: Pools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
