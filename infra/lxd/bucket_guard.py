@@ -50,16 +50,18 @@ def delete(name: str, props: Props) -> None:
     With either of them, raise LxdError if a job has not ended, unless disrupt is set.
     """
     project = props["project"]
-    if pool_of(project) is None:
+    if (pool := pool_of(project)) is None:
         return
     with errors("the bucket"):
         if problem := destroy_problem(props, lambda: _content(project), partial(_read, project)):
             raise LxdError(problem)
+        # An update that replaces a lost pool has created the bucket in another one.
+        volume = props if get_volume(props) else {**props, "pool": pool}
     if props["retain"]:
-        where = f"volume {props['name']} of storage pool {props['pool']}, in LXD's project {project}"
+        where = f"volume {props['name']} of storage pool {volume['pool']}, in LXD's project {project}"
         sys.stderr.write(f"the bucket is retained: {where}; the next stack of this name reuses it\n")
     # Also `create` did this, but perhaps to another volume: one that was deleted by hand is created again.
-    set_on_destroy(props, _action(props) or EMPTY)
+    set_on_destroy(volume, _action(props) or EMPTY)
     _checked.add(project)
 
 

@@ -216,6 +216,17 @@ def test_an_update_after_an_interrupted_destroy_does_not_replace_the_bucket(
     assert volume.config is None
 
 
+@pytest.mark.parametrize(
+    ("changes", "label"), [({}, bucket.EMPTY), ({"force": True}, bucket.REMOVE), ({"retain": True}, bucket.RETAIN)]
+)
+def test_the_guard_of_a_lost_pool_marks_the_bucket_in_the_other_one(
+    volume: Pools, changes: dict[str, bool], label: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bucket_guard.delete("seal", {**props(**changes), "pool": "slow"})
+    assert volume.config[bucket.ON_DESTROY] == label
+    assert ("volume bucket of storage pool fast" in capsys.readouterr().err) is bool(changes.get("retain"))
+
+
 def test_an_interrupted_destroy_without_a_running_host_names_the_command(
     volume: Pools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
