@@ -95,8 +95,9 @@ def _content(project: str, more: str = "") -> str:
     host = running_host(project)
     if host is None:
         remedy = f"`pulumi up` first, or {DESTROY_ADVICE}"
-        if more and (stopped := hosts_of(project)):  # an update would first create again what an interrupted destroy deleted
-            remedy = f"`lxc start {stopped[0]} --project {project} && pulumi destroy`"
+        if more and hosts_of(project):  # an update would first create again what an interrupted destroy deleted
+            # It exits with an error, as it misses the deleted hosts. A host of `lxc start` may be without a firewall.
+            remedy = "`fab doctor --fix; pulumi destroy`"
         raise LxdError(f"no running host can list the bucket, so nothing {more}was destroyed: {remedy}")
     return describe_content({folder: _list_folder(host, f"{BUCKET}/{folder}") for folder in _list_folder(host, BUCKET)})
 

@@ -235,7 +235,7 @@ def test_an_interrupted_destroy_without_a_running_host_names_the_command(
     monkeypatch.setattr(bucket_guard, "_checked", set())
     monkeypatch.setattr(bucket_guard, "running_host", lambda _: None)
     for hosts, remedy in (
-        (["ps-1", "ps-2"], "`lxc start ps-1 --project scaletier-local-abcdef && pulumi destroy`"),
+        (["ps-1", "ps-2"], "`fab doctor --fix; pulumi destroy`"),
         ([], "`pulumi up`"),
     ):
         monkeypatch.setattr(bucket_guard, "hosts_of", lambda _, hosts=hosts: hosts)
