@@ -13,7 +13,7 @@ from typing import Any
 import pylxd.exceptions
 
 from infra.dynamic import ModuleResource, Props, is_update
-from infra.guard import DESTROY_ADVICE, data_problem, destroy_problem
+from infra.guard import DESTROY_ADVICE, data_problem, destroy_problem, list_some
 from infra.lxd.api import LxdError, client, errors, hosts_of, is_not_found
 from infra.lxd.bucket import EMPTY, ON_DESTROY, REMOVE, RETAIN, get_volume, pool_of, set_on_destroy
 from infra.lxd.layout import BUCKET
@@ -134,6 +134,5 @@ def describe_content(folders: Mapping[str, Sequence[str]]) -> str:
     parts = []
     for folder, entries in sorted(folders.items()):
         if entries and folder not in _CLUSTER_RECORDS:
-            more = f" and {len(entries) - _SHOWN} more" if len(entries) > _SHOWN else ""
-            parts.append(f"{folder} ({', '.join(sorted(entries)[:_SHOWN])}{more})")
+            parts.append(f"{folder} ({list_some(sorted(entries), _SHOWN)})")
     return ", ".join(parts)
