@@ -10,8 +10,10 @@ import requests
 
 from infra.dynamic import ModuleResource, Props, configuration
 from infra.gcp.api import STORAGE, TIMEOUT, ApiError, GcpError, ReadConfig, endpoint, get_all, session
-from infra.guard import destroy_problem
+from infra.guard import destroy_problem, list_some
 from infra.runtime.recipe import RUNTIMES_FOLDER
+
+_SHOWN = 5
 
 
 class GcpBucketGuard(ModuleResource, module="gcp", name="BucketGuard"):
@@ -39,14 +41,22 @@ def delete(name: str, props: Props) -> None:
 
 
 def contents(bucket: str, read_config: ReadConfig) -> str:
-    """Return a description of a bucket's content, empty if it has no object and no old version but the hosts' Python."""
+    """Return a description of a bucket's content, empty if it has no object and no old version but the hosts' Python.
+
+    GcpError if it is unknown, except if the operator may not list the bucket: trying again would not help.
+    """
     url, listing = f"{endpoint(STORAGE, read_config)}b/{bucket}/o", {"delimiter": "/", "versions": "true"}
     try:
         folders = {*get_all(session(read_config), url, "prefixes", **listing)} - {f"{RUNTIMES_FOLDER}/"}
         names = {str(item["name"]) for item in get_all(session(read_config), url, **listing)}
     except ApiError as error:
-        return "" if error.status == requests.codes.not_found else f"what Google refuses to list ({error})"
-    return f"{', '.join(sorted(folders | names))} (old versions count)" if folders | names else ""
+        if error.status == requests.codes.not_found:
+            return ""
+        if error.status == requests.codes.forbidden:
+            return f"what Google refuses to list ({error})"
+        raise GcpError(f"gs://{bucket} cannot be listed ({error}), so nothing was changed: try again") from None
+    content = list_some([*sorted(folders), *sorted(names)], _SHOWN)
+    return f"{content} (old versions count)" if content else ""
 
 
 def read_object(bucket: str, path: str, read_config: ReadConfig) -> bytes | None:

@@ -63,7 +63,8 @@ def definitions(config: GcpConfig, project_state: ProjectState) -> dict[Role, st
 class GcpCluster(ComponentResource):
     """Network, firewall, identities, bucket, and the hosts.
 
-    The longest chain of dependencies has 5 resources: network, subnet (or firewall), host, host keys, the operator's files.
+    The longest chain of dependencies has 6 resources: network, subnet (or firewall), host, host keys, the operator's files,
+    the bucket's guard.
     """
 
     hosts: Mapping[HostId, InstanceHost]

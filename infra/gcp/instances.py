@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,6 +25,8 @@ from infra.gcp.names import GoogleNames, address
 from infra.gcp.zones import Place
 from infra.scale_tiers import Accelerator, HostId, RoleSpec
 
+DEFINITION = "scaletier-definition"
+"""The metadata key of a host's definition. It changes in place, and together with the host; no program of the host reads it."""
 _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 
 
@@ -101,6 +104,7 @@ class InstanceHost(ComponentResource):
                 "serial-port-enable": "FALSE",
                 "ssh-keys": args.authorized_key.apply(lambda key: f"admin:{key}"),
                 "startup-script": args.startup_script,
+                DEFINITION: args.definition,
             },
             labels={**config.labels, **own},
             can_ip_forward=False,
@@ -125,9 +129,7 @@ class InstanceHost(ComponentResource):
         self.public_address = instance.network_interfaces.apply(
             lambda interfaces: (interfaces[0].access_configs[0].nat_ip or "") if interfaces[0].access_configs else ""
         )
-        # Recorded once the instance exists: a failed update leaves that of the existing one.
-        applied = self.instance_id.apply(lambda _: args.definition)
-        self.register_outputs({"instance": self.instance_name, "address": self.address, "definition": applied})
+        self.register_outputs({"instance": self.instance_name, "address": self.address})
 
     def _reserved(self, host_id: HostId, args: HostArgs) -> Output[str]:
         """Reserve an address and return it: a recreated host has the same, so its peers can reach it."""
@@ -144,7 +146,11 @@ class InstanceHost(ComponentResource):
 
 
 def definition(role: RoleSpec, config: GcpConfig, place: Place, image: str, network: str) -> str:
-    """Return a text of all that an existing host cannot change to; `network` is the stack's range, or another subnet."""
+    """Return a text of all that an existing host cannot change to; `network` is the stack's range, or another subnet.
+
+    An image's text is in one spelling: the provider replaces no host for another.
+    """
+    image = re.sub("^([^/]+)/([^/]+)$", r"projects/\1/global/images/family/\2", image)
     trigger = _replacement_trigger(role.accelerator, config.public_address)
     return f"{place.zone}, {image}, {config.boot_disk_type} {config.boot_disk_size}, {network}, {trigger}, spot {role.spot}"
 

@@ -17,6 +17,7 @@ from infra.gcp.bucket_guard import contents, read_object
 from infra.gcp.cluster import GcpCluster, ProjectState, definitions
 from infra.gcp.config import GcpConfig
 from infra.gcp.discovery import Discovery, discover
+from infra.gcp.instances import DEFINITION
 from infra.gcp.machines import MachineType, check_disk
 from infra.gcp.names import names_of
 from infra.gcp.preflight import preflight
@@ -143,12 +144,13 @@ class GcpTarget(Target):
     def replaced_hosts(self) -> list[str]:
         """Return the existing hosts whose `definition` changes, so that they are replaced; all if the bucket is replaced.
 
-        Their jobs would lose the bucket. Hosts in the state of an older scaletier have no definition, and are left out.
+        Their jobs would lose the bucket. The definition of hosts in the state of an older scaletier is unknown.
         """
-        old = {name: outputs.get("definition") for name, outputs in self.state.of("gcp:Host").items()}
+        instances = self.state.of("compute/instance:Instance")
+        old = {name: (outputs.get("metadata") or {}).get(DEFINITION) for name, outputs in instances.items()}
         new, same_bucket = definitions(self.config, self.project_state), self.bucket == self.project_state.bucket
-        names = {host_id.name: new[host_id.role] for host_id in self.spec.hosts if old.get(host_id.name)}
-        return [name for name, text in names.items() if old[name] != text or not same_bucket]
+        names = {host_id.name: new[host_id.role] for host_id in self.spec.hosts if host_id.name in old}
+        return [name for name, text in names.items() if old[name] not in (None, text) or not same_bucket]
 
     def build(self, authorized_key: Output[str]) -> ClusterResources:
         return GcpCluster(self.config, self.project_state, authorized_key).resources()

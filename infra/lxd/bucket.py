@@ -6,7 +6,7 @@ from typing import Any
 
 import pylxd.exceptions
 
-from infra.dynamic import ModuleResource, Props
+from infra.dynamic import ModuleResource, Props, is_update
 from infra.guard import DESTROY_ADVICE
 from infra.lxd import quotas
 from infra.lxd.api import LxdError, client, errors, is_not_found, parse_limit
@@ -113,11 +113,14 @@ def update(name: str, old: Props, new: Props) -> Props:
 
 
 def delete(name: str, props: Props) -> None:
-    """Delete or retain the volume, as its label says. LxdError if it has no label, because it may contain data."""
+    """Delete or retain the volume, as its label says. LxdError if it has no label, because it may contain data.
+
+    In an update, EMPTY counts as none: a job may have written data since the destroy that found the bucket empty.
+    """
     with errors(f"volume {name}"):
         volume = get_volume(props)
         action = volume["config"].get(ON_DESTROY) if volume else RETAIN
-        if action is None:
+        if action is None or (action == EMPTY and is_update()):
             raise LxdError(
                 "the bucket may contain data and was not deleted. To save data: `pulumi up` (recreates the hosts), `fab get ID`"
                 f". Then {DESTROY_ADVICE}"

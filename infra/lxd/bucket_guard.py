@@ -13,7 +13,7 @@ from typing import Any
 import pylxd.exceptions
 
 from infra.dynamic import ModuleResource, Props, is_update
-from infra.guard import DESTROY_ADVICE, data_problem, destroy_problem
+from infra.guard import DESTROY_ADVICE, data_problem, destroy_problem, list_some
 from infra.lxd.api import LxdError, client, errors, hosts_of, is_not_found
 from infra.lxd.bucket import EMPTY, ON_DESTROY, REMOVE, RETAIN, get_volume, pool_of, set_on_destroy
 from infra.lxd.layout import BUCKET
@@ -50,16 +50,18 @@ def delete(name: str, props: Props) -> None:
     With either of them, raise LxdError if a job has not ended, unless disrupt is set.
     """
     project = props["project"]
-    if pool_of(project) is None:
+    if (pool := pool_of(project)) is None:
         return
     with errors("the bucket"):
         if problem := destroy_problem(props, lambda: _content(project), partial(_read, project)):
             raise LxdError(problem)
+        # An update that replaces a lost pool has created the bucket in another one.
+        volume = props if get_volume(props) else {**props, "pool": pool}
     if props["retain"]:
-        where = f"volume {props['name']} of storage pool {props['pool']}, in LXD's project {project}"
+        where = f"volume {props['name']} of storage pool {volume['pool']}, in LXD's project {project}"
         sys.stderr.write(f"the bucket is retained: {where}; the next stack of this name reuses it\n")
     # Also `create` did this, but perhaps to another volume: one that was deleted by hand is created again.
-    set_on_destroy(props, _action(props) or EMPTY)
+    set_on_destroy(volume, _action(props) or EMPTY)
     _checked.add(project)
 
 
@@ -93,8 +95,9 @@ def _content(project: str, more: str = "") -> str:
     host = running_host(project)
     if host is None:
         remedy = f"`pulumi up` first, or {DESTROY_ADVICE}"
-        if more and (stopped := hosts_of(project)):  # an update would first create again what an interrupted destroy deleted
-            remedy = f"`lxc start {stopped[0]} --project {project} && pulumi destroy`"
+        if more and hosts_of(project):  # an update would first create again what an interrupted destroy deleted
+            # It exits with an error, as it misses the deleted hosts. A host of `lxc start` may be without a firewall.
+            remedy = "`fab doctor --fix; pulumi destroy`"
         raise LxdError(f"no running host can list the bucket, so nothing {more}was destroyed: {remedy}")
     return describe_content({folder: _list_folder(host, f"{BUCKET}/{folder}") for folder in _list_folder(host, BUCKET)})
 
@@ -131,6 +134,5 @@ def describe_content(folders: Mapping[str, Sequence[str]]) -> str:
     parts = []
     for folder, entries in sorted(folders.items()):
         if entries and folder not in _CLUSTER_RECORDS:
-            more = f" and {len(entries) - _SHOWN} more" if len(entries) > _SHOWN else ""
-            parts.append(f"{folder} ({', '.join(sorted(entries)[:_SHOWN])}{more})")
+            parts.append(f"{folder} ({list_some(sorted(entries), _SHOWN)})")
     return ", ".join(parts)

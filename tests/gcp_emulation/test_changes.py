@@ -45,6 +45,8 @@ class Change(NamedTuple):
     steps: str = ""
 
 
+# Part of the steps that recreate a host.
+_DEFINITION = r"|Instance .* metadata\.scaletier-definition"
 # Plans with several keys each. Steps are assigned to keys by resource and property, as the engine lists each reason for a
 # replacement. If it lists none, as for a trigger, the key has its own hosts or its own plan.
 PLANS: tuple[Mapping[str, Change], ...] = (
@@ -86,17 +88,19 @@ PLANS: tuple[Mapping[str, Change], ...] = (
         "provisioningModel": Change({"provisioningModel": '{"master": "SPOT"}'}, f"(Instance |{STARTS})master-0 .*"),
     },
     {
-        "gcp:zone": Change({"gcp:zone": "us-central1-b"}, f"Instance .* zone|{STARTS}.*"),
-        "image": Change({"image": "my-project-1/scaletier"}, r"Instance .* bootDisk\..*\.image|Firewall out-drivers .*"),
-        "bootDiskType": Change({"bootDiskType": "pd-balanced"}, r"Instance .* bootDisk\..*\.type"),
-        "bootDiskSize": Change({"bootDiskSize": "200"}, r"Instance .* bootDisk\..*\.size"),
+        "gcp:zone": Change({"gcp:zone": "us-central1-b"}, f"Instance .* zone|{STARTS}.*{_DEFINITION}"),
+        "image": Change(
+            {"image": "my-project-1/scaletier"}, rf"Instance .* bootDisk\..*\.image|Firewall out-drivers .*{_DEFINITION}"
+        ),
+        "bootDiskType": Change({"bootDiskType": "pd-balanced"}, rf"Instance .* bootDisk\..*\.type{_DEFINITION}"),
+        "bootDiskSize": Change({"bootDiskSize": "200"}, rf"Instance .* bootDisk\..*\.size{_DEFINITION}"),
     },
     {
-        "zones": Change({"gcp:zone": None, "zones": "us-central1-b"}, "Instance .* zone"),
+        "zones": Change({"gcp:zone": None, "zones": "us-central1-b"}, f"Instance .* zone{_DEFINITION}"),
         "subnetwork": Change(
             {"subnetwork": OTHERS, "network": None},
             rf"Instance .* (networkInterfaces\..*|metadata\.startup-script)|{STARTS}.*|"
-            "(Address|Firewall|Network|Subnetwork|Router|RouterNat) .*",
+            f"(Address|Firewall|Network|Subnetwork|Router|RouterNat) .*{_DEFINITION}",
         ),
     },
     {"network": Change({"network": "10.80.0.0/20"}, ".*")},

@@ -187,6 +187,8 @@ def test_a_host_that_an_update_replaces_is_known_before(program: Program, monkey
         ({"masterType": "n1-standard-8", "labels": '{"team": "vision"}', "runtimeVersion": "2.20.0", "workerCount": "2"}, []),
         ({"provisioningModel": '{"worker": "SPOT"}'}, ["worker-0"]),
         ({"acceleratorType": '{"worker": "nvidia-tesla-t4"}'}, ["worker-0"]),
+        ({"image": "projects/my-project-1/global/images/family/first"}, []),
+        ({"image": "projects/my-project-1/global/images/first"}, hosts),
         ({"image": "my-project-1/second"}, hosts),
         ({"bootDiskType": "pd-balanced"}, hosts),
         ({"bootDiskSize": "200"}, hosts),
@@ -199,10 +201,19 @@ def test_a_host_that_an_update_replaces_is_known_before(program: Program, monkey
         program("gcp", **{**config, **values})
         assert changes.pop() == Change([], replaced), values
     assert len(buckets) == 1, "jobs are in the present bucket, also if the configuration names another"
+    other = state_of(program("gcp", **config, bootDiskSize="200"))
+    components = {urn: resource for urn, resource in other.items() if resource["type"].startswith("scaletier:")}
+    for interrupted, replaced in ((state | components, hosts), (other | {urn: state[urn] for urn in components}, [])):
+        monkeypatch.setattr(Recorder, "state", interrupted)
+        program("gcp", **config, bootDiskSize="200")
+        assert changes.pop() == Change([], replaced), "the instance counts: its component's outputs are stored apart"
+    monkeypatch.setattr(Recorder, "state", state)
     for resource in state.values():
-        resource["outputs"].pop("definition", None)
+        resource["outputs"].get("metadata", {}).pop("scaletier-definition", None)
     program("gcp", **config, bootDiskSize="200")
     assert changes.pop() == Change(), "a state of before"
+    program("gcp", **config, bucket="another-bucket")
+    assert changes.pop() == Change([], hosts)
 
 
 def test_both_targets_export_the_same_schema(program: Program) -> None:

@@ -16,7 +16,7 @@ from replicahosts import Clock
 
 from infra import dynamic
 from infra.dynamic import ModuleProvider
-from infra.gcp import api, bucket_guard, hostkeys
+from infra.gcp import api, bucket_guard, hostkeys, target
 from infra.gcp.api import GcpError, session
 from infra.gcp.bucket_guard import contents
 from infra.gcp.config import GcpConfig
@@ -188,6 +188,10 @@ def test_the_bucket_of_another_project_is_refused(fake: FakeGoogle, answer: Any,
         ({"prefixes": ["runtimes/", "models/", "jobs/"]}, "jobs/, models/ (old versions count)"),
         ({"prefixes": ["runtimes/"]}, ""),
         ({"items": [{"name": "tmp"}]}, "tmp (old versions count)"),
+        (
+            {"prefixes": ["jobs/"], "items": [{"name": f"a{number:04}"} for number in range(5000)]},
+            "jobs/, a0000, a0001, a0002, a0003 and 4996 more (old versions count)",
+        ),
         ({}, ""),
     ],
 )
@@ -197,6 +201,13 @@ def test_a_bucket_has_content_besides_runtimes(fake: FakeGoogle, listing: Any, e
     assert not contents("one-that-is-gone", fake.config)
     fake.answers[f"{BUCKET}/o?delimiter=%2F&versions=true"] = error_response(403, "no access")
     assert contents("a-bucket", fake.config) == "what Google refuses to list (no access)"
+    for status in (401, 429, 503):
+        fake.answers[f"{BUCKET}/o?delimiter=%2F&versions=true"] = error_response(status, "busy")
+        error = r"^gs://a-bucket cannot be listed \(busy\), so nothing was changed: try again$"
+        with pytest.raises(GcpError, match=error):
+            contents("a-bucket", fake.config)
+        with pytest.raises(GcpError, match=error):
+            target._check_replaced_bucket("a-bucket", "another", False, fake.config)
 
 
 def test_a_destroy_that_would_delete_data_or_end_a_job_is_refused(

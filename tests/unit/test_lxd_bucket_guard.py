@@ -203,6 +203,30 @@ def test_an_update_after_an_interrupted_destroy_replaces_hosts_of_a_bucket_with_
         bucket.delete("bucket", VOLUME)
 
 
+def test_an_update_after_an_interrupted_destroy_does_not_replace_the_bucket(
+    volume: Pools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket_guard.delete("seal", props())
+    with monkeypatch.context() as patch:
+        patch.setattr(dynamic, "_updating", threading.Event())
+        ModuleProvider(bucket.__name__).check({}, VOLUME)
+        with pytest.raises(LxdError, match="may contain data and was not deleted"):
+            bucket.delete("bucket", VOLUME)
+    bucket.delete("bucket", VOLUME)
+    assert volume.config is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "label"), [({}, bucket.EMPTY), ({"force": True}, bucket.REMOVE), ({"retain": True}, bucket.RETAIN)]
+)
+def test_the_guard_of_a_lost_pool_marks_the_bucket_in_the_other_one(
+    volume: Pools, changes: dict[str, bool], label: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bucket_guard.delete("seal", {**props(**changes), "pool": "slow"})
+    assert volume.config[bucket.ON_DESTROY] == label
+    assert ("volume bucket of storage pool fast" in capsys.readouterr().err) is bool(changes.get("retain"))
+
+
 def test_an_interrupted_destroy_without_a_running_host_names_the_command(
     volume: Pools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,7 +235,7 @@ def test_an_interrupted_destroy_without_a_running_host_names_the_command(
     monkeypatch.setattr(bucket_guard, "_checked", set())
     monkeypatch.setattr(bucket_guard, "running_host", lambda _: None)
     for hosts, remedy in (
-        (["ps-1", "ps-2"], "`lxc start ps-1 --project scaletier-local-abcdef && pulumi destroy`"),
+        (["ps-1", "ps-2"], "`fab doctor --fix; pulumi destroy`"),
         ([], "`pulumi up`"),
     ):
         monkeypatch.setattr(bucket_guard, "hosts_of", lambda _, hosts=hosts: hosts)
