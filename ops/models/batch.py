@@ -164,7 +164,7 @@ def match_files(cluster: ClusterClient, pattern: str) -> dict[str, int]:
     if bucket is cluster.bucket and not paths.readable_folder(named) and any(not each.startswith("data/") for each in names):
         raise UsageError(
             f"--input {pattern} is invalid: a job may read data/, and outside it only files of a folder that its input names; "
-            f"the first folder may hold no space, comma or similar character. "
+            "the first folder may hold no space, comma or similar character. "
             f"Valid: {bucket_path}/data/*, {bucket_path}/jobs/ID/output/*.json, {bucket_path}/FOLDER/*/*.csv"
         )
     if names:
