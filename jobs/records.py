@@ -86,6 +86,7 @@ class ReplicaRecord(Record):
         outOfMemory: the trainer that ended last exceeded its memory; memoryLimit is its limit in bytes, if known.
         terminationReason: the cause of its last kill.
         preempted: its host was being preempted when its unit was stopped; reset by the next start.
+        hostBusy: it waits to start, as an earlier program on its host has not ended.
         starts: all starts of the job's trainer on this host; startTime is that of the first, lastStartTime of the last.
         restarts: the restarts in this attempt.
         restartsUsed: those of them that count against the limit; a long run resets it to `faults`.
@@ -127,6 +128,7 @@ class ReplicaRecord(Record):
     memoryLimit: int | None = None
     terminationReason: str = ""
     preempted: bool = False
+    hostBusy: bool = False
     starts: int = 0
     restarts: int = 0
     restartsUsed: int = 0

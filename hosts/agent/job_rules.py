@@ -458,10 +458,14 @@ def _all_run(job: JobRecord, view: View) -> JobRecord | None:
 
 
 def _start_timed_out(job: JobRecord, view: View) -> JobRecord | None:
-    """Fail the job if a replica did not start in preparingSeconds; maxWaitTime is added if a host is off."""
+    """Fail the job if a replica did not start in preparingSeconds; maxWaitTime is added if a host is off.
+
+    It waits for an earlier program on a host without a limit: the next job would fare no better.
+    """
     missing = _not_started(job, view)
+    busy = {record.name for record in view.of_attempt(job) if record.hostBusy and not view.lost(record.name)}
     limit = view.plan.preparingSeconds + (view.plan.maxWaitTime if any(view.off(name) for name in missing) else 0.0)
-    if view.in_state <= limit:
+    if view.in_state <= limit or busy >= set(missing):
         return None
     return _end(job, view, JobState.FAILED, f"{_subject(missing)} did not start within {limit:g} s after the first one.")
 

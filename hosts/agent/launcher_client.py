@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hosts.agent.process import ProgramSpec
+from hosts.agent.process import HostBusyError, ProgramSpec
 from hosts.agent.replica_rules import SIGKILL_STATUS, Exit
 
 SOCKET_VARIABLE = "SCALETIER_LAUNCH"
@@ -40,7 +40,7 @@ class Launcher:
                 self._early_channels.append(_connect(self._address))
 
     def __call__(self, run: ProgramSpec, output: int) -> LaunchedProgram:
-        """Start a program; OSError if the launcher refuses."""
+        """Start a program; HostBusyError while an earlier one has not ended, OSError if the launcher refuses."""
         return LaunchedProgram(self._channel(), request(run, self._bucket), output, run.stop_signal)
 
     def _channel(self) -> socket.socket:
@@ -156,7 +156,7 @@ def _answer(channel: socket.socket) -> dict[str, Any]:
         line += piece
     reply: dict[str, Any] = json.loads(line)
     if "error" in reply:
-        raise OSError(str(reply["error"]))
+        raise (HostBusyError if reply.get("busy") else OSError)(str(reply["error"]))
     return reply
 
 

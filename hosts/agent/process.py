@@ -41,6 +41,10 @@ class ProgramSpec:
     peers: Mapping[str, str] = field(default_factory=dict)
 
 
+class HostBusyError(OSError):
+    """No program can start now, as an earlier one on this host has not ended; the same start may succeed later."""
+
+
 class RunningProgram(Protocol):
     """A program that was started, and all that it starts."""
 
@@ -60,7 +64,7 @@ class RunningProgram(Protocol):
 
 
 class StartProgram(Protocol):
-    """Starts a program; OSError if that fails, ValueError for an argument that no process can have."""
+    """Starts a program; OSError, such as HostBusyError, if that fails, ValueError for an argument that no process can have."""
 
     def __call__(self, run: ProgramSpec, output: int) -> RunningProgram:
         """Start a program; `output` is a descriptor that the caller closes."""
@@ -118,7 +122,7 @@ class Child:
 
 def describe_unkillable(pid: int) -> str:
     """Return one line about a program that is given up."""
-    why = "the kernel waits for a disk or another device. This host runs no other program until it has ended"
+    why = "the kernel waits for a disk or another device"
     return f"the program (pid {pid}) has not ended {UNKILLABLE_SECONDS:g} s after SIGKILL, and is given up: {why}"
 
 

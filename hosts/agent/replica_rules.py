@@ -166,7 +166,7 @@ def started(record: ReplicaRecord, now: str) -> ReplicaRecord:
     fresh = replace(
         record, state=ReplicaState.RUNNING, exitCode=None, signal=None, awaits_restart=False, endTime=None, errorMessage=""
     )
-    return replace(fresh, startTime=record.startTime or now, lastStartTime=now, starts=record.starts + 1)
+    return replace(fresh, startTime=record.startTime or now, lastStartTime=now, starts=record.starts + 1, hostBusy=False)
 
 
 def recovered(record: ReplicaRecord, seconds: float) -> ReplicaRecord:

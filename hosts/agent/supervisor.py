@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hosts.agent import replica_rules
 from hosts.agent.log import Log
+from hosts.agent.process import HostBusyError
 from hosts.agent.replica_rules import SIGKILL_STATUS, SIGTERM_CODE, Exit, termination_reason
 from hosts.agent.trainer import Trainer
 from jobs import variables
@@ -245,7 +246,13 @@ class Supervisor:
     def _end_start(self, started: Trainer | Exception) -> None:
         """Record the trainer that has started, or why it could not."""
         self._starting = None
-        log, record = self.assignment.log, replica_rules.started(self._record, self._start_time)
+        log = self.assignment.log
+        if isinstance(started, HostBusyError):  # no start, so no restart: `step` tries again
+            if not self._record.hostBusy:
+                log.write_message(f"the trainer waits to start: {started}", "WARNING")
+            self._record = replace(self._record, hostBusy=True)
+            return
+        record = replica_rules.started(self._record, self._start_time)
         if isinstance(started, Exception):
             program = self.assignment.argv[0]
             reason = f"{program}: {started.strerror}" if isinstance(started, OSError) and started.strerror else started

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from hosts.agent import config
 from hosts.agent.launcher_client import launcher, trial_reports_folder
-from hosts.agent.process import delete
+from hosts.agent.process import HostBusyError, delete
 from hosts.agent.replica_rules import describe_end, should_restart
 from hosts.tuner.measure import TrialMetrics, should_stop
 from hosts.tuner.process import METRIC_FILE, TrialChild, TrialUnit, trial_launcher
@@ -129,7 +129,7 @@ class Tuner:
                 trials = self._trials.read()
                 if (code := self._exit_code(trials)) is not None:
                     return code
-                claimed = self._claim(trials)
+                claimed = self._claim(trials) if self._is_free() else None
                 if claimed:
                     self._run(claimed)
                     continue
@@ -164,6 +164,12 @@ class Tuner:
             )
             _print(f"Final metrics after {final.trainingStep} steps, {tag}: {final.objectiveValue:.6g}")
         return 0
+
+    def _is_free(self) -> bool:
+        """Return True unless the last trial was given up and has not ended: no other could start on this host."""
+        if self._child and self._child.wait(0) is not None:
+            self._child = None
+        return self._child is None
 
     def _claim(self, trials: Sequence[Trial]) -> Stored[Trial] | None:
         """Claim a trial of this replica, of one that is lost or not in the plan, or a new trial; None if none is left."""
@@ -211,10 +217,11 @@ class Tuner:
             again = f", again ({trial.restarts} of {self._plan.maxRestarts})" if trial.restarts else ""
             _print(f"Trial {trial.trialId} of {study.trial_count}{again}: {' '.join(flags(trial.hyperparameters))}")
             try:
-                environment = self._environment(trial, file)
-                child = self._spawn(variables.expand_command(self._argv(trial), environment), environment)
+                child = self._start(trial, self._environment(trial, file))
             except (OSError, ValueError) as error:
                 self._record_end(stored, self._failed(trial, f"its program cannot be started: {error}"))
+                return
+            if child is None:
                 return
             self._child = child
             if self._terminated:  # checked last: terminate() may be called at any time
@@ -224,12 +231,23 @@ class Tuner:
             except BaseException:
                 child.stop(self._plan.stopSeconds)  # the trial will run again, and two processes must not run it at once
                 raise
-            finally:
-                self._child = None
             if outcome is None or self._terminated:
                 return
             status, stored, early = outcome
             self._record_end(stored, self._final_record(stored.record, status, child.out_of_memory, metrics, early))
+
+    def _start(self, trial: Trial, environment: Mapping[str, str]) -> TrialChild | TrialUnit | None:
+        """Start a trial, once no earlier program is left on this host; None if the tuner is stopped before."""
+        argv, waits = variables.expand_command(self._argv(trial), environment), False
+        while True:
+            try:
+                return self._spawn(argv, environment)
+            except HostBusyError as error:
+                if self._terminated:
+                    return None
+                if not waits:
+                    _print(f"Trial {trial.trialId} waits to start: {error}", sys.stderr)
+                waits = True
 
     def _watch(
         self, stored: Stored[Trial], child: TrialChild | TrialUnit, metrics: TrialMetrics

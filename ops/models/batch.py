@@ -15,7 +15,7 @@ from infra.inventory import Inventory
 from infra.scale_tiers import Role
 from infra.templates import ROOT as CHECKOUT
 from jobs import paths
-from jobs.bucket import Bucket
+from jobs.bucket import Bucket, BucketError
 from jobs.folder_bucket import open_bucket
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
@@ -163,7 +163,8 @@ def match_files(cluster: ClusterClient, pattern: str) -> dict[str, int]:
     named = _as_argument(pattern).removeprefix(f"{bucket_path}/")
     if bucket is cluster.bucket and not paths.readable_folder(named) and any(not each.startswith("data/") for each in names):
         raise UsageError(
-            f"--input {pattern} is invalid: a job may read data/, and outside it only files of a folder that its input names. "
+            f"--input {pattern} is invalid: a job may read data/, and outside it only files of a folder that its input names; "
+            "the first folder may hold no space, comma or similar character. "
             f"Valid: {bucket_path}/data/*, {bucket_path}/jobs/ID/output/*.json, {bucket_path}/FOLDER/*/*.csv"
         )
     if names:
@@ -178,7 +179,10 @@ def match_files(cluster: ClusterClient, pattern: str) -> dict[str, int]:
 def _is_file(cluster: ClusterClient, path: str) -> bool:
     """Return True if the bucket has a file of exactly this name, which may contain a comma."""
     location = _locate(cluster, path) if "," in path else None
-    return location is not None and "" in location[0].walk(path.removeprefix(f"{location[1]}/"))
+    try:
+        return location is not None and "" in location[0].walk(path.removeprefix(f"{location[1]}/"))
+    except BucketError:  # several paths are too long for one; the search for each shows any other error
+        return False
 
 
 def _as_argument(pattern: str) -> str:

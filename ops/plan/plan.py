@@ -153,7 +153,7 @@ def plan(request: PlanRequest, as_json: bool) -> int:
     }
     PLANS.mkdir(parents=True, exist_ok=True)
     trainer = declared.model_dump(mode="json", include=set(_TRAINER_KEYS))
-    stored = {**content, "trainer": trainer, "environment": extra_env}
+    stored = {**content, "trainer": trainer, "environment": sorted(extra_env)}  # no values: some are secret
     path(module, args, declared, extra_env).write_text(json.dumps(stored, indent=1) + "\n")
     if as_json:
         terminal.print_json(content)

@@ -169,7 +169,7 @@ def build_job(
 ) -> JobSpec:
     """Build the job of a manifest under another id, with an output folder of its own.
 
-    `original_study` is the study in the original job's plan: its seed and prior trials make the new job's trials the same.
+    `original_study` is the study in the original job's plan: its seed and earlier trials make the new job's trials the same.
 
     Raises:
         UsageError: if a secret is not set.

@@ -24,7 +24,7 @@ from hosts.agent import trainer as trainer_module
 from hosts.agent.__main__ import spawn
 from hosts.agent.launcher_client import LaunchedProgram, Launcher, request
 from hosts.agent.log import Log
-from hosts.agent.process import Child, ProgramSpec, StartProgram
+from hosts.agent.process import Child, HostBusyError, ProgramSpec, StartProgram
 from hosts.agent.supervisor import Assignment
 from hosts.agent.trainer import Trainer
 from infra.ports import PEER_PORTS
@@ -413,6 +413,20 @@ def test_a_program_waits_for_the_end_of_the_one_before(host: Host, tmp_path: Pat
     second = start_code(host, tmp_path, "import os, sys; print(os.path.exists(sys.argv[1]))", done)
     assert (wait_for_exit(first), wait_for_exit(second)) == (0, 0)
     assert read_log(tmp_path) == ["True"]
+
+
+def test_a_program_that_does_not_end_makes_the_host_busy(host: Host, tmp_path: Path) -> None:
+    script = host.root / "launch"
+    script.write_text(script.read_text().replace("LOCK_SECONDS = 40.0", "LOCK_SECONDS = 0.1"))
+    with (host.root / "run/launch.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(HostBusyError, match=r"^an earlier program on this host has not ended yet$"):
+            start_code(host, tmp_path, "print(1)")
+        with pytest.raises(HostBusyError):
+            host.launcher.tidy([])
+        assert [each.wait(PATIENCE) for each in host.processes] == [1, 1], "a host has few connections to its launcher"
+    assert wait_for_exit(start_code(host, tmp_path, "print(2)")) == 0
+    assert read_log(tmp_path) == ["2"]
 
 
 def test_the_end_of_an_earlier_program_is_not_reported_again(host: Host, tmp_path: Path) -> None:

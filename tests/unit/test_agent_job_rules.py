@@ -564,6 +564,14 @@ def test_preparing_has_a_time_limit() -> None:
     assert decide(job(JobState.PREPARING), replace(up, in_state=300.0)) is None
 
 
+def test_a_job_waits_without_a_limit_for_an_earlier_program_on_a_host() -> None:
+    busy = record("ps-0", "PREPARING", hostBusy=True)
+    up = view(busy, plan=PLAN, in_state=1e6)
+    assert decide(job(JobState.PREPARING), up) is None
+    for bad in (view(busy, record("worker-0", "PREPARING"), in_state=1e6), view(busy, in_state=1e6, silence={"ps-0": 60.0})):
+        assert advance(job(JobState.PREPARING), bad).state == "FAILED"
+
+
 def test_the_wait_for_an_optional_replica_has_a_time_limit() -> None:
     snapshot = view(record("worker-1", "PREPARING"), plan=OPTIONAL_WORKERS, in_state=299.0)
     assert decide(job(JobState.PREPARING), snapshot) is None

@@ -12,6 +12,7 @@ import pytest
 from replicahosts import PATIENCE, Clock, until
 
 from hosts.agent import supervisor
+from hosts.agent.process import HostBusyError
 from hosts.agent.replica_rules import Exit
 from hosts.agent.supervisor import Assignment, Supervisor
 from jobs.background import Background
@@ -131,6 +132,30 @@ def test_a_start_that_timed_out_is_repeated() -> None:
     assert host.record.state == "RUNNING"
     message = "the trainer cannot start: the launcher did not answer"
     assert host.messages == [("ERROR", message)] * 2 + [("INFO", "started trainer pid 1: python -m task --x 'a b'")]
+
+
+def test_a_busy_host_uses_up_no_restart() -> None:
+    """A program that SIGKILL did not end may hold up the next job for hours."""
+    host = Host()
+    host.fails = HostBusyError("an earlier program has not ended")
+    host.supervisor.set_target_state(0, "")
+    for _ in range(2 * PLAN.maxRestarts):
+        host.clock.pass_(host.supervisor.step() + 40.0)
+    record = host.record
+    assert (record.state, record.hostBusy, record.starts, record.restarts, record.events) == ("PREPARING", True, 0, 0, [])
+    assert host.messages == [("WARNING", "the trainer waits to start: an earlier program has not ended")]
+    host.fails = None
+    until(lambda: host.supervisor.step() > 0)
+    assert (host.record.state, host.record.hostBusy, host.record.starts) == ("RUNNING", False, 1)
+
+
+def test_a_job_can_be_cancelled_while_its_host_is_busy() -> None:
+    host = Host()
+    host.fails = HostBusyError("an earlier program has not ended")
+    host.orders(0)
+    host.orders(0, "job CANCELLING")
+    host.supervisor.step()
+    assert (host.supervisor.idle, host.record.exitCode, host.children) == (True, None, [])
 
 
 def test_a_stop_after_a_long_run_ends_a_series_of_early_ends(host: Host) -> None:

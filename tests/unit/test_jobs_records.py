@@ -135,7 +135,7 @@ DEFAULTS: list[tuple[Record, dict[str, Any]]] = [
             "usage": {"cpuSeconds": None, "cpus": None, "memoryBytes": None}, "connections": [], "progress": None,
             "startTime": None, "lastStartTime": None, "endTime": None, "heartbeatTime": TIME, "jobCreateTime": "",
             "incarnation": "", "heartbeatSeq": 0, "errorMessage": "", "firstError": {"time": TIME, "message": "x"},
-            "events": [], "facts": {}, "unsaved": UNSAVED,
+            "events": [], "hostBusy": False, "facts": {}, "unsaved": UNSAVED,
         },
     ),
     (

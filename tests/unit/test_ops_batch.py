@@ -18,6 +18,7 @@ from hosts.agent.token_broker import access
 from hosts.batch.request import FILE, RESTART_EXIT, Request
 from hosts.serving.records import Version
 from infra.scale_tiers import Role
+from jobs.bucket import BucketError
 from jobs.folder_bucket import FolderBucket
 from jobs.records import Plan, Task
 from ops.cluster.cluster import ClusterClient
@@ -119,6 +120,20 @@ def test_several_inputs_are_separated_by_commas(cluster: ClusterClient) -> None:
         prepare(cluster, make_options(cluster, pattern=f"{both},BUCKET/data/none*"))
 
 
+def test_several_inputs_may_be_longer_than_a_path(cluster: ClusterClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"{number:03}{'x' * 40}.json" for number in range(120)]
+    write_files(Path(cluster.inventory.bucket), {f"data/many/{name}": "1\n" for name in names})
+    many = make_options(cluster, pattern=",".join(f"BUCKET/data/many/{name}" for name in names))
+    assert len(Request.from_json(prepare(cluster, many).package.files[FILE]).inputs) == 120
+
+    def fail(_: str) -> dict[str, int]:
+        raise BucketError("the bucket does not answer")
+
+    monkeypatch.setattr(cluster.bucket, "walk", fail)
+    with pytest.raises(BucketError, match="does not answer"):
+        prepare(cluster, many)
+
+
 def plan_of(submission: Submission) -> Plan:
     return job_plan.plan(submission.inventory, submission.job, "")
 
@@ -149,6 +164,8 @@ def test_inputs_that_a_job_may_not_read_are_refused(cluster: ClusterClient, patt
     bucket = Path(cluster.inventory.bucket)
     write_files(bucket, {name: "1\n", "data/x.json": "1\n"})
     with pytest.raises(UsageError, match=r"is invalid: a job may read data/, and outside it only files of a folder that"):
+        prepare(cluster, make_options(cluster, pattern=pattern))
+    with pytest.raises(UsageError, match=r"; the first folder may hold no space, comma or similar character\. Valid: "):
         prepare(cluster, make_options(cluster, pattern=pattern))
     (bucket / name).unlink()
     if pattern == "BUCKET/*/x.json":  # it matches only files of data/

@@ -22,6 +22,7 @@ import pytest
 from waiting import limit
 
 from hosts.agent.launcher_client import SOCKET_VARIABLE, Launcher
+from hosts.agent.process import HostBusyError
 from hosts.tuner import run
 from hosts.tuner.measure import TrialMetrics
 from hosts.tuner.process import TrialChild
@@ -442,6 +443,43 @@ def test_a_lagging_trial_is_stopped_early(
     lines = capsys.readouterr().out.splitlines()
     assert lines[-3] == "Trial 6 SUCCEEDED: score 0.1 at step 1, stopped early"
     assert lines[-2].startswith("Trials: 6 done, 0 FAILED, 1 stopped early; best is trial 1: --x=")
+
+
+def test_no_trial_is_claimed_while_one_that_was_given_up_runs(world: TuningWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host's launcher would not start another one."""
+    monkeypatch.setattr(world, "study", replace(world.study, enableTrialEarlyStopping=True))
+    monkeypatch.setattr(run, "should_stop", lambda *_: True)
+    claims: list[int] = []
+
+    class Stuck(Child):
+        def stop(self, _: float) -> None:
+            self.stopped, self.looks = True, [lambda: claims.append(len(world.trials()))] * 3
+
+    def child(name: str, environment: Mapping[str, str]) -> Child:
+        looks = [lambda: report(environment, 1, 0.5)]
+        return Child() if len(world.spawned) > 1 else Stuck(looks)
+
+    world.child = child
+    assert world.tuner("master-0").run() == 1
+    assert claims == [1, 1, 1]
+    assert world.trials()[0].state is TrialState.SUCCEEDED
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_trial_waits_for_an_earlier_program(world: TuningWorld, capsys: pytest.CaptureFixture[str], stopped: bool) -> None:
+    def child(name: str, environment: Mapping[str, str]) -> Child:
+        if len(world.spawned) <= 3:
+            if stopped and len(world.spawned) == 3:
+                tuner.terminate()
+            raise HostBusyError("an earlier program has not ended")
+        return world.report_and_exit(name, environment)
+
+    world.child = child
+    tuner = world.tuner("master-0")
+    assert tuner.run() == (143 if stopped else 0)
+    states = [TrialState.RUNNING] if stopped else [TrialState.SUCCEEDED] * 4
+    assert [(trial.state, trial.restarts) for trial in world.trials()] == [(state, 0) for state in states]
+    assert capsys.readouterr().err == "Trial 1 waits to start: an earlier program has not ended\n"
 
 
 def test_early_stopping_is_checked_again_after_an_outage(
