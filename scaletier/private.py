@@ -402,6 +402,16 @@ def custom_gradient_around() -> str:
     return "recompute" if recomputes else "own"
 
 
+def captures_other_graph() -> bool:
+    """Return True if the present graph uses a tensor of one that is not around it, for which a call would have no value."""
+    tf = import_tensorflow()
+    graph = inner = tf.compat.v1.get_default_graph()
+    graphs = [graph]
+    while (inner := getattr(inner, "outer_graph", None)) is not None:
+        graphs.append(inner)
+    return any(tf.is_symbolic_tensor(one) and one.graph not in graphs for one, _ in getattr(graph, "captures", ()))
+
+
 def forget_uninitialized() -> None:
     """Have Keras forget the variables that have no value yet, which it would initialize with the next model that is made."""
     state = importlib.import_module("keras.src.backend.common.global_state")

@@ -369,6 +369,28 @@ def test_a_function_with_its_own_gradient_is_recognized_but_not_its_arguments() 
     assert dict(seen) == {"graph": "", "argument": "", "own": "own", "again": "recompute"}
 
 
+def test_a_tensor_of_another_graph_is_found_but_not_one_of_a_graph_around() -> None:
+    made, found = list[Any](), list[bool]()
+
+    def use(value: Any) -> Any:
+        used = value + made[-1]
+        found.append(private.captures_other_graph())
+        return used
+
+    @tf.function(autograph=False)  # type: ignore[untyped-decorator]
+    def graph(makes: bool) -> Any:
+        if makes:
+            made.append(tf.random.uniform([]))
+        return tf.while_loop(lambda value: value < 1.0, lambda value: [use(value)], [0.0])
+
+    for makes in (True, False):
+        graph.get_concrete_function(makes)
+    assert (found[0], found[-1]) == (False, True)
+    made.append(1.0)
+    assert float(use(tf.constant(1.0))) == 2.0
+    assert not found[-1]
+
+
 def test_the_seed_of_an_initializer_is_found() -> None:
     with keras.StatelessScope(initialize_variables=False):
         weight = keras.Variable(keras.initializers.RandomNormal(seed=3), (2,))
