@@ -117,13 +117,13 @@ class Callbacks:
         epochs, network.model.stop_training = -(-flags.max_steps // steps_per_epoch), False
         self.history = keras.callbacks.History()
         callbacks = [*self._callbacks, self.history]
+        trainable, numbers = _trainable_of(network.model), _settings_of(network.model)
         self._list = keras.callbacks.CallbackList(
             callbacks, model=network.model, epochs=epochs, steps=flags.eval_steps, verbose=0
         )
         for callback in callbacks if step else ():
             if isinstance(callback, keras.callbacks.CSVLogger):
                 callback.append = True
-        before = _trainable_of(network.model)
         train_data, _ = self._data
         _call_hook(train_data, "on_epoch_end")  # as `fit` of Keras does before the first epoch, and before each evaluation
         self._list.on_train_begin()
@@ -142,7 +142,8 @@ class Callbacks:
         self._begin_epoch(begin < flags.max_steps)
         if "metrics" in stored:
             self._restore_metrics(**stored["metrics"])
-        if not step and _trainable_of(network.model) != before:  # what is set later has no effect in Keras either
+        changed = _trainable_of(network.model) != trainable or any(vars(one).get(name) != value for one, name, value in numbers)
+        if not step and changed:  # what is set later has no effect in Keras either
             line = "a callback has changed what is trainable, or a setting of the optimizer, when training began. Valid:"
             raise JobError(f"{line} set them in the function that makes the model")
         return (at + 1) * steps_per_epoch
@@ -287,13 +288,25 @@ def _plain(value: Any) -> Any:
         return str(value)
 
 
-def _trainable_of(model: Any) -> list[Any]:
-    """Return what identifies the variables that a model trains, and the settings of its optimizer and inner ones."""
+def _trainable_of(model: Any) -> list[int]:
+    """Return what identifies the variables that a model trains, and the learning rates of its optimizers."""
+    from scaletier import private
+
+    rates = map(private.rate_of, private.inner_optimizers(model.optimizer))
+    return [id(one) for one in (*model.trainable_variables, *rates)]
+
+
+def _settings_of(model: Any) -> list[tuple[Any, str, Any]]:
+    """Return the optimizer, inner ones and schedules, with the name and value of each setting that is a number or None."""
+    import keras
+
     from scaletier import private
 
     optimizers = private.inner_optimizers(model.optimizer)
-    numbers = [{name: value for name, value in vars(one).items() if isinstance(value, int | float)} for one in optimizers]
-    return [*numbers, *(id(one) for one in (*model.trainable_variables, *map(private.rate_of, optimizers)))]
+    kind, rates = keras.optimizers.schedules.LearningRateSchedule, map(private.rate_of, optimizers)
+    parts = [model.optimizer, *optimizers, *(one for one in rates if isinstance(one, kind))]
+    settings = [(one, name, value) for one in parts for name, value in vars(one).items() if not name.startswith("_")]
+    return [setting for setting in settings if isinstance(setting[2], int | float | None)]
 
 
 def _call_hook(data: Any, name: str) -> None:

@@ -292,7 +292,7 @@ def train_and_evaluate(
         arguments: a list of command-line arguments, which override the specs. Default: those of the process.
 
     Raises:
-        SystemExit: the arguments are invalid.
+        SystemExit: the arguments are invalid, or TensorFlow is not installed.
     """
     flags = flags_of(arguments, max_steps=train_spec.max_steps, eval_interval=eval_spec.throttle_secs)
     exit_process(run_to_exit_code(Job(model=model_fn, data=train_spec.input_fn, eval_data=eval_spec.input_fn), flags))

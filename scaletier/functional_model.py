@@ -634,7 +634,17 @@ class FunctionalModel:
         return [scope.get_current_value(variable) for variable in self._metric_variables]
 
     def _call(self, inputs: Any, training: bool) -> Any:
-        return self.model(inputs, **_training(self.model.call, training))
+        error = None
+        try:
+            outputs = self.model(inputs, **_training(self.model.call, training))
+        except (TypeError, ValueError) as raised:
+            if "is out of scope" not in str(raised):
+                raise
+            error = raised
+        if error or private.captures_other_graph():
+            line = f"the model {self.model.name} is invalid: a layer uses a tensor of another graph, such as one made in build."
+            raise JobError(f"{line} Valid: tensors made in __init__, or a keras.Input before the layer") from error
+        return outputs
 
     def _compute_loss(self, batch: Batch, outputs: Any, training: bool) -> Any:
         options = _training(self.model.compute_loss, training)
@@ -663,8 +673,6 @@ class FunctionalModel:
                     f"the model {model.name} does not take inputs{of} of {_shapes(batch_spec.inputs)}{self._in_graph}"
                 ):
                     outputs = self._call(batch.inputs, training)
-                if not model.trainable_variables:
-                    raise JobError(f"the model {model.name} has no variable to train")
                 self._require_outputs(outputs, batch)
                 if batch.targets is None and private.compiled_loss(model):
                     line = f"the job's {of.removeprefix(' of ') or 'data'} has no targets; valid are elements (inputs, targets)"
@@ -672,6 +680,8 @@ class FunctionalModel:
                 shapes = f"the model gives {_shapes(outputs)}, the targets{of} are {_shapes(batch.targets)}"
                 with _as_job_error(f"the loss does not fit: {shapes}"):
                     private.track_loss(model, self._compute_loss(batch, outputs, training), batch.inputs)
+                    if not model.trainable_variables:
+                        raise JobError(f"the model {model.name} has no variable to train")
                     with private.checked_losses(model, _compare):
                         self._compute_loss(batch, outputs, training)
                 with _as_job_error(f"the metrics do not fit: {shapes}"):
@@ -689,7 +699,11 @@ class FunctionalModel:
             warnings.simplefilter("ignore", SyntaxWarning)
             graph = tf.function(check, autograph=False).get_concrete_function(specs, batch_spec).graph
             if training and _training(model.call, training):
+                changed = set(traced[0].assigned)
                 self._record_evaluation(traced[0], variables, specs, batch_spec)
+                if lost := [one.path for one in traced[2] if id(one) in traced[0].assigned.keys() - changed]:
+                    line = f"{wrong} an evaluation assigns the weight {lost[0]}, and a step does not: its value would not last."
+                    raise JobError(f"{line} Valid: a variable with trainable=False")
         known = {id(private.stored(one)) for one in (*traced[0].used.values(), *variables)}
         if unknown := [one.name for one in graph.variables if id(one) not in known]:
             line = f"{wrong} a step uses the tf.Variable {unknown[0]}, of which Keras does not know."
@@ -709,18 +723,21 @@ class FunctionalModel:
     @contextlib.contextmanager
     def _outside_of_loops(self, scope: _Scope) -> Iterator[None]:
         """Raise JobError if a variable gets its value within another graph, also in place of an error that follows from it."""
-        here = tf.compat.v1.get_default_graph()
+        here, error = tf.compat.v1.get_default_graph(), None
         try:
             yield
-        finally:
-            for one in scope.assigned.values():
-                if getattr(scope.get_current_value(one), "graph", here) is not here:
-                    where = "a tf.function, a branch or a loop. Valid: no @tf.function, as a step is a graph anyway, and"
-                    where = f"{where} assignments outside of branches and loops"
-                    for layer in private.layers(self.model):
-                        if not getattr(layer, "unroll", True) and id(one) in map(id, layer.variables):
-                            where = f"the loop of {layer.name}. Valid: unroll=True in that layer, for sequences of one length"
-                    raise JobError(f"the model {self.model.name} is invalid: it assigns {one.path} within {where}") from None
+        except Exception as raised:  # noqa: BLE001 - raised below
+            error = raised
+        for one in scope.assigned.values():
+            if getattr(scope.get_current_value(one), "graph", here) is not here:
+                where = "a tf.function, a branch or a loop. Valid: no @tf.function, as a step is a graph anyway, and"
+                where = f"{where} assignments outside of branches and loops"
+                for layer in private.layers(self.model):
+                    if not getattr(layer, "unroll", True) and id(one) in map(id, layer.variables):
+                        where = f"the loop of {layer.name}. Valid: unroll=True in that layer, for sequences of one length"
+                raise JobError(f"the model {self.model.name} is invalid: it assigns {one.path} within {where}") from error
+        if error:
+            raise error
 
     def _record_evaluation(self, scope: _Scope, variables: Sequence[Any], specs: Sequence[Any], batch_spec: Batch) -> None:
         """Add to the scope the variables that an evaluation or a prediction uses and changes, if the model can be called so."""
@@ -817,6 +834,8 @@ def _as_job_error(what: str, errors: tuple[type[Exception], ...] = (Exception,))
     """Raise JobError with this text for an error."""
     try:
         yield
+    except JobError:
+        raise
     except errors as error:
         if "No loss to compute" in str(error):
             raise JobError(

@@ -342,8 +342,10 @@ def optimizers_in_stateless_scope() -> Iterator[None]:
 def _function_calls() -> tuple[Any, Callable[..., Any], Callable[..., Any]]:
     """Return the class of tf.functions, its `__call__`, and one that traces anew in a StatelessScope.
 
-    A trace from elsewhere has other values of variables; a scope's own is used again while what it has read is unchanged.
+    A trace from elsewhere has other values of variables. A scope's own is used again if it assigns nothing, while what it has
+    read is unchanged, and within or outside of a custom gradient as before.
     """
+    value_in = importlib.import_module("keras").StatelessScope.get_current_value
     state = importlib.import_module("keras.src.backend.common.global_state")
     kind: Any = type(import_tensorflow().function(lambda: None))  # not that of a loaded SavedModel, whose function is a graph
     call = kind.__call__
@@ -352,20 +354,29 @@ def _function_calls() -> tuple[Any, Callable[..., Any], Callable[..., Any]]:
         scope = state.get_global_attribute("stateless_scope")  # of this thread
         if type(self) is not kind or scope is None:
             return call(self, *args, **named)
-        traces, get = vars(scope).setdefault("traces", {}), scope.get_current_value
-        trace, reads = traces.get(self, (None, {}))
-        if trace is None or any(get(variable) is not value for variable, value in list(reads.values())):
-            trace, reads = traces[self] = self._clone(None), {}
+        traces, tracing = vars(scope).setdefault("traces", {}), vars(scope).setdefault("tracing", [])
+        get, update, key = scope.get_current_value, scope.add_update, (self, custom_gradient_around())
+        trace, reads = traces.get(key, (None, {}))
+        if trace is None or any(value_in(scope, variable) is not value for variable, value in reads.values()):
+            trace, reads = traces[key] = self._clone(None), {}
+        for outer in tracing:  # it reads the same also where this one is not traced again
+            outer |= reads
 
         def read(variable: Any) -> Any:
             reads[id(variable)] = variable, get(variable)
             return reads[id(variable)][1]
 
-        scope.get_current_value = read
+        def assign(pair: Any) -> None:
+            traces.pop(key, None)
+            update(pair)
+
+        scope.get_current_value, scope.add_update = read, assign
+        tracing.append(reads)
         try:
             return call(trace, *args, **named)
         finally:
-            scope.get_current_value = get
+            scope.get_current_value, scope.add_update = get, update
+            tracing.pop()
 
     return kind, call, call_here
 
@@ -389,6 +400,16 @@ def custom_gradient_around() -> str:
         return ""
     recomputes = any((one.f_code.co_name, one.f_code.co_filename) == ("inner", code.co_filename) for one in frames)
     return "recompute" if recomputes else "own"
+
+
+def captures_other_graph() -> bool:
+    """Return True if the present graph uses a tensor of one that is not around it, for which a call would have no value."""
+    tf = import_tensorflow()
+    graph = inner = tf.compat.v1.get_default_graph()
+    graphs = [graph]
+    while (inner := getattr(inner, "outer_graph", None)) is not None:
+        graphs.append(inner)
+    return any(tf.is_symbolic_tensor(one) and one.graph not in graphs for one, _ in getattr(graph, "captures", ()))
 
 
 def forget_uninitialized() -> None:

@@ -43,7 +43,7 @@ def run(job: Job, arguments: argparse.Namespace | Sequence[str] | None = None) -
         arguments: a namespace of `scaletier.parser()`, or a list of command-line arguments. Default: those of the process.
 
     Raises:
-        SystemExit: the arguments are invalid.
+        SystemExit: the arguments are invalid, or TensorFlow is not installed.
     """
     exit_process(run_to_exit_code(job, flags_of(arguments)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import json
@@ -214,6 +215,47 @@ def test_the_state_of_callbacks_is_kept_whatever_they_log() -> None:
     ((name, state),) = called._callbacks_state()["callbacks"]
     assert (name, state["history"]["matrix"], state["history"]["tensor"]) == ("History", [[[1, 0], [0, 1]]], [2])
     assert "ValueError" in state["history"]["other"][0]
+
+
+def scaled() -> Any:
+    compiled = model()
+    compiled.compile(keras.optimizers.LossScaleOptimizer(compiled.optimizer), "mse")
+    return compiled
+
+
+@pytest.mark.parametrize(
+    ("make", "hook", "path", "value", "refused"),
+    [
+        (model, "set_model", "optimizer.clipnorm", 0.1, True),
+        (model, "on_train_begin", "optimizer.clipnorm", 0.1, True),
+        (model, "on_train_begin", "optimizer.momentum", np.float32(0.5), True),
+        (scaled, "on_train_begin", "optimizer.dynamic_growth_steps", 1, True),
+        (scaled, "on_train_begin", "optimizer.inner_optimizer.nesterov", True, True),
+        (model, "on_train_begin", "optimizer._learning_rate.alpha", 0.5, True),
+        (model, "on_train_begin", "optimizer.own_number", 3, False),
+    ],
+)
+def test_a_setting_that_a_callback_changes_is_refused(make: Any, hook: str, path: str, value: Any, refused: bool) -> None:
+    class Sets(keras.callbacks.Callback):  # type: ignore[misc]
+        def set_model(self, model: Any) -> None:
+            super().set_model(model)
+            self.set("set_model")
+
+        def on_train_begin(self, logs: Any = None) -> None:
+            self.set("on_train_begin")
+
+        def set(self, called: str) -> None:
+            *parts, name = path.split(".")
+            if called == hook:
+                setattr(functools.reduce(getattr, parts, self.model), name, value)
+
+    network = FunctionalModel(Job(make, data := tf.data.Dataset.from_tensors((X, Y))), data.element_spec, 0)
+    state, callbacks = TrainingState(network), Callbacks([Sets()])
+    network.attach(state.shared, state.local)
+    callbacks.check()
+    expected = pytest.raises(JobError, match=r"^a callback has changed what is trainable, or a setting")
+    with expected if refused else contextlib.nullcontext():
+        callbacks.begin(network, state.local, replace(flags_of([]), max_steps=1, eval_steps=1), None)
 
 
 @pytest.mark.parametrize("name", WRONG)

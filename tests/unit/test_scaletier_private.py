@@ -305,6 +305,42 @@ def test_a_function_is_traced_once_in_a_scope_while_what_it_reads_is_unchanged()
     assert type(outer).__call__ is called
 
 
+def test_a_function_that_assigns_is_traced_at_each_call() -> None:
+    first, state = keras.Variable(1.0, trainable=False), keras.Variable(0.0, trainable=False)
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def reset() -> None:
+        state.assign(first)
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def outer() -> None:
+        reset()
+
+    with _Scope([(first, tf.constant(1.0)), (state, tf.constant(0.0))]):
+        for one in (reset, outer, reset, outer):
+            state.assign(state + 2.0)
+            one()
+            assert float(state.value) == 1.0
+
+
+def test_a_function_that_is_called_again_hides_and_gives_gradients_as_before() -> None:
+    weight, hidden = (keras.Variable(1.0, name=name) for name in ("weight", "hidden"))
+    inner = tf.function(lambda: weight * 2.0)
+    outer = tf.function(lambda: inner() + 1.0)
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def own() -> Any:
+        return tf.custom_gradient(lambda value: (value * hidden * inner(), lambda gradient: gradient))(tf.constant(1.0))
+
+    with _Scope([(weight, tf.constant(1.0)), (hidden, tf.constant(1.0))]) as scope:
+        assert [float(one()) for one in (own, own)] == [2.0, 2.0]
+        assert scope.hides(weight)
+        assert [float(one()) for one in (inner, outer, own)] == [2.0, 3.0, 2.0], "it is also read outside"
+        assert (scope.hides(weight), scope.hides(hidden)) == (False, True)
+        weight.assign(3.0)
+        assert [float(one()) for one in (outer, own)] == [7.0, 6.0], "what a function reads by another one has changed"
+
+
 def test_a_function_with_its_own_gradient_is_recognized_but_not_its_arguments() -> None:
     seen = list[tuple[str, str]]()
 
@@ -331,6 +367,28 @@ def test_a_function_with_its_own_gradient_is_recognized_but_not_its_arguments() 
 
     graph()
     assert dict(seen) == {"graph": "", "argument": "", "own": "own", "again": "recompute"}
+
+
+def test_a_tensor_of_another_graph_is_found_but_not_one_of_a_graph_around() -> None:
+    made, found = list[Any](), list[bool]()
+
+    def use(value: Any) -> Any:
+        used = value + made[-1]
+        found.append(private.captures_other_graph())
+        return used
+
+    @tf.function(autograph=False)  # type: ignore[untyped-decorator]
+    def graph(makes: bool) -> Any:
+        if makes:
+            made.append(tf.random.uniform([]))
+        return tf.while_loop(lambda value: value < 1.0, lambda value: [use(value)], [0.0])
+
+    for makes in (True, False):
+        graph.get_concrete_function(makes)
+    assert (found[0], found[-1]) == (False, True)
+    made.append(1.0)
+    assert float(use(tf.constant(1.0))) == 2.0
+    assert not found[-1]
 
 
 def test_the_seed_of_an_initializer_is_found() -> None:

@@ -12,7 +12,7 @@ import pytest
 from scaletier import pipeline
 from scaletier.checkpoint import TrainingState
 from scaletier.evaluation import make_evaluate
-from scaletier.functional_model import FunctionalModel
+from scaletier.functional_model import FunctionalModel, _Scope
 from scaletier.job import Job, JobError
 from scaletier.savedmodel import export, make_serving_module
 from scaletier.stages import Stage, make_units
@@ -160,3 +160,88 @@ def test_an_assignment_within_a_loop_or_a_function_is_refused_with_its_remedy(la
     if layer is not Twice:
         unrolled = Job(lambda: compiled(keras.Input((3, 1)), keras.layers.RNN(Cell(), unroll=True)), data)
         assert "rnn/cell/steps" in [spec.name for spec in FunctionalModel(unrolled, data.element_spec, 0).shared]
+
+
+class Late(keras.layers.Layer):  # type: ignore[misc]
+    """Scale the inputs by numbers made in `build`."""
+
+    def build(self, shape: Any) -> None:
+        self.scale = keras.ops.arange(1, shape[-1] + 1, dtype="float32")
+
+    def call(self, inputs: Any) -> Any:
+        return inputs * self.scale
+
+
+def test_a_tensor_of_another_graph_is_refused_with_its_remedy() -> None:
+    def unbuilt() -> Any:
+        model = keras.Sequential([Late(), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        return model
+
+    data = dataset(X)
+    with pytest.raises(JobError, match=r"a layer uses a tensor of another graph, such as one made in build\. Valid: tensors"):
+        FunctionalModel(Job(unbuilt, data), data.element_spec, 0, eval_element=data.element_spec)
+    network = FunctionalModel(Job(lambda: compiled(keras.Input((3,)), Late()), data), data.element_spec, 0)
+    state = TrainingState(network)
+    assert np.shape(network.predict(state.shared, state.local, X)) == (8, 1)
+
+
+class Limits(keras.layers.Layer):  # type: ignore[misc]
+    """Multiply by a weight, which evaluations limit."""
+
+    def __init__(self, always: bool) -> None:
+        super().__init__()
+        self.always, self.scale = always, self.add_weight(shape=(), initializer="ones", name="scale")
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        if self.always or not training:
+            self.scale.assign(keras.ops.minimum(self.scale, 0.5))
+        return inputs * self.scale
+
+
+def test_a_weight_that_evaluations_alone_assign_is_refused() -> None:
+    data = dataset(X)
+    with pytest.raises(JobError, match=r"an evaluation assigns the weight .*/scale, and a step does not: .* trainable=False"):
+        FunctionalModel(Job(lambda: compiled(keras.Input((3,)), Limits(False)), data), data.element_spec, 0)
+    network = FunctionalModel(Job(lambda: compiled(keras.Input((3,)), Limits(True)), data), data.element_spec, 0)
+    assert "limits/scale" in [spec.name for spec in network.trained]
+
+
+def test_an_error_that_follows_from_an_assignment_in_a_function_is_its_cause() -> None:
+    data = dataset(X)
+    network = FunctionalModel(Job(own, data), data.element_spec, 0)
+    count = keras.Variable(0.0)
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def assign() -> None:
+        count.assign(tf.random.uniform([]))
+
+    with _Scope([(count, tf.zeros([]))]) as scope:
+        assign()
+    with pytest.raises(JobError, match=r"it assigns .* within a tf\.function") as error, network._outside_of_loops(scope):
+        raise (first := ValueError("out of scope"))
+    assert error.value.__cause__ is first
+    with pytest.raises(KeyboardInterrupt), network._outside_of_loops(scope):
+        raise KeyboardInterrupt
+
+
+def test_weights_that_the_loss_alone_makes_train() -> None:
+    class Judged(keras.Model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.judge = keras.layers.Dense(1, name="judge")
+
+        def call(self, inputs: Any) -> Any:
+            return inputs
+
+        def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, *_: Any, **__: Any) -> Any:
+            return keras.ops.mean((self.judge(y_pred) - y) ** 2)
+
+    def made() -> Any:
+        model = Judged()
+        model.compile("sgd")
+        return model
+
+    data = dataset(X)
+    network = FunctionalModel(Job(made, data), data.element_spec, 0)
+    assert [spec.name for spec in network.trained] == ["judge/kernel", "judge/bias"]
