@@ -72,7 +72,7 @@ demo: STACK = demo
 demo: ## STANDARD_1 up, train MNIST, show its logs, destroy, in a stack of its own
 	@setup/demo.sh
 
-lint: dev ## ruff, mypy --strict, and whether what tests use exists
+lint: dev ## ruff, mypy --strict, and a check that the names that tests use exist
 	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy && $(BIN)/python tests/names.py
 
 unit: dev ## tests with no network, in seconds, and stack tests under Pulumi's mocks; PYTEST="-k cancel" or PYTEST=FILES for some

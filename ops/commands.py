@@ -12,29 +12,9 @@ from jobs import notification, variables
 VALID_TARGET = (
     'an http or https URL, such as https://example.com/hook, or a command, such as "./done.sh --now" or "sh -c \'…\'"'
 )
-SHELL_WORDS = frozenset(
-    {
-        "!",
-        "[[",
-        "{",
-        ".",
-        "alias",
-        "case",
-        "cd",
-        "eval",
-        "exec",
-        "exit",
-        "export",
-        "for",
-        "if",
-        "set",
-        "source",
-        "trap",
-        "ulimit",
-        "umask",
-    }
-    | {"unset", "until", "while"}
-)
+_SHELL_KEYWORDS = ("!", "[[", "{", "case", "for", "if", "until", "while")
+_SHELL_BUILTINS = (".", "alias", "cd", "eval", "exec", "exit", "export", "set", "source", "trap", "ulimit", "umask", "unset")
+SHELL_WORDS = frozenset((*_SHELL_KEYWORDS, *_SHELL_BUILTINS))
 """Keywords and builtins of shells, which are no programs."""
 _MAX_TARGET_CHARACTERS = 2048
 # The first group is an operator outside of quotes and not escaped; the second is a text in double quotes. A line that begins

@@ -234,7 +234,7 @@ class FunctionalModel:
         compiled = private.compile_settings(self.model)
         self._in_graph = " in a graph, and run_eagerly=True has no effect" if compiled.get("run_eagerly") else ""
         self._compile(job, compiled, self._optimizer_of(job, compiled, replicas))
-        scope, self.metric_names, weights = self._check(batch_spec, "", True)  # it makes the variables that there are not yet
+        scope, self.metric_names, weights = self._check(batch_spec, "", True)  # which also creates missing variables
         self.test_names = self.metric_names
         generator = keras.random.SeedGenerator
         for weight in self.model.variables:

@@ -96,7 +96,7 @@ class InputReader:
         self._at: int
         self._end: int
         self.count: RecordCount
-        """How much was read of the last shard, and any damage; set when `read` has yielded its last record."""
+        """The records that were read of the last shard, and any damage; set when `read` has yielded its last record."""
 
     def read(self, file: InputFile, shard: Shard) -> Iterator[bytes]:
         """Yield a shard's records or lines; stop at damage, which `count` reports. UnreadableError as by `inspect_file`."""

@@ -127,14 +127,20 @@ def get_all(client: requests.Session, url: str, key: str = "items", **params: st
 
     An aggregated list yields pairs of a scope and its content. Errors are those of `get_json`.
     """
-    page: dict[str, str] = {}
-    while True:
-        answer = get_json(client, url, **params, **page)
-        items = answer.get(key) or ()
+    for page in get_pages(client, url, **params):
+        items = page.get(key) or ()
         yield from items.items() if isinstance(items, dict) else items
-        if not (token := answer.get("nextPageToken")):
+
+
+def get_pages(client: requests.Session, url: str, **params: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the pages of a list; errors are those of `get_json`."""
+    token: dict[str, str] = {}
+    while True:
+        page = get_json(client, url, **params, **token)
+        yield page
+        if not (next_token := page.get("nextPageToken")):
             return
-        page = {"pageToken": str(token)}
+        token = {"pageToken": str(next_token)}
 
 
 def _refusal(answer: requests.Response) -> ApiError:

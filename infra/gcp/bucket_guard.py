@@ -9,7 +9,7 @@ import google.auth.exceptions
 import requests
 
 from infra.dynamic import ModuleResource, Props, configuration
-from infra.gcp.api import STORAGE, TIMEOUT, ApiError, GcpError, ReadConfig, endpoint, get_all, session
+from infra.gcp.api import STORAGE, TIMEOUT, ApiError, GcpError, ReadConfig, endpoint, get_pages, session
 from infra.guard import destroy_problem, list_some
 from infra.runtime.recipe import RUNTIMES_FOLDER
 
@@ -45,16 +45,17 @@ def contents(bucket: str, read_config: ReadConfig) -> str:
 
     GcpError if it is unknown, except if the operator may not list the bucket: trying again would not help.
     """
-    url, listing = f"{endpoint(STORAGE, read_config)}b/{bucket}/o", {"delimiter": "/", "versions": "true"}
+    url = f"{endpoint(STORAGE, read_config)}b/{bucket}/o"
     try:
-        folders = {*get_all(session(read_config), url, "prefixes", **listing)} - {f"{RUNTIMES_FOLDER}/"}
-        names = {str(item["name"]) for item in get_all(session(read_config), url, **listing)}
+        pages = list(get_pages(session(read_config), url, delimiter="/", versions="true"))
     except ApiError as error:
         if error.status == requests.codes.not_found:
             return ""
         if error.status == requests.codes.forbidden:
             return f"what Google refuses to list ({error})"
         raise GcpError(f"gs://{bucket} cannot be listed ({error}), so nothing was changed: try again") from None
+    folders = {folder for page in pages for folder in page.get("prefixes", ())} - {f"{RUNTIMES_FOLDER}/"}
+    names = {item["name"] for page in pages for item in page.get("items", ())}
     content = list_some([*sorted(folders), *sorted(names)], _SHOWN)
     return f"{content} (old versions count)" if content else ""
 

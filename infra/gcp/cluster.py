@@ -54,10 +54,9 @@ class ProjectState:
 
 def definitions(config: GcpConfig, project_state: ProjectState) -> dict[Role, str]:
     """Return the definition of each role's hosts."""
-    found = project_state.discovery
-    host_image = image(config.image, found.spec.has_gpus)
-    network = found.subnet.link if found.subnet else str(config.network)
-    return {role: definition(spec, config, found.place, host_image, network) for role, spec in found.spec.roles.items()}
+    spec, place, subnet = project_state.discovery.spec, project_state.discovery.place, project_state.discovery.subnet
+    host_image, network = image(config.image, spec.has_gpus), subnet.link if subnet else str(config.network)
+    return {role: definition(role_spec, config, place, host_image, network) for role, role_spec in spec.roles.items()}
 
 
 class GcpCluster(ComponentResource):

@@ -146,9 +146,9 @@ class InstanceHost(ComponentResource):
 
 
 def definition(role: RoleSpec, config: GcpConfig, place: Place, image: str, network: str) -> str:
-    """Return a text of all that an existing host cannot change to; `network` is the stack's range, or another subnet.
+    """Return a text of the settings whose change replaces a host; `network` is the stack's range, or an existing subnet.
 
-    An image's text is in one spelling: the provider replaces no host for another.
+    Images are in one spelling, since the provider replaces no host for another spelling.
     """
     image = re.sub("^([^/]+)/([^/]+)$", r"projects/\1/global/images/family/\2", image)
     trigger = _replacement_trigger(role.accelerator, config.public_address)

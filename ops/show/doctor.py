@@ -163,14 +163,14 @@ def _check_state(name: str, output: str) -> Iterator[Finding]:
 
 
 def _infra(cluster: ClusterClient, fix: bool) -> Iterator[Finding]:
-    named: list[Finding] = []
+    large_jobs: list[Finding] = []
     for finding in infra_findings(cluster.inventory.stack, fix):
         yield finding
         full_bucket, full_disk = _FULL_BUCKET.fullmatch(finding.what), _FULL_DISK.fullmatch(finding.what)
-        if not named and finding.severity is not Severity.OK and (full_bucket or full_disk):
+        if not large_jobs and finding.severity is not Severity.OK and (full_bucket or full_disk):
             with suppress(OpsError, ValueError):  # a host that does not answer is another finding
-                named = list(largest_jobs(cluster, 0 if full_bucket else _LARGE_JOB))
-                yield from named
+                large_jobs = list(largest_jobs(cluster, 0 if full_bucket else _LARGE_JOB))
+                yield from large_jobs
 
 
 def largest_jobs(cluster: ClusterClient, least: int = 0) -> Iterator[Finding]:
