@@ -13,7 +13,7 @@ UNSAVED_FOLDER = "left"
 EVERY_JOB = f"{JOBS}/*/job.json"
 STATE_DIR, CODE_DIR = "/var/lib/scaletier", "/opt/scaletier"
 """On a host: the files of jobs, and scaletier's own code with its Python."""
-# The folders of the bucket that a job may read if a pattern of files begins with one, as on local hosts.
+# Matches a path in a folder of the bucket that a job may read. Local hosts have the same rule.
 _READABLE = re.compile(r"jobs/[^/]+/output(?![^/])|models/[^/]+|(?!(?:cluster|jobs|models)(?![^/]))[^/]+")
 VENV = f"{CODE_DIR}/venv"
 PYTHON = f"{VENV}/bin/python"
@@ -77,7 +77,7 @@ def output(job_id: str) -> str:
 
 
 def readable_folder(pattern: str) -> str:
-    """Return the folder that files of a pattern are in, or a name without `*`, `?` and `[`; empty if no job may read it."""
+    """Return a glob pattern's folder before the first wildcard, or a name without wildcards; empty if no job may read it."""
     fixed = re.split(r"[*?[]", pattern, maxsplit=1)[0]
     folder = fixed if fixed == pattern else fixed.rpartition("/")[0]
     return folder if _READABLE.match(folder) else ""

@@ -24,7 +24,7 @@ from jobs.variables import JAX_COORDINATOR, MASTER_ADDR
 
 EVENTS_KEPT = 50
 STOP_FILE_VARIABLE = "SCALETIER_STOP_FILE"
-"""Environment variable with the path of a file; once the file exists, the program must end in the seconds that it holds."""
+"""Environment variable with the path of a file; once the file exists, the program must end within the seconds in it."""
 RESTART_CODE = 42
 """TensorFlow's own exit code that requests a restart."""
 LATE_HEARTBEATS = 2.5
@@ -81,8 +81,8 @@ class ReplicaRecord(Record):
 
     Attributes:
         exitCode: the shell's: 0 to 255 if the trainer exited, 128 + n if signal n ended it; `signal` is then n.
-        awaits_restart: True if the trainer has ended and must start again (`hosts.agent.replica_rules`), but not by its host
-            alone: the leader decides, or the unit must start again. Its key is `killed`.
+        awaits_restart: True if the trainer has ended and must start again (`hosts.agent.replica_rules`), but its host cannot
+            decide that alone: the leader decides, or the unit must start again. Its JSON key is `killed`.
         outOfMemory: the trainer that ended last exceeded its memory; memoryLimit is its limit in bytes, if known.
         terminationReason: the cause of its last kill.
         preempted: its host was being preempted when its unit was stopped; reset by the next start.

@@ -1,7 +1,8 @@
 """Strategy `model-parallel`: several hosts hold the layers of one model, which is too large for one host.
 
-The master and the workers hold a stage each: consecutive layers with their variables, gradients and optimizer slots. One graph
-spans all stages. A batch passes in microbatches, so that a stage computes one while the next stage computes the one before.
+Each GPU of the master and the workers, or a host's CPU if it has none, holds a stage: consecutive layers with their variables,
+gradients and optimizer slots. One graph spans all stages. A batch passes in microbatches, so that a stage computes one while
+the next stage computes the one before.
 Source: Huang et al. 2019, "GPipe: efficient training of giant neural networks using pipeline parallelism".
 """
 
@@ -18,7 +19,7 @@ from scaletier.job import JobError
 from scaletier.loop import ReplicaLoop, Round, StepBudget, run_rounds
 from scaletier.private import copy_to_device
 from scaletier.round_graph import list_handles, named_handles, pack_round, unpack_round
-from scaletier.stages import Stage, forward_backward, make_units, partition
+from scaletier.stages import Stage, forward_backward, make_layer_groups, partition
 from scaletier.sync_period import SyncPeriod
 from scaletier.tensorflow_setup import MAX_MESSAGE_BYTES, devices_of, import_tensorflow, say, say_on_device
 from scaletier.tf_config import Cluster, await_peers
@@ -34,7 +35,7 @@ class DistributedState(TrainingState):
 
     def __init__(self, network: FunctionalModel, stages: Sequence[Stage], reader: CheckpointReader | None) -> None:
         self.stages = stages
-        specs = [(stage, spec) for stage in stages for unit in stage.units for spec in unit.specs]
+        specs = [(stage, spec) for stage in stages for group in stage.groups for spec in group.specs]
         self.devices = {id(spec.variable): stage.device for stage, spec in specs}
 
         def device_of(spec: VariableSpec) -> str:
@@ -80,18 +81,18 @@ class ModelParallel(Training):
         """Check nothing, since no host has the whole model."""
 
     def make_state(self, reader: CheckpointReader | None) -> TrainingState:
-        """Connect to the workers, and create a stage on each."""
+        """Connect to the workers, and create a stage on each device."""
         self.batch_size = self.source.fix_batch_size()
         self.network.require_transferable()
         self.network.require_splittable()
-        units = make_units(self.network)
+        groups = make_layer_groups(self.network)
         hosts = _connect(self.cluster)
-        cuts = partition([unit.size for unit in units], len(hosts))
+        cuts = partition([group.size for group in groups], len(hosts))
         if len(cuts) == 2:
-            what = f"its layers {units[0].name} cannot be divided" if len(units) == 1 else "there is one host"
+            what = f"its layers {groups[0].name} cannot be divided" if len(groups) == 1 else "there is one host"
             raise JobError(f"the model {self.network.model.name} is not divided among several hosts: {what}")
         stages = [
-            Stage(name, device, units[start:end]) for (name, device), (start, end) in zip(hosts, pairwise(cuts), strict=False)
+            Stage(name, device, groups[start:end]) for (name, device), (start, end) in zip(hosts, pairwise(cuts), strict=False)
         ]
         return DistributedState(self.network, stages, reader)
 
@@ -100,8 +101,10 @@ class ModelParallel(Training):
         with tf.device(stages[0].device):
             self.iterator = iter(self.source.training_batches_on_device(0, 1, step - int(self.data_position.first_step)))
         for stage in stages:
-            megabytes = 4e-6 * sum(unit.size for unit in stage.units)
-            say(f"Placed {', '.join(unit.name for unit in stage.units)} on {stage.replica}: {megabytes:.1f} MB of parameters")
+            megabytes = 4e-6 * sum(group.size for group in stage.groups)
+            say(
+                f"Placed {', '.join(group.name for group in stage.groups)} on {stage.replica}: {megabytes:.1f} MB of parameters"
+            )
         self.graph = tf.function(self._step, autograph=False)
         return StepBudget(step, self.flags.max_steps)
 
@@ -130,7 +133,7 @@ class ModelParallel(Training):
             results = tf.concat([[result.loss] * 2, result.results], 0)
         ready = [results]
         for stage in stages:
-            gradients = [result.gradients[spec.name] for unit in stage.units for spec in unit.trained]
+            gradients = [result.gradients[spec.name] for group in stage.groups for spec in group.trained]
             with tf.device(stage.device), tf.control_dependencies(gradients):
                 ready.append(tf.no_op())
         with tf.control_dependencies(ready):  # nothing is written before all results and gradients exist

@@ -22,8 +22,8 @@ _REUSED_LAYER = "the model {} cannot be divided among several hosts: it calls on
 
 
 @dataclass(frozen=True)
-class Unit:
-    """One or more consecutive layers that must be on one host. A single tensor passes to the next unit."""
+class LayerGroup:
+    """One or more consecutive layers that must be on one device. A single tensor passes to the next group."""
 
     name: str
     model: Any
@@ -41,11 +41,11 @@ class Unit:
 
 @dataclass(frozen=True)
 class Stage:
-    """Consecutive units on one host; `variables` maps names to the tf.Variables of the units."""
+    """Consecutive layer groups on one device; `variables` maps names to the tf.Variables of the groups."""
 
     replica: str
     device: str
-    units: Sequence[Unit]
+    groups: Sequence[LayerGroup]
     variables: dict[str, Any] = field(default_factory=dict)
 
     def forward(self, values: Mapping[str, Any], inputs: Any, training: bool) -> tuple[Any, dict[str, Any], list[Any]]:
@@ -54,34 +54,34 @@ class Stage:
         The caller must enter the stage's device.
         """
         new_values, layer_losses = dict[str, Any](), list[Any]()
-        for unit in self.units:
-            trained, untrained = ([values[spec.name] for spec in specs] for specs in (unit.trained, unit.untrained))
+        for group in self.groups:
+            trained, untrained = ([values[spec.name] for spec in specs] for specs in (group.trained, group.untrained))
             with warnings.catch_warnings():  # Keras warns of masks at inner layers, which are passed on here
                 warnings.filterwarnings("ignore", ".* does not support masking")
-                inputs, updated, losses = call_part(unit.model, trained, untrained, inputs, training)
-            new_values.update(zip((spec.name for spec in unit.untrained), updated, strict=True))
+                inputs, updated, losses = call_part(group.model, trained, untrained, inputs, training)
+            new_values.update(zip((spec.name for spec in group.untrained), updated, strict=True))
             layer_losses += losses
         return inputs, new_values, layer_losses
 
 
-def make_units(network: FunctionalModel) -> list[Unit]:
-    """Divide a model into units, in order. JobError if the model is subclassed, or calls one layer more than once."""
+def make_layer_groups(network: FunctionalModel) -> list[LayerGroup]:
+    """Divide a model into layer groups, in order. JobError if the model is subclassed, or calls one layer more than once."""
     specs = {id(spec.variable): spec for spec in (*network.shared, *network.local)}
-    units = []
+    groups = []
     for name, model in _split(network.model):
         trained, untrained = (
             tuple(specs[id(variable)] for variable in variables)
             for variables in (model.trainable_variables, model.non_trainable_variables)
         )
-        units.append(Unit(name, model, trained, untrained))
-    names = [spec.name for unit in units for spec in unit.specs]
+        groups.append(LayerGroup(name, model, trained, untrained))
+    names = [spec.name for group in groups for spec in group.specs]
     if len(names) > len(set(names)):
         raise JobError(_REUSED_LAYER.format(network.model.name))
-    return units
+    return groups
 
 
 def _split(model: Any) -> list[tuple[str, Any]]:
-    """Return the name and the Keras model of each unit; the name joins the names of its layers."""
+    """Return the name and the Keras model of each group; the name joins the names of its layers."""
     functional = model
     if isinstance(model, keras.Sequential):  # in a functional model masks are operations, too
         with keras.StatelessScope(initialize_variables=False):
@@ -99,7 +99,7 @@ def _split(model: Any) -> list[tuple[str, Any]]:
     except (ValueError, AttributeError):
         raise JobError(_REUSED_LAYER.format(model.name)) from None
     last = {id(tensor) for tensor in model.outputs}
-    units, unit_input, names, alive = [], functional.input, list[str](), set(inputs)
+    groups, group_input, names, alive = [], functional.input, list[str](), set(inputs)
     tensors_by_id = {id(tensor): tensor for _, _, tensors in edges for tensor in tensors}
     for at, (layer, _, outputs) in enumerate(edges):
         names.append(layer.name)
@@ -107,20 +107,20 @@ def _split(model: Any) -> list[tuple[str, Any]]:
         needed = {id(tensor) for _, sources, _ in edges[at + 1 :] for tensor in sources} | last
         crossing, ends = alive & needed, at == len(edges) - 1
         if ends or (len(crossing) == 1 and not crossing & inputs):
-            unit_output = functional.output if ends else tensors_by_id[next(iter(crossing))]
+            group_output = functional.output if ends else tensors_by_id[next(iter(crossing))]
             with keras.StatelessScope(initialize_variables=False):
-                units.append((" ".join(names), keras.Model(unit_input, unit_output)))
-            unit_input, names, alive = unit_output, [], crossing
-    return units
+                groups.append((" ".join(names), keras.Model(group_input, group_output)))
+            group_input, names, alive = group_output, [], crossing
+    return groups
 
 
 def partition(sizes: Sequence[int], count: int) -> list[int]:
-    """Divide units of these sizes into at most `count` stages, the largest of which is as small as possible.
+    """Divide groups of these sizes into at most `count` stages, the largest of which is as small as possible.
 
-    Each stage has consecutive units, at least one.
+    Each stage has consecutive groups, at least one.
 
     Returns:
-        The index of each stage's first unit, and the number of units: [0, 2, 3] are the units 0 and 1, and the unit 2.
+        The index of each stage's first group, and the number of groups: [0, 2, 3] are the groups 0 and 1, and the group 2.
     """
 
     @functools.cache
@@ -179,7 +179,7 @@ def forward_backward(
         for stage in stages:
             with tf.device(stage.device):
                 inputs = tf.nest.map_structure(copy_to_device, outputs)
-                names = [spec.name for unit in stage.units for spec in unit.trained]
+                names = [spec.name for group in stage.groups for spec in group.trained]
                 floating = [one for one in tf.nest.flatten(inputs) if one.dtype.is_floating]
                 with tf.GradientTape() as tape:
                     tape.watch(floating)

@@ -57,7 +57,7 @@ def find(directory: Path) -> ImageFolder:
 
 
 def _folders(directory: Path) -> list[Path]:
-    """Return the folders in a directory, without hidden ones."""
+    """Return the folders in a directory, except those whose name begins with `.` or `_`."""
     paths = directory.iterdir() if directory.is_dir() else ()
     return sorted(path for path in paths if path.is_dir() and not path.name.startswith((".", "_")))
 
@@ -88,7 +88,7 @@ def read(folder: ImageFolder) -> dict[str, list[Example]]:
 
 
 def _decode(paths: Sequence[Path]) -> Iterator[bytes]:
-    """Return each image's 784 bytes, in the order of the paths."""
+    """Yield each image's 784 bytes, in the order of the paths."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # otherwise TensorFlow's decoders log invalid files, too
     tf = import_tensorflow()
 

@@ -7,8 +7,9 @@ import os
 
 import tensorflow as tf
 
-STEPS = 40
+STEPS = 400
 STEPS_PER_CALL = 10
+CALLS_PER_CHECKPOINT = 10
 BATCH = 128
 
 
@@ -72,8 +73,8 @@ def coordinate(resolver):
         return loss
 
     iterator = iter(coordinator.create_per_worker_dataset(points))
-    for _ in range(STEPS // STEPS_PER_CALL):
-        for _ in range(STEPS_PER_CALL):
+    for _ in range(STEPS // STEPS_PER_CALL // CALLS_PER_CHECKPOINT):
+        for _ in range(CALLS_PER_CHECKPOINT):
             last = coordinator.schedule(steps, args=(iterator,))
         coordinator.join()
         print(f"step {model.step.numpy()}: loss {last.fetch():.3f}", flush=True)

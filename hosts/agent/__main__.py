@@ -25,7 +25,7 @@ from hosts.agent.cgroup import Meter
 from hosts.agent.job_files import JobFiles, own_environment
 from hosts.agent.launcher_client import Launcher, launcher
 from hosts.agent.process import Child, ProgramSpec
-from hosts.agent.reporter import HostProbes
+from hosts.agent.reporter import HostFunctions
 from hosts.agent.supervisor import Assignment
 from hosts.agent.trainer import Trainer
 from jobs.bucket import BucketError, TimeLimited
@@ -65,7 +65,7 @@ def main() -> int:
         time.monotonic,
         now,
         host.pollSeconds,
-        probes=HostProbes(
+        host_functions=HostFunctions(
             Meter(time.monotonic).read,
             network.connections,
             client.preempted if client else lambda: False,

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from hosts.agent import replica_rules
 from hosts.agent.job_files import JobFiles
-from hosts.agent.reporter import HostProbes, Reporter
+from hosts.agent.reporter import HostFunctions, Reporter
 from hosts.agent.supervisor import Spawn, Supervisor
 from jobs import lease, paths
 from jobs.bucket import BucketError, Conflict, with_remedy
@@ -21,7 +21,7 @@ from jobs.records import JobRecord, Plan
 from jobs.serialization import RecordError
 from jobs.states import JobState, ReplicaState
 
-# When a job begins or ends here, poll this many times as often, for these seconds, as a person waits for it.
+# Poll this many times as often while a job ends, and for these seconds after it and after the agent's start: a person waits.
 _QUICK = 4
 _QUICK_SECONDS = 10.0
 
@@ -43,7 +43,7 @@ class Agent:
         now: Callable[[], str],
         poll: float,
         lease_seconds: float = lease.SECONDS,
-        probes: HostProbes = HostProbes(),  # noqa: B008  it never changes
+        host_functions: HostFunctions = HostFunctions(),  # noqa: B008  it never changes
         is_current_version: Callable[[], bool] = lambda: True,
     ) -> None:
         """Prepare the work of a host.
@@ -55,8 +55,8 @@ class Agent:
         self._change_timer = ChangeTimer(clock)
         self._lease_seconds = lease_seconds
         self._me = f"{name}/{incarnation}"
-        self._probes, self._is_current_version = probes, is_current_version
-        self._queue_monitor = QueueMonitor(ledger, self._change_timer, self._me, lease_seconds, probes.starter())
+        self._host, self._is_current_version = host_functions, is_current_version
+        self._queue_monitor = QueueMonitor(ledger, self._change_timer, self._me, lease_seconds, host_functions.starter())
         self._quick_until = clock() + _QUICK_SECONDS
         self._reporter: Reporter | None = None
         self.supervisor: Supervisor | None = None
@@ -200,7 +200,7 @@ class Agent:
             previous = None
         assignment = self._job_files.prepare(plan, name)
         if previous and job.final:
-            record = replica_rules.after_job(previous)
+            record = replica_rules.killed_if_running(previous)
         else:
             record = replica_rules.resume(plan, name, job.attempt, previous, self._now())
         record = replace(record, jobCreateTime=job.createTime)
@@ -208,7 +208,7 @@ class Agent:
             assignment.log.write_message("the replica or its host was stopped", "WARNING")
         supervisor = Supervisor(assignment, record, self._spawn, self._clock, self._now)
         self._reporter = Reporter(
-            supervisor, self._incarnation, self._ledger, self._clock, self._now, version, self._probes, self._job_files.notify
+            supervisor, self._incarnation, self._ledger, self._clock, self._now, version, self._host, self._job_files.notify
         )
         self.supervisor, self._failing = supervisor, False  # this job's log has no failure yet
         self._end_seen = (job.endTime or "") if job.final else ""
@@ -231,7 +231,7 @@ class Agent:
         except RecordError:
             # A job whose record stays unreadable ends here: it must not keep its host for ever.
             if self._change_timer.observe("unreadable", True) >= 2 * self._lease_seconds:
-                self.supervisor.set_target_state(0, "the job's record cannot be read")
+                self.supervisor.set_target_state(attempt=0, ending="the job's record cannot be read")
                 if self.supervisor.idle and self._job_files.finish():
                     self._release()
             raise
@@ -265,7 +265,7 @@ class Agent:
         if self._preemption_checked or self.supervisor is None:
             return
         self._preemption_checked = True
-        if self._probes.preempted():
+        if self._host.preempted():
             self.supervisor.assignment.log.write_message("this host is preempted", "WARNING")
             self.supervisor.set_preempted()
 

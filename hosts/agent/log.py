@@ -1,4 +1,4 @@
-"""Write a replica's log: JSON lines in chunks on its host, which followers read there; also to the journal and the bucket."""
+"""Write a replica's log: JSON lines in chunks on its host, where `fab logs` reads them; also to the journal and the bucket."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Log:
     def __init__(self, directory: Path, job_id: str, replica: str, limit: int = LIMIT, archived: Iterable[Chunk] = ()) -> None:
         """Open the log, or continue that of an earlier incarnation of this replica.
 
-        `archived` are its chunks in the bucket. Of this log and those of other jobs together, `limit` bytes are kept.
+        `archived` are its chunks in the bucket. The host keeps `limit` bytes of this log, and as many of all other jobs' logs.
         """
         self.job_id, self.limit = job_id, limit
         self.path = directory / job_id
@@ -43,7 +43,7 @@ class Log:
         self._chunks = [chunk for chunk in chunks_of(ChunkFolder(self.path).sizes()) if chunk.size]
         self._file: int | None = None
         self._open_chunk, self._lines = self._continuation(archived), 0
-        self._lost_ends: list[OutputLine] = []  # the first and the last of them
+        self._lost_ends: list[OutputLine] = []  # the first and the last lost line
         self._lost_count, self._lost_reason = 0, ""
         _remove_old_logs(self.path, limit)
         with suppress(OSError):  # of a full disk
@@ -175,7 +175,7 @@ class LogArchive:
     """Copies a log to the bucket in a thread of its own, so that a log of any size delays no heartbeat.
 
     Closed chunks are copied every ARCHIVE_SECONDS, the open one more seldom, and all of it at the end. No chunk is written
-    twice. The open chunk is closed every ARCHIVE_SECONDS at first, later after a hundredth of the time so far, as a long job
+    twice. A chunk is open for a hundredth of the time so far, but at least ARCHIVE_SECONDS and at most five minutes: a long job
     would otherwise have too many chunks.
     """
 
@@ -220,7 +220,7 @@ class LogArchive:
                     time.sleep(1.0)
 
     def _copy(self) -> None:
-        """Upload what follows the chunks in the bucket, and delete from its middle what exceeds the limit."""
+        """Upload the chunks that the bucket does not have yet; beyond the limit, delete chunks from the log's middle there."""
         last = max(self._archived, default=None)
         for chunk in self._log.closed():
             if last is None or chunk[:2] > last[:2]:
@@ -249,7 +249,7 @@ def format_time(time: float) -> str:
 
 
 def _pieces(lines: list[OutputLine]) -> Iterator[list[OutputLine]]:
-    """Yield groups of lines of about this many characters, as a chunk has a limited size."""
+    """Yield groups of lines, each of about _PIECE characters, as a chunk has a limited size."""
     piece: list[OutputLine] = []
     size = 0
     for line in lines:

@@ -129,7 +129,7 @@ def after_stop(
     )
 
 
-def after_job(previous: ReplicaRecord) -> ReplicaRecord:
+def killed_if_running(previous: ReplicaRecord) -> ReplicaRecord:
     """Return the record of a replica whose job ended while its host was off: killed with it, if the record says RUNNING."""
     if previous.state is not ReplicaState.RUNNING:
         return previous

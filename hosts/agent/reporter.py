@@ -20,7 +20,7 @@ from jobs.states import JobState
 
 
 @dataclass(frozen=True)
-class HostProbes:
+class HostFunctions:
     """Functions by which the agent queries its host, and starts others; the defaults return nothing.
 
     `usage` reads the trainer's resource usage. `connections` takes a map of peers' addresses to their names, and reads the
@@ -45,7 +45,7 @@ class Reporter:
         clock: Clock,
         now: Callable[[], str],
         version: str | None,
-        probes: HostProbes = HostProbes(),
+        host_functions: HostFunctions = HostFunctions(),
         notify: Callable[[JobRecord], Notification | None] = lambda _: None,
     ) -> None:
         """Prepare to report a replica.
@@ -56,8 +56,8 @@ class Reporter:
         plan, name = supervisor.assignment.plan, supervisor.assignment.name
         self._plan, self._name, self._incarnation, self._log = plan, name, incarnation, supervisor.assignment.log
         self._ledger, self._supervisor, self._clock, self._now = ledger, supervisor, clock, now
-        self._leader = Leader(plan, name, incarnation, ledger, clock, now, probes.starter())
-        self._version, self._probes, self._notify = version, probes, notify
+        self._leader = Leader(plan, name, incarnation, ledger, clock, now, host_functions.starter())
+        self._version, self._host, self._notify = version, host_functions, notify
         self._peers = {plan.addresses[host]: replica for replica, host in plan.hosts.items() if host in plan.addresses}
         self._usage: Usage | None = None
         self._connections: list[str] = []
@@ -143,10 +143,10 @@ class Reporter:
     def _measure(self) -> None:
         """Read the trainer's usage after a cycle, so that the next heartbeat need not wait for it."""
         if self._clock() >= self._measure_at:
-            self._usage = self._probes.usage()
+            self._usage = self._host.usage()
             lines = self._supervisor.lines
             quiet = lines == self._lines and not self._supervisor.idle
-            self._lines, self._connections = lines, self._probes.connections(self._peers) if quiet else []
+            self._lines, self._connections = lines, self._host.connections(self._peers) if quiet else []
             self._measure_at = self._clock() + self._plan.heartbeatSeconds / 2
 
     def _replicas(self, job: JobRecord) -> dict[str, ReplicaRecord]:

@@ -18,14 +18,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
 
-from hosts.batch.shards import InputFile, RecordCount, Shard, ShardOutcome, Tally
+from hosts.batch.shards import InputFile, InputPosition, RecordCount, Shard, ShardOutcome
 from hosts.serving.saved import tensorflow
 
 T = TypeVar("T")
 ERRORS = "prediction.errors_stats-00000-of-00001"
 METRICS = "metrics.json"
 _PARTS = ".parts"
-_PLAN = f"{_PARTS}/plan.json"
+_INPUT_FILES = f"{_PARTS}/plan.json"
 
 
 class BatchError(Exception):
@@ -46,12 +46,12 @@ class PredictionOutput:
     def _io(self) -> Any:
         return tensorflow().file_io
 
-    def plan(self) -> list[InputFile] | None:
+    def input_files(self) -> list[InputFile] | None:
         """Return the input files, or None if the chief has not inspected them yet."""
-        return self._read_list(_PLAN, InputFile)
+        return self._read_list(_INPUT_FILES, InputFile)
 
-    def write_plan(self, files: Sequence[InputFile]) -> None:
-        self._write(_PLAN, [json.dumps([asdict(file) for file in files]).encode()])
+    def write_input_files(self, files: Sequence[InputFile]) -> None:
+        self._write(_INPUT_FILES, [json.dumps([asdict(file) for file in files]).encode()])
 
     def counts(self, rank: int) -> list[RecordCount] | None:
         """Return the counts of a replica's shards, or None if it has not counted its records yet."""
@@ -103,18 +103,18 @@ class PredictionOutput:
 
         def errors() -> Iterator[bytes]:
             nonlocal records, first_error
-            tally = Tally()
+            position = InputPosition()
             for shard in shards:
                 path, outcome = files[shard.file].path, self.outcome(shard)
-                valid, damage = tally.add(shard, outcome.count)
+                valid, damage = position.advance(shard, outcome.count)
                 if valid:
-                    # `tally.line` counts the records of the file so far, with this shard's.
-                    line, errors = tally.line - outcome.count.records, outcome.errors
+                    # `position.line` counts the records of the file so far, with this shard's.
+                    line, errors = position.line - outcome.count.records, outcome.errors
                     records += outcome.count.records
                     metrics["instances"] += outcome.instances
                 else:
                     self.write_results(shard, ())
-                    line, errors = tally.line, [{"line": 1, "error": damage}] if damage else []
+                    line, errors = position.line, [{"line": 1, "error": damage}] if damage else []
                 if errors and not metrics["errors"]:
                     first_error = f"{path} {errors[0]['error']}"
                 metrics["errors"] += len(errors)

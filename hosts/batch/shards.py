@@ -79,10 +79,10 @@ class RecordCount:
     damage: str = ""
 
 
-class Tally:
-    """Count the records of shards that are added in order, and check that each shard continues the one before.
+class InputPosition:
+    """A position in the input: pass shards in order, count their records, and check that each continues the one before.
 
-    `line` is the number of records added so far of the current file, `key` of the whole input. So before a shard is added,
+    `line` is the number of records so far of the current file, `key` of the whole input. So before a shard is passed,
     `key` is the number of its first record, from 0.
     """
 
@@ -90,8 +90,8 @@ class Tally:
         self.line = self.key = self._byte = 0
         self._readable = True
 
-    def add(self, shard: Shard, count: RecordCount) -> tuple[bool, str]:
-        """Add the next shard.
+    def advance(self, shard: Shard, count: RecordCount) -> tuple[bool, str]:
+        """Pass the next shard.
 
         Returns:
             True if its records are valid and were counted; if not, the reason, or "" if it was returned for an earlier shard.

@@ -22,7 +22,7 @@ from hosts.batch.inference import ShardPredictor
 from hosts.batch.inputs import InputReader, UnreadableError, error_line, inspect_file
 from hosts.batch.output import BatchError, PredictionOutput
 from hosts.batch.request import RESTART_EXIT, Request
-from hosts.batch.shards import InputFile, RecordCount, Shard, ShardOutcome, Tally, cut, shards_of
+from hosts.batch.shards import InputFile, InputPosition, RecordCount, Shard, ShardOutcome, cut, shards_of
 from hosts.serving.download import fetch
 from hosts.serving.rest import SIGNATURE, RestError
 from hosts.serving.saved import SavedModel, tensorflow
@@ -76,9 +76,9 @@ class BatchTask:
         start = time.monotonic()
         output = self.output
         if output.metrics is None:
-            if self.rank == 0 and output.plan() is None:
-                output.write_plan([inspect_file(path) for path in self.request.inputs])
-            if files := self._wait_for(output.plan):
+            if self.rank == 0 and output.input_files() is None:
+                output.write_input_files([inspect_file(path) for path in self.request.inputs])
+            if files := self._wait_for(output.input_files):
                 shards = cut(files, self.replicas)
                 self._predict_all(files, shards)
                 if self.rank == 0:
@@ -110,15 +110,15 @@ class BatchTask:
             predictor = self._load(Path(scratch))
             needs_keys = predictor.takes_key and any(file.records for file in files)
             keys = self._count(files, shards) if needs_keys and self.replicas > 1 else None
-            reader, tally = InputReader(), Tally()
+            reader, position = InputReader(), InputPosition()
             for shard in own:
                 if shard in todo:
-                    key = keys[shard.number] if keys else tally.key
+                    key = keys[shard.number] if keys else position.key
                     outcome = self._predict(predictor, reader, files[shard.file], shard, key)
                     self.output.write_outcome(shard, outcome)
                 else:
                     outcome = self.output.outcome(shard)
-                tally.add(shard, outcome.count)
+                position.advance(shard, outcome.count)
 
     def _count(self, files: Sequence[InputFile], shards: Sequence[Shard]) -> list[int]:
         """Return the number of each shard's first record in the whole input, counting only this replica's shards itself."""
@@ -131,10 +131,10 @@ class BatchTask:
             self.output.write_counts(self.rank, counts)
         ranks = range(min(self.replicas, len(shards)))
         by_rank = [self._wait_for(partial(self.output.counts, rank)) or [] for rank in ranks]
-        tally, keys = Tally(), list[int]()
+        position, keys = InputPosition(), list[int]()
         for shard in shards:
-            keys.append(tally.key)
-            tally.add(shard, by_rank[shard.number % self.replicas][shard.number // self.replicas])
+            keys.append(position.key)
+            position.advance(shard, by_rank[shard.number % self.replicas][shard.number // self.replicas])
         return keys
 
     def _load(self, scratch: Path) -> ShardPredictor:

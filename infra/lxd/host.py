@@ -41,7 +41,7 @@ _PERIOD_MS = 100
 
 
 class HostContainer(ModuleResource, module="lxd", name="Host"):
-    """A local host, as a resource.
+    """A local host, as a dynamic resource: Pulumi calls this module's create, read, update and delete.
 
     Inputs: project, name, image, pool, bridge, port (its interface here), address, gateway, bucket (its volume), runtime and
     runtimes (folders here), authorizedKey, firewall (nft rules), machineType, cpus, memory and disk (bytes), labels.
@@ -55,7 +55,7 @@ class HostContainer(ModuleResource, module="lxd", name="Host"):
 
 
 def replacing(old: Props, new: Props) -> set[str]:
-    """Return the changed inputs that need a new host; the same runtime in another folder, a checkout's, does not."""
+    """Return the changed inputs that need a new host. The same runtime in another folder, such as a checkout's, needs none."""
     same = {"runtime"} if PurePath(old.get("runtime", "")).name == PurePath(new["runtime"]).name else set()
     return changes(old, new) & REPLACE_ON_CHANGES - same
 

@@ -63,7 +63,7 @@ def unsupported(settings: Mapping[str, str]) -> list[str]:
 
 
 def translate(settings: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment with pip's settings as variables of uv; a variable of uv that is already set wins."""
+    """Return the environment with pip's settings as variables of uv; a UV_ variable that is already set wins."""
     variables = {"UV_INDEX_STRATEGY": "unsafe-best-match"}  # pip also takes the best version of all indexes
     for name, value in settings.items():
         variables |= {each: _SEPARATORS.get(each, " ").join(value.split()) for each in _VARIABLES.get(name, ())}

@@ -104,8 +104,10 @@ class Data(Section):
         return UsageError(f"there is no {self.name} to train on: {how}{other}")
 
 
-class PlanFlags(Section):
-    """The trainer's flags that `fab plan` reads, None for a missing one; the defaults describe plain TensorFlow.
+class DeclaredFlags(Section):
+    """The trainer's flags in the section `plan`, None for a missing one; the defaults describe plain TensorFlow.
+
+    `fab plan` reads all of them, and `fab train` those of the steps.
 
     Attributes:
         steps: the flag for the number of steps of all replicas.
@@ -142,7 +144,7 @@ class TrainerConfig(RunPolicy):
     data: Data | None = None
     strategy: str | None = None
     strategies: dict[str, Strategy] = Field(default_factory=dict)
-    plan: PlanFlags = PlanFlags()
+    plan: DeclaredFlags = DeclaredFlags()
     export: str | None = None
     passJobDir: StrictBool = True
     tensorflow: Annotated[tuple[str, ...], PlainValidator(_minor_versions)] = ()

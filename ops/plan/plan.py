@@ -25,7 +25,7 @@ from ops.cluster.inventory import ROOT
 from ops.config_values import validate
 from ops.errors import DONE, UsageError
 from ops.package import package, trainer_config
-from ops.package.trainer_config import PlanFlags, TrainerConfig
+from ops.package.trainer_config import DeclaredFlags, TrainerConfig
 from ops.plan import profile, runs, time_to_target
 from ops.plan.profile import ProcessStart
 from ops.plan.scaling import ClusterShape, PlannedMachine, Prediction, Work, asynchronous, synchronous
@@ -171,12 +171,12 @@ def measure(
     request: PlanRequest,
 ) -> Work:
     """Measure the cost of a step by running the job here, with `extra_env`; UsageError if its output does not show it."""
-    plan_flags = declared.plan
+    declared_flags = declared.plan
     with _unpack(built) as folder:
         output = folder / "output"
         alone = _single_process_args(args, declared)
         job_args = _with_output(alone, built, declared, str(output))
-        argv = [module, *job_args, *((plan_flags.steps, _ENDLESS) if plan_flags.steps else ())]
+        argv = [module, *job_args, *((declared_flags.steps, _ENDLESS) if declared_flags.steps else ())]
         start = ProcessStart.of_replica(Role.MASTER, 0, argv, _environment(folder, output, declared, extra_env), extra_env)
         lines = profile.profile_job(start.argv, start.env, folder, request.seconds)
         seconds = profile.step_seconds(profile.train_points(lines))
@@ -187,7 +187,7 @@ def measure(
             )
         size = request.parameters_mb * _MEGA if request.parameters_mb is not None else profile.parameter_bytes(output)
     cpus = cgroup.available_cpus() * vcpus_per_cpu()
-    return Work(seconds * cpus, size, sync_period(args, lines, plan_flags), plan_flags.parameterBits / _FLOAT_BITS)
+    return Work(seconds * cpus, size, sync_period(args, lines, declared_flags), declared_flags.parameterBits / _FLOAT_BITS)
 
 
 def measure_steps_to_target(
@@ -199,18 +199,18 @@ def measure_steps_to_target(
     target_runs: TargetRuns,
 ) -> dict[str, Any]:
     """Measure the steps to a target with each number of replicas, and return the `until` of a plan."""
-    plan_flags, target = declared.plan, target_runs.target
+    declared_flags, target = declared.plan, target_runs.target
     strategy = resolve_strategy(declared, chosen_strategy(args))
-    job_steps = last_step(args, plan_flags)
+    job_steps = last_step(args, declared_flags)
     interval = max(1, (job_steps or _EVALUATIONS * _EVALUATION_STEPS) // _EVALUATIONS)
-    sets_interval = any(name == plan_flags.evaluate for name, _ in flags(args))
+    sets_interval = any(name == declared_flags.evaluate for name, _ in flags(args))
     results: list[runs.MeasuredRun] = []
     with _unpack(built) as folder:
         for replicas in target_runs.replicas:
             output = folder / f"output-{replicas}"
             chosen = _single_process_args(args, declared) if replicas == 1 else args
             job_args = _with_output(chosen, built, declared, str(output))
-            argv = [module, *job_args, *(() if sets_interval else (str(plan_flags.evaluate), str(interval)))]
+            argv = [module, *job_args, *(() if sets_interval else (str(declared_flags.evaluate), str(interval)))]
             servers = find_speed_models(declared)[strategy] is asynchronous
             env = _environment(folder, output, declared, extra_env)
             setup = runs.RunSetup(target, argv, env, servers, target_runs.seconds, extra_env)
@@ -275,11 +275,11 @@ def find_speed_models(declared: TrainerConfig) -> dict[str, SpeedModel]:
     return declared_models or SPEED_MODELS
 
 
-def sync_period(args: Sequence[str], lines: Sequence[str], plan_flags: PlanFlags) -> int:
+def sync_period(args: Sequence[str], lines: Sequence[str], declared_flags: DeclaredFlags) -> int:
     """Return the local steps between two exchanges: from the log, else the arguments, else the default."""
-    values = [value for flag, value in flags(args) if flag == plan_flags.syncPeriod]
+    values = [value for flag, value in flags(args) if flag == declared_flags.syncPeriod]
     chosen = whole_number(values[-1]) if values else None
-    return progress.parse_period(lines) or chosen or plan_flags.defaultSyncPeriod
+    return progress.parse_period(lines) or chosen or declared_flags.defaultSyncPeriod
 
 
 def vcpus_per_cpu() -> int:
@@ -307,8 +307,8 @@ def path(module: str, args: Sequence[str], declared: TrainerConfig, environment:
     Such arguments are the number of steps, the strategy, the sync period, the evaluation interval, and paths. `environment`
     has the variables that the job adds.
     """
-    plan_flags = declared.plan
-    same = [flag for flag in (STRATEGY, plan_flags.steps, plan_flags.syncPeriod, plan_flags.evaluate) if flag]
+    declared_flags = declared.plan
+    same = [flag for flag in (STRATEGY, declared_flags.steps, declared_flags.syncPeriod, declared_flags.evaluate) if flag]
     key = json.dumps([module, drop_run_flags(args, same), *([environment] if environment else [])], sort_keys=True)
     return PLANS / f"{module}-{hashlib.sha256(key.encode()).hexdigest()[:8]}.json"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the module imports pydantic, which is slow
-    from ops.package.trainer_config import PlanFlags
+    from ops.package.trainer_config import DeclaredFlags
 
 STRATEGY = "--strategy"
 # `--data`, `--data-dir`, `--my_data_paths`, and `--train-files`, `--eval_dir` and the like.
@@ -29,13 +29,15 @@ def data_paths(args: Sequence[str]) -> list[str]:
     return [path for flag, value in flags(args) if _DATA_FLAG.fullmatch(flag) for path in value.split(",") if path]
 
 
-def last_step(args: Sequence[str], plan_flags: PlanFlags) -> int | None:
+def last_step(args: Sequence[str], declared_flags: DeclaredFlags) -> int | None:
     """Return the global step at which a trainer ends, from its arguments or its declaration, or None."""
     values = [
-        value for flag, value in flags(args) if (flag == plan_flags.steps if plan_flags.steps else _STEPS_FLAG.fullmatch(flag))
+        value
+        for flag, value in flags(args)
+        if (flag == declared_flags.steps if declared_flags.steps else _STEPS_FLAG.fullmatch(flag))
     ]
     if not values:
-        return plan_flags.defaultSteps
+        return declared_flags.defaultSteps
     return whole_number(values[-1])
 
 

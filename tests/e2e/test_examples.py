@@ -136,8 +136,8 @@ def test_a_project_with_a_dependency(cluster: Stack, tmp_path: Path) -> None:
 
 def test_a_coordinator_trains_with_parameter_servers_and_an_evaluator(cluster: Stack, tmp_path: Path) -> None:
     """Train the example until its evaluator has evaluated; otherwise the faster of the two decides."""
-    steps = "for _ in range(STEPS // STEPS_PER_CALL):"
-    longer = 'while model.step.numpy() < STEPS * STEPS_PER_CALL or not os.path.exists(os.environ["JOB_DIR"] + "/enough"):'
+    steps = "for _ in range(STEPS // STEPS_PER_CALL // CALLS_PER_CHECKPOINT):"
+    longer = 'while model.step.numpy() < STEPS or not os.path.exists(os.environ["JOB_DIR"] + "/enough"):'
     package = change_example(tmp_path, "parameter_server", "train.py", steps, longer)
     lines = run_until(cluster, "ex_ps", {"evaluator-0": "evaluated ckpt-"}, "--package", str(package), "--script", "train.py")
     for name in ("ps-0", "ps-1", "worker-0", "worker-1"):

@@ -18,7 +18,7 @@ from simulated import Faults, Interrupted, Killed, Process, SimulatedStore, Viol
 
 from hosts.agent.agent import Agent
 from hosts.agent.replica_rules import Exit
-from hosts.agent.reporter import HostProbes
+from hosts.agent.reporter import HostFunctions
 from hosts.agent.supervisor import Assignment, Supervisor
 from jobs import paths, records
 from jobs.bucket import BucketError, Conflict
@@ -181,7 +181,7 @@ class Host:
             reporter.now,
             POLL,
             LEASE,
-            HostProbes(preempted=lambda: self.preempted, starter=lambda: self.cluster.starter(reporter)),
+            HostFunctions(preempted=lambda: self.preempted, starter=lambda: self.cluster.starter(reporter)),
         )
 
     def process_sleep(self, seconds: float) -> None:

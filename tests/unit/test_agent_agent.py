@@ -14,7 +14,7 @@ from replicahosts import Clock, Flaky
 from test_agent_supervisor import Child
 
 from hosts.agent.agent import Agent
-from hosts.agent.reporter import HostProbes
+from hosts.agent.reporter import HostFunctions
 from hosts.agent.supervisor import Assignment
 from jobs import folder_bucket, paths
 from jobs.bucket import BucketError
@@ -533,8 +533,8 @@ def test_a_stopped_unit_records_whether_its_host_is_preempted(tmp_path: Path, pr
         queries.append(1)
         return preempted
 
-    probes = HostProbes(preempted=ask)
-    host.agent = Agent("master-0", "a", host.ledger, host, host.spawn, host.clock, lambda: NOW, 1.0, LEASE, probes)
+    host_functions = HostFunctions(preempted=ask)
+    host.agent = Agent("master-0", "a", host.ledger, host, host.spawn, host.clock, lambda: NOW, 1.0, LEASE, host_functions)
     host.submit()
     host.cycles(3)
     assert queries == []

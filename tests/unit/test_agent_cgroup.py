@@ -15,7 +15,7 @@ from hosts.agent.cgroup import Meter, memory_events, memory_limit, oom_kills
 from hosts.agent.log import Log
 from hosts.agent.process import ProgramSpec
 from hosts.agent.replica_rules import Exit
-from hosts.agent.reporter import HostProbes
+from hosts.agent.reporter import HostFunctions
 from jobs.folder_bucket import FolderBucket
 from jobs.ledger import Ledger
 from jobs.queue import QueueEntry
@@ -102,7 +102,7 @@ def test_usage_is_read_after_a_heartbeat_and_sent_with_the_next(tmp_path: Path) 
         order.append("usage")
         return Usage(float(len(order)), None, 10)
 
-    replica = Replica(tmp_path, probes=HostProbes(usage=read))
+    replica = Replica(tmp_path, host_functions=HostFunctions(usage=read))
     replica.store.before = lambda method, name: order.append("heartbeat") if "replicas/" in str(name) else None
     replica.cycles()
     assert order[0] == "heartbeat", "the heartbeat does not wait"

@@ -11,7 +11,7 @@ import pytest
 from replicahosts import Clock, Flaky
 from test_agent_supervisor import Host
 
-from hosts.agent.reporter import HostProbes, Reporter
+from hosts.agent.reporter import HostFunctions, Reporter
 from jobs import paths
 from jobs.bucket import BucketError, Conflict
 from jobs.folder_bucket import FolderBucket
@@ -39,7 +39,7 @@ class Replica:
         incarnation: str = "a",
         version: str | None = None,
         plan: Plan = PLAN,
-        probes: HostProbes = HostProbes(),  # noqa: B008  immutable
+        host_functions: HostFunctions = HostFunctions(),  # noqa: B008  immutable
         notify: Callable[[JobRecord], Notification | None] = lambda _: None,
     ) -> None:
         self.host = Host(name, plan)
@@ -48,7 +48,7 @@ class Replica:
         self.ledger = Ledger(self.store, sleep=lambda _: None)
         self.name = name
         self.reporter = Reporter(
-            self.host.supervisor, incarnation, self.ledger, self.clock, lambda: NOW, version, probes, notify
+            self.host.supervisor, incarnation, self.ledger, self.clock, lambda: NOW, version, host_functions, notify
         )
 
     def cycles(self, count: int = 1, seconds: float = 1.0) -> None:
@@ -115,8 +115,8 @@ def test_a_heartbeat_has_the_time_that_the_trainer_has_run(root: Path) -> None:
 
 def test_the_connections_of_a_silent_trainer_are_recorded(root: Path) -> None:
     plan = replace(PLAN, addresses={"h7": "10.0.0.7", "h8": "10.0.0.8"}, hosts={"master-0": "h7", "worker-0": "h8"})
-    probes = HostProbes(connections=lambda peers: [f"connecting to {name}" for name in peers.values()])
-    replica = Replica(root, plan=plan, probes=probes)
+    host_functions = HostFunctions(connections=lambda peers: [f"connecting to {name}" for name in peers.values()])
+    replica = Replica(root, plan=plan, host_functions=host_functions)
     replica.cycles(12)
     assert replica.written.connections == ["connecting to master-0", "connecting to worker-0"]
     for _ in range(12):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hosts.batch.shards import SHARDS_PER_REPLICA, InputFile, RecordCount, Shard, Tally, cut, shards_of
+from hosts.batch.shards import SHARDS_PER_REPLICA, InputFile, InputPosition, RecordCount, Shard, cut, shards_of
 
 FILES = st.lists(st.integers(0, 5000).map(lambda size: InputFile("/bucket/f", size)), min_size=1, max_size=12)
 
@@ -51,22 +51,22 @@ def test_the_last_shard_of_a_packed_file_is_open() -> None:
 def test_the_number_of_a_record() -> None:
     """Records after damage, or that start where no record ends, have no number."""
     first, second, third, other = cut([InputFile("/bucket/a", 300), InputFile("/bucket/b", 100)], 1)
-    tally = Tally()
-    assert tally.add(first, RecordCount(5, 0, 110)) == (True, "")
-    assert (tally.line, tally.key) == (5, 5)
-    assert tally.add(second, RecordCount(3, 110, 170, "crc")) == (True, "")
-    assert tally.add(third, RecordCount(9, 200, 300)) == (False, "")
-    assert (tally.line, tally.key) == (8, 8)
-    assert tally.add(other, RecordCount(1, 0, 100)) == (True, "")
-    assert (tally.line, tally.key) == (1, 9)
+    position = InputPosition()
+    assert position.advance(first, RecordCount(5, 0, 110)) == (True, "")
+    assert (position.line, position.key) == (5, 5)
+    assert position.advance(second, RecordCount(3, 110, 170, "crc")) == (True, "")
+    assert position.advance(third, RecordCount(9, 200, 300)) == (False, "")
+    assert (position.line, position.key) == (8, 8)
+    assert position.advance(other, RecordCount(1, 0, 100)) == (True, "")
+    assert (position.line, position.key) == (1, 9)
 
-    assert Tally().add(second, RecordCount(1, 0, 110)) == (True, ""), "it may begin with any shard"
+    assert InputPosition().advance(second, RecordCount(1, 0, 110)) == (True, ""), "it may begin with any shard"
 
-    with_gap = Tally()
-    with_gap.add(first, RecordCount(5, 0, 110))
-    valid, damage = with_gap.add(second, RecordCount(3, 100, 200))
+    with_gap = InputPosition()
+    with_gap.advance(first, RecordCount(5, 0, 110))
+    valid, damage = with_gap.advance(second, RecordCount(3, 100, 200))
     assert (valid, damage[:29]) == (False, "cannot be read from here on: ")
-    assert with_gap.add(third, RecordCount(0, 200, 200)) == (False, "")
+    assert with_gap.advance(third, RecordCount(0, 200, 200)) == (False, "")
     assert with_gap.key == 5
 
 
@@ -83,13 +83,13 @@ def test_the_number_of_a_record() -> None:
 def test_a_shard_begins_where_the_last_one_ended(count: RecordCount, valid: bool) -> None:
     """Without a record in it, damage is reported where it was found."""
     first, second, third = cut([InputFile("/bucket/a", 300)], 1)[:3]
-    tally = Tally()
-    tally.add(first, RecordCount(5, 0, 110))
+    position = InputPosition()
+    position.advance(first, RecordCount(5, 0, 110))
     not_joined = (
         "cannot be read from here on: it is damaged, it changed after the scan, "
         "or a record contains TFRecords (then gzip the file)"
     )
-    assert tally.add(second, count) == (valid, "" if valid else not_joined)
-    assert (tally.line, tally.key) == (5 + count.records * valid,) * 2
+    assert position.advance(second, count) == (valid, "" if valid else not_joined)
+    assert (position.line, position.key) == (5 + count.records * valid,) * 2
     readable = valid and not count.damage
-    assert tally.add(third, RecordCount(1, count.end, 300)) == (readable, "")
+    assert position.advance(third, RecordCount(1, count.end, 300)) == (readable, "")

@@ -27,7 +27,7 @@ from waiting import limit
 from hosts.batch import inputs, task
 from hosts.batch.output import ERRORS, BatchError, PredictionOutput
 from hosts.batch.request import Request
-from hosts.batch.shards import InputFile, RecordCount, ShardOutcome, Tally, cut
+from hosts.batch.shards import InputFile, InputPosition, RecordCount, ShardOutcome, cut
 from hosts.serving.rest import RestError
 from hosts.serving.saved import SavedModel, error_reason, tensorflow
 from hosts.serving.signatures import Signature, Tensor
@@ -146,7 +146,7 @@ def test_several_replicas_share_the_work(
 
 
 def plan(request: Request, out: Path) -> None:
-    PredictionOutput(str(out)).write_plan([inputs.inspect_file(path) for path in request.inputs])
+    PredictionOutput(str(out)).write_input_files([inputs.inspect_file(path) for path in request.inputs])
 
 
 def test_a_file_is_read_once_by_all_replicas_together(
@@ -263,13 +263,13 @@ def test_the_shards_have_every_record_once(
         assert (file.size, file.records, file.packed) == (len(file_content), is_records, packed)
     shards = cut([file], replicas)
     records = list[bytes]()
-    tally = Tally()
+    position = InputPosition()
     reader = inputs.InputReader()
     for shard in shards:
         records += reader.read(file, shard)
-        assert tally.add(shard, reader.count) == (True, "")
+        assert position.advance(shard, reader.count) == (True, "")
     assert records == contents
-    assert tally.line == len(contents)
+    assert position.line == len(contents)
     separately = list[bytes]()
     for shard in reversed(shards):
         separately = [*inputs.InputReader().read(file, shard), *separately]
@@ -534,11 +534,11 @@ def test_a_gzip_file_cut_between_two_records_is_reported(tmp_path: Path, replica
     compressor = zlib.compressobj(0, wbits=31)
     content = compressor.compress(records[: len(records) // 9 * 5]) + compressor.flush(zlib.Z_SYNC_FLUSH)
     path.write_bytes(content)
-    file, reader, tally = inputs.inspect_file(str(path)), inputs.InputReader(), Tally()
+    file, reader, position = inputs.inspect_file(str(path)), inputs.InputReader(), InputPosition()
     complete, damages = list[bytes](), list[str]()
     for shard in cut([file], replicas):
         complete += reader.read(file, shard)
-        if tally.add(shard, reader.count)[0]:
+        if position.advance(shard, reader.count)[0]:
             damages.append(reader.count.damage)
     assert len(complete) == 5
     assert [damage for damage in damages if damage] == [

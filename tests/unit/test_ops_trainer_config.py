@@ -16,7 +16,7 @@ from infra.inventory import Inventory
 from ops.cluster.cluster import ClusterClient
 from ops.errors import UsageError
 from ops.package import package, runtimes, trainer_config
-from ops.package.trainer_config import FILE, LIBRARY, Data, PlanFlags, Strategy, TrainerConfig
+from ops.package.trainer_config import FILE, LIBRARY, Data, DeclaredFlags, Strategy, TrainerConfig
 from ops.submit import job_plan, runner, train
 from ops.submit.arguments import last_step
 from ops.submit.config import JobFlags
@@ -55,7 +55,9 @@ def test_all_keys_of_a_declaration() -> None:
         data=Data(name="mnist", flags=("--data",)),
         strategies={"apart": apart, "1": Strategy()},
         strategy="apart",
-        plan=PlanFlags(steps="--steps", syncPeriod="--every", defaultSyncPeriod=3, parameterBits=16, evaluate="--look-every"),
+        plan=DeclaredFlags(
+            steps="--steps", syncPeriod="--every", defaultSyncPeriod=3, parameterBits=16, evaluate="--look-every"
+        ),
         export="mine.sub.saved",
     )
     assert (read(ALL).strategy_for(None), read(ALL).strategy_for("1")) == (apart, Strategy()), "the default, if none is given"
@@ -69,7 +71,7 @@ def test_the_defaults_of_a_declaration() -> None:
     assert Strategy().model_dump(exclude_none=True) == {"requiredRoles": (), "allOrNone": ()}
     assert defaults.plan.model_dump(exclude_none=True) == {"defaultSyncPeriod": 1, "parameterBits": 32}
     assert defaults.data_for([]) is None
-    assert read("plan: {defaultSteps: 1, defaultSyncPeriod: 1, parameterBits: 1}").plan == PlanFlags(
+    assert read("plan: {defaultSteps: 1, defaultSyncPeriod: 1, parameterBits: 1}").plan == DeclaredFlags(
         defaultSteps=1, defaultSyncPeriod=1, parameterBits=1
     )
 
@@ -231,21 +233,21 @@ def test_the_shipped_declaration_matches_the_trainer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "plan_flags", "last"),
+    ("args", "declared_flags", "last"),
     [
-        ("--stop-at 7", PlanFlags(steps="--stop-at", defaultSteps=9), 7),
-        ("--stop-at=7 --stop-at 8", PlanFlags(steps="--stop-at", defaultSteps=9), 8),
-        ("--max-steps 7", PlanFlags(steps="--stop-at", defaultSteps=9), 9),
-        ("--stop-at x", PlanFlags(steps="--stop-at", defaultSteps=9), None),
-        ("--num_train_steps 7", PlanFlags(), 7),
-        ("--total-steps=7", PlanFlags(), 7),
-        ("--steps \u0667", PlanFlags(), None),
-        ("--steps-between-saves 7 --warmup-steps 3", PlanFlags(), None),
-        ("", PlanFlags(), None),
+        ("--stop-at 7", DeclaredFlags(steps="--stop-at", defaultSteps=9), 7),
+        ("--stop-at=7 --stop-at 8", DeclaredFlags(steps="--stop-at", defaultSteps=9), 8),
+        ("--max-steps 7", DeclaredFlags(steps="--stop-at", defaultSteps=9), 9),
+        ("--stop-at x", DeclaredFlags(steps="--stop-at", defaultSteps=9), None),
+        ("--num_train_steps 7", DeclaredFlags(), 7),
+        ("--total-steps=7", DeclaredFlags(), 7),
+        ("--steps \u0667", DeclaredFlags(), None),
+        ("--steps-between-saves 7 --warmup-steps 3", DeclaredFlags(), None),
+        ("", DeclaredFlags(), None),
     ],
 )
-def test_the_last_step_is_read_from_arguments(args: str, plan_flags: PlanFlags, last: int | None) -> None:
-    assert last_step(args.split(), plan_flags) == last
+def test_the_last_step_is_read_from_arguments(args: str, declared_flags: DeclaredFlags, last: int | None) -> None:
+    assert last_step(args.split(), declared_flags) == last
 
 
 def test_the_docs_show_the_shipped_declaration() -> None:
@@ -276,7 +278,7 @@ LIBRARY_CONFIG = TrainerConfig(
         ),
     },
     strategy="async",
-    plan=PlanFlags(
+    plan=DeclaredFlags(
         steps="--max-steps",
         syncPeriod="--sync-period",
         defaultSyncPeriod=4,
@@ -311,7 +313,7 @@ def test_a_package_with_the_library_has_its_declaration(tmp_path: Path) -> None:
 
 def test_a_packages_own_keys_override_the_librarys(tmp_path: Path) -> None:
     built = build_with_library(tmp_path, "strategy: sync\nplan: {steps: --steps}\ndata: {name: mnist}\n")
-    own = {"data": Data(name="mnist"), "strategy": "sync", "plan": PlanFlags(steps="--steps")}
+    own = {"data": Data(name="mnist"), "strategy": "sync", "plan": DeclaredFlags(steps="--steps")}
     assert read_declaration(built) == LIBRARY_CONFIG.model_copy(update=own)
 
 

@@ -22,7 +22,7 @@ from scaletier.job import Job, JobError
 from scaletier.loop import Round
 from scaletier.round_graph import LocalResult, handle_specs, initial_local, list_handles, make_round, named_handles, run_round
 from scaletier.shared_parameters import SharedParameters, _divide_packed, _expand, _pack, parts_within
-from scaletier.stages import Stage, forward_backward, make_units, partition
+from scaletier.stages import Stage, forward_backward, make_layer_groups, partition
 from scaletier.synchronous import AllReduce
 from scaletier.tensorflow_setup import import_tensorflow
 
@@ -711,12 +711,12 @@ def test_metrics_of_one_name_are_numbered() -> None:
 
 def split_stages(network: FunctionalModel, count: int) -> list[Stage]:
     """Return the model's parts on `count` hosts, all on this device."""
-    parts = make_units(network)
-    cuts = partition([unit.size for unit in parts], count)
+    parts = make_layer_groups(network)
+    cuts = partition([group.size for group in parts], count)
     assert len(cuts) == count + 1
     model_stages = [Stage(f"worker/{at}", "/device:CPU:0", parts[begin:end]) for at, (begin, end) in enumerate(pairwise(cuts))]
     for stage in model_stages:
-        specs = (spec for unit in stage.units for spec in (*unit.trained, *unit.untrained))
+        specs = (spec for group in stage.groups for spec in (*group.trained, *group.untrained))
         stage.variables.update({spec.name: tf.Variable(network.initial(spec)) for spec in specs})
     return model_stages
 
@@ -792,7 +792,7 @@ def test_a_shared_layer_with_weights_is_refused_on_several_hosts() -> None:
     job = Job(model, dataset(INPUTS, TARGETS), "mse")
     expected = r"^the model tied cannot be divided among several hosts: it calls one layer more than once$"
     with pytest.raises(JobError, match=expected):
-        make_units(FunctionalModel(job, job.data.element_spec, 0))
+        make_layer_groups(FunctionalModel(job, job.data.element_spec, 0))
 
 
 def test_a_functional_model_with_its_own_call_is_refused_on_several_hosts() -> None:
@@ -803,7 +803,7 @@ def test_a_functional_model_with_its_own_call_is_refused_on_several_hosts() -> N
     begin = keras.Input((WIDTH,))
     job = Job(Scales(begin, keras.layers.Dense(2)(begin), name="own"), dataset(INPUTS, TARGETS), "mse")
     with pytest.raises(JobError, match=r"^the model own cannot be divided among several hosts: it has its own call; valid are"):
-        make_units(FunctionalModel(job, job.data.element_spec, 0))
+        make_layer_groups(FunctionalModel(job, job.data.element_spec, 0))
 
 
 def test_masks_are_passed_between_stages() -> None:
@@ -836,7 +836,7 @@ def functional(begin: Any, layers: Sequence[Any]) -> Any:
 def test_a_skip_connection_keeps_its_layers_together(make: Callable[[Any, Any], Any]) -> None:
     model, data = make(keras.Input((4,), dtype="int64"), mask_around()), dataset(WORDS, TARGETS, batch=7)
     network = FunctionalModel(Job(model, data, "mse"), data.element_spec, 0)
-    layers = [[name for name in unit.name.split() if not name.startswith("not_equal")] for unit in make_units(network)]
+    layers = [[name for name in group.name.split() if not name.startswith("not_equal")] for group in make_layer_groups(network)]
     assert layers == [["words", "each", "mean"], ["two"], ["out"]]
     batch = Batch.of(next(iter(data)))
     result = forward_backward(network, split_stages(network, 2), batch, 7, 1, lambda loss: loss)

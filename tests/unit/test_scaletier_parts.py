@@ -15,7 +15,7 @@ from scaletier.checkpoint import TrainingState
 from scaletier.functional_model import Batch, FunctionalModel
 from scaletier.job import Job, JobError
 from scaletier.pipeline import DistributedState
-from scaletier.stages import Stage, make_units
+from scaletier.stages import Stage, make_layer_groups
 from scaletier.tensorflow_setup import import_tensorflow
 
 tf = import_tensorflow()
@@ -66,7 +66,7 @@ def test_the_parts_in_sequence_equal_the_model(make: Callable[[], Any], inputs: 
     values = {
         spec.name: value for spec, value in zip((*network.shared, *network.local), (*state.shared, *state.local), strict=True)
     }
-    parts, outputs = make_units(network), batch.inputs
+    parts, outputs = make_layer_groups(network), batch.inputs
     assert [part.name for part in parts][-len(last) :] == last
     for part in parts:
         boundary = tf.nest.map_structure(tf.identity, outputs)  # another host gets only the values
@@ -94,7 +94,7 @@ def test_stages_are_evaluated_with_the_averages_of_weights() -> None:
         average.assign(tf.ones(weight.shape))
     laid.shared, laid.local = state.shared, state.local
     values = {spec.name: value for spec, value in zip(network.shared, state.shared, strict=True)}
-    laid.stages = [Stage("master/0", "/device:CPU:0", make_units(network), values)]
+    laid.stages = [Stage("master/0", "/device:CPU:0", make_layer_groups(network), values)]
     loss, outputs, _, _ = laid.test(laid.initial_test_state(), batch)
     expected = network.test(averages, state.local, network.initial_test_state(averages, state.local), batch)
     np.testing.assert_allclose(outputs, expected[1], rtol=1e-6)
@@ -110,8 +110,8 @@ def test_a_variable_of_another_host_is_refused_if_it_exceeds_a_message(
     model = keras.Sequential([keras.Input([4]), layers.Dense(sizes[0]), layers.Dense(2), layers.Dense(sizes[1], name="end")])
     data = tf.data.Dataset.from_tensors((NUMBERS, np.zeros([3, sizes[1]], np.float32)))
     network = FunctionalModel(Job(model=model, data=data, loss="mse"), data.element_spec, 0)
-    units, hosts = make_units(network), ("/job:chief/replica:0/task:0", "/job:worker/replica:0/task:0")
-    stages = [Stage("", host, part) for host, part in zip(hosts, (units[:1], units[1:]), strict=True)]
+    groups, hosts = make_layer_groups(network), ("/job:chief/replica:0/task:0", "/job:worker/replica:0/task:0")
+    stages = [Stage("", host, part) for host, part in zip(hosts, (groups[:1], groups[1:]), strict=True)]
     with pytest.raises(JobError, match=r"^the variable end/kernel is invalid on ") if refused else nullcontext():
         DistributedState(network, stages, None)
 
@@ -133,7 +133,7 @@ def test_variables_are_initialized_only_on_access(fixed: bool, sequential: bool)
 
     data = tf.data.Dataset.from_tensor_slices((NUMBERS, np.zeros([3, 1], np.float32))).batch(3, drop_remainder=fixed)
     network = FunctionalModel(Job(model=model, data=data, loss="mse"), data.element_spec, 0)
-    assert len(make_units(network)) == 1
+    assert len(make_layer_groups(network)) == 1
     assert not initialized_shapes
     TrainingState(network)
     assert initialized_shapes == [(4, 1)]

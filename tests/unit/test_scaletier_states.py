@@ -15,7 +15,7 @@ from scaletier.evaluation import make_evaluate
 from scaletier.functional_model import FunctionalModel, _Scope
 from scaletier.job import Job, JobError
 from scaletier.savedmodel import export, make_serving_module
-from scaletier.stages import Stage, make_units
+from scaletier.stages import Stage, make_layer_groups
 from scaletier.tensorflow_setup import import_tensorflow
 
 tf = import_tensorflow()
@@ -99,7 +99,7 @@ def test_stages_on_several_hosts_change_states(monkeypatch: pytest.MonkeyPatch) 
     device, data = "/device:CPU:0", dataset(X)
     network = FunctionalModel(Job(own, data), data.element_spec, 0)
     monkeypatch.setattr(pipeline, "_CHIEF", device)
-    stages = [Stage("master/0", device, [unit]) for unit in make_units(network)]
+    stages = [Stage("master/0", device, [group]) for group in make_layer_groups(network)]
     losses = evaluate_twice(network, pipeline.DistributedState(network, stages, None), data)
     assert losses == pytest.approx(evaluate_twice(network, TrainingState(network), data), rel=1e-5)
 
