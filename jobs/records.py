@@ -29,8 +29,8 @@ RESTART_CODE = 42
 """TensorFlow's own exit code that requests a restart."""
 LATE_HEARTBEATS = 2.5
 """A replica is late after this many heartbeat periods. A late peer may have caused the errors that others report."""
-SERVERS = "ps"
-"""The role whose replicas serve others and never end by themselves."""
+PARAMETER_SERVER_ROLE = "ps"
+"""The role of parameter servers, which never end by themselves."""
 
 
 @dataclass(frozen=True)
@@ -82,10 +82,10 @@ class ReplicaRecord(Record):
     Attributes:
         exitCode: the shell's: 0 to 255 if the trainer exited, 128 + n if signal n ended it; `signal` is then n.
         awaits_restart: True if the trainer has ended and must start again (`hosts.agent.replica_rules`), but its host cannot
-            decide that alone: the leader decides, or the unit must start again. Its JSON key is `killed`.
+            decide that alone: the leader decides, or the agent must start again. Its JSON key is `killed`.
         outOfMemory: the trainer that ended last exceeded its memory; memoryLimit is its limit in bytes, if known.
         terminationReason: the cause of its last kill.
-        preempted: its host was being preempted when its unit was stopped; reset by the next start.
+        preempted: its host was being preempted when its agent was stopped; reset by the next start.
         hostBusy: it waits to start, as an earlier program on its host has not ended.
         starts: all starts of the job's trainer on this host; startTime is that of the first, lastStartTime of the last.
         restarts: the restarts in this attempt.
@@ -184,7 +184,7 @@ class JobRecord(HostAssignment, Record):
         steps: the global step at which its trainer ends; None if neither its arguments nor its package say so.
         progress: the progress of its replicas when the record was written last.
         notification: the target of the final report, and whether it was delivered; None if there is no target.
-        manifest: the short form of manifest.json: package, cluster, versions, and data once the chief's host has hashed it.
+        manifest: the summary of manifest.json: package, cluster, versions, and data once the chief's host has hashed it.
     """
 
     kind: ClassVar[str] = "job.json"
@@ -302,9 +302,9 @@ class Plan(Record):
         restartPolicy: `replica`: a killed replica restarts alone; `all`: a kill restarts the whole job.
         optionalRoles: roles whose loss or repeated kill does not end the job: it continues without such a replica.
         restartCodes: exit codes that count as a kill; permanentCodes never do (`hosts.agent.replica_rules`).
-        successPolicy: the job SUCCEEDED once its deciding replicas are done: with `chief` the chief, with `all` every
-            other replica, too, that is neither a server nor optional.
-        gracePeriod: seconds for replicas that still run when the deciding ones are done.
+        successPolicy: the job SUCCEEDED once the replicas that count for success are done: with `chief` the chief, with
+            `all` every other replica, too, that is neither a parameter server nor optional.
+        gracePeriod: seconds for replicas that still run when those that count for success are done.
         stopSignal: `main`: SIGTERM goes only to a trainer's first process; `all`: to each of its processes.
         leaseSeconds: a leader loses its lease after this time without a renewal.
         lostAfterSeconds: a host is lost after this time without a heartbeat.
@@ -366,14 +366,14 @@ class Plan(Record):
         """Return True if the job can continue without this replica: its role is optional, and it is not the chief."""
         return replica != self.chief and replica.rpartition("-")[0] in self.optionalRoles
 
-    def decides(self, replica: str) -> bool:
-        """Return True if this replica is deciding: the job is SUCCEEDED once all such replicas are done."""
-        everyone = self.successPolicy == "all" and not self.is_server(replica) and not self.is_optional(replica)
+    def counts_for_success(self, replica: str) -> bool:
+        """Return True if the job is SUCCEEDED only once this replica is done, by its successPolicy."""
+        everyone = self.successPolicy == "all" and not self.is_parameter_server(replica) and not self.is_optional(replica)
         return replica == self.chief or everyone
 
-    def is_server(self, replica: str) -> bool:
-        """Return True if this replica serves others, and never ends by itself."""
-        return replica.rpartition("-")[0] == SERVERS
+    def is_parameter_server(self, replica: str) -> bool:
+        """Return True if this replica is a parameter server, which never ends by itself."""
+        return replica.rpartition("-")[0] == PARAMETER_SERVER_ROLE
 
     def stays_done(self, replica: str) -> bool:
         """Return True if this replica, once done, does not start again when the whole job restarts."""

@@ -1,6 +1,6 @@
 """Fetch a file and check it against its published list of sha256 sums: `fetch.py URL LIST-URL FILE`.
 
-The exit code is 0 if the file exists and is in the list, else 1 and one line. It needs nothing but Python.
+The exit code is 0 if the file was fetched and has its sum in the list, else 1 and one line. It needs nothing but Python.
 """
 
 from __future__ import annotations

@@ -59,7 +59,13 @@ def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         metavar="X",
         help="peak learning rate of SGD for one replica; for N replicas multiplied by N, at most by 8",
     )
-    add("--warmup-steps", type=at_least(1), default=20, metavar="N", help="steps per replica in which the learning rate rises")
+    add(
+        "--warmup-steps",
+        type=at_least(1),
+        default=20,
+        metavar="N",
+        help="steps per replica, of at most 8 replicas, in which the learning rate rises",
+    )
     add("--momentum", type=fraction, default=0.9, metavar="X", help="Nesterov momentum, 0 for none")
     add(
         "--batch-norm",

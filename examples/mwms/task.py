@@ -33,15 +33,15 @@ MODELS = {
 
 
 class WarmupCosineDecay(keras.optimizers.schedules.LearningRateSchedule):
-    """A learning rate that rises for `rise` updates and falls along a cosine to the last update."""
+    """The product of a linear warmup, in the first `warmup` updates, and a cosine decay over all updates."""
 
-    def __init__(self, highest, rise, updates):
-        self.highest, self.rise, self.updates = highest, max(rise, 1), updates
+    def __init__(self, highest, warmup, updates):
+        self.highest, self.warmup, self.updates = highest, max(warmup, 1), updates
 
     def __call__(self, update):
         now = tf.cast(update, tf.float32) + 1.0
-        rise = tf.minimum(1.0, now / self.rise)
-        return self.highest * rise * (0.5 + 0.5 * tf.cos(math.pi * tf.minimum(1.0, now / self.updates)))
+        warmup = tf.minimum(1.0, now / self.warmup)
+        return self.highest * warmup * (0.5 + 0.5 * tf.cos(math.pi * tf.minimum(1.0, now / self.updates)))
 
 
 class Report(keras.callbacks.Callback):

@@ -18,9 +18,9 @@ from jobs.states import JobState, ReplicaState
 from jobs.variables import RANK_NAMES
 
 # late: heartbeats were missed. lost: silent for lostAfterSeconds, or preempted. off: the leader must start the host.
-# done: exited with 0. kill: an end by a signal, by lack of memory or with a restart code, after which it may restart.
-# fault: an end that the program caused: a code, a crash such as SIGSEGV, too much memory. It may also be a kill.
-# deciding (`Plan.decides`), optional (`Plan.is_optional`), restarts all (`Plan.restarts_all`): see `Plan` in jobs/records.py.
+# done: exited with 0. kill: an end by a signal, by lack of memory or with a code of restartCodes, after which it may restart.
+# fault: an end that the program caused: a code, a crash such as SIGSEGV, too much memory. Some faults are kills, too.
+# The job SUCCEEDED once all replicas that count for success, by successPolicy, are done. It can continue without optional ones.
 
 CONSEQUENCE_SECONDS = 30.0
 """If a peer exits within this time after a kill, the kill is taken as the cause."""
@@ -35,7 +35,8 @@ _RANK_MISSED = re.compile(
     rf"|KeyError: '(?:{'|'.join(RANK_NAMES)})'"
     r"|coordinator_address should be defined"
 )
-# Of Python, rm or mv; a busy device has another remedy. An own folder is a mount point in a folder that is read-only.
+# Errors of Python, rm or mv that remove JOB_DIR, HOME or /tmp, which are mount points in a read-only folder.
+# A busy device in /dev has another remedy.
 _BUSY_FOLDER = re.compile(
     r"^(?=.*Device or resource busy).*'(?!/dev/)[^'\n]+'"
     r"|^(?=.*Read-only file system).*'(?:/(?:var/)?tmp|/[^'\n]+/jobs/[^/'\n]+/(?:home|output(?:/\d+)?))/?'",
@@ -214,7 +215,7 @@ def _replicas_changed(job: JobRecord, view: View) -> JobRecord | None:
 
 
 def _facts_found(job: JobRecord, view: View) -> JobRecord | None:
-    """Add the facts of the chief's host (`ReplicaRecord`) to the short manifest as soon as they are known."""
+    """Add the facts of the chief's host, versions and the data's hash, to the manifest's summary once they are known."""
     chief = view.replicas.get(view.plan.chief)
     if chief is None or not chief.facts or "data" in job.manifest:
         return None
@@ -222,7 +223,7 @@ def _facts_found(job: JobRecord, view: View) -> JobRecord | None:
 
 
 def with_facts(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a manifest, or its short form, with the facts of the chief's host."""
+    """Return a manifest, or its summary, with the facts of the chief's host."""
     return {**manifest, **facts, "versions": {**manifest.get("versions", {}), **facts.get("versions", {})}}
 
 
@@ -231,7 +232,7 @@ def _prepares(job: JobRecord, view: View) -> JobRecord | None:
 
 
 def _succeeded(job: JobRecord, view: View) -> JobRecord | None:
-    """End a job whose deciding replicas are done, once the others have finished or their grace period is over.
+    """End a job whose replicas that count for success are done, once the others have finished or their grace period is over.
 
     A request to cancel ends the grace period, too. A short job may be done before the leader saw it run: then its start time is
     its chief's.
@@ -248,8 +249,8 @@ def _succeeded(job: JobRecord, view: View) -> JobRecord | None:
     events = list(job.events)
     for record in view.of_attempt(job):
         failed = record.state is ReplicaState.EXITED and record.exitCode and record.name not in job.droppedReplicas
-        # A server never ends by itself, so it is named only for an error of its own.
-        if failed and not (plan.is_server(record.name) and record.awaits_restart):
+        # A parameter server never ends by itself, so it is named only for an error of its own.
+        if failed and not (plan.is_parameter_server(record.name) and record.awaits_restart):
             events = with_events(events, Event(view.now, _describe_ignored_exit(record, plan)))
     if unfinished:
         remedy = "to wait longer, set a longer gracePeriod, or successPolicy: all"
@@ -264,7 +265,7 @@ def _describe_ignored_exit(record: ReplicaRecord, plan: Plan) -> str:
     """Return the event for a failed replica of a job that SUCCEEDED."""
     if plan.is_optional(record.name):
         why = "its role is in optionalRoles"
-    elif plan.is_server(record.name):
+    elif plan.is_parameter_server(record.name):
         why = "its log has the cause"
     else:
         why = "set successPolicy: all if the job depends on it"
@@ -272,9 +273,9 @@ def _describe_ignored_exit(record: ReplicaRecord, plan: Plan) -> str:
 
 
 def _seconds_since_done(job: JobRecord, view: View) -> float | None:
-    """Return the seconds since the last deciding replica was done; None while one is not."""
-    deciding = [name for name in view.plan.replicas if view.plan.decides(name)]
-    return min(view.exited_for(name) for name in deciding) if all(_is_done(job, view, name) for name in deciding) else None
+    """Return the seconds since the last replica that counts for success was done; None while one is not."""
+    names = [name for name in view.plan.replicas if view.plan.counts_for_success(name)]
+    return min(view.exited_for(name) for name in names) if all(_is_done(job, view, name) for name in names) else None
 
 
 def _is_done(job: JobRecord, view: View, name: str) -> bool:
@@ -287,7 +288,9 @@ def _unfinished(job: JobRecord, view: View) -> list[str]:
     """List the replicas that should finish by themselves and have not; without lost ones."""
     ended = {r.name for r in view.of_attempt(job) if r.state is ReplicaState.EXITED}
     others = [
-        name for name in view.plan.replicas if not view.plan.is_server(name) and name not in (*ended, *job.droppedReplicas)
+        name
+        for name in view.plan.replicas
+        if not view.plan.is_parameter_server(name) and name not in (*ended, *job.droppedReplicas)
     ]
     return [name for name in others if not view.lost(name) and not _is_done(job, view, name)]
 
@@ -346,8 +349,8 @@ def _find_cause(view: View, failed: Sequence[ReplicaRecord]) -> str | None:
     """Return the replica whose kill caused the exits, or None.
 
     The leader may see the kill up to CONSEQUENCE_SECONDS before the exits, or at any time after them. These are not causes, but
-    consequences of the exits: a restart code seen after them, and a SIGTERM seen after them or up to DECISION_SECONDS before.
-    The library sends itself SIGTERM when a peer is missing.
+    consequences of the exits: a code of restartCodes seen after them, and a SIGTERM seen after them or up to DECISION_SECONDS
+    before. The library sends itself SIGTERM when a peer is missing.
     """
     exit_age = max(view.exited_for(r.name) for r in failed)  # of the first exit
     exited = {r.name for r in failed}
@@ -403,7 +406,7 @@ def _awaits_restart(job: JobRecord, view: View) -> JobRecord | None:
             how = "was killed" if record.signal else "ended"
             return _restart_job(job, view, f"{_name(record.name)} {how} ({termination_reason(record)})", record)
         if record.restartsUsed < view.plan.maxRestarts:
-            continue  # its unit was stopped: it restarts with its unit; if that never starts, it is lost
+            continue  # its agent was stopped: it restarts with its agent; if that never starts, it is lost
         why = f" ({termination_reason(record)}) after {view.plan.maxRestarts} restarts"
         return _drop_optional(job, view, record, why) or _restart_job(job, view, f"{_name(record.name)} ended{why}", record)
     return None
@@ -460,7 +463,7 @@ def _all_run(job: JobRecord, view: View) -> JobRecord | None:
 def _start_timed_out(job: JobRecord, view: View) -> JobRecord | None:
     """Fail the job if a replica did not start in preparingSeconds; maxWaitTime is added if a host is off.
 
-    It waits for an earlier program on a host without a limit: the next job would fare no better.
+    There is no limit while each such replica waits for an earlier program on its host: the next job would have to wait, too.
     """
     missing = _not_started(job, view)
     busy = {record.name for record in view.of_attempt(job) if record.hostBusy and not view.lost(record.name)}
@@ -496,7 +499,7 @@ def _restart_job(
 ) -> JobRecord:
     """Restart the whole job from its last checkpoint, or fail it if its restarts are used up.
 
-    If this attempt ran for GOOD_SECONDS, only the restarts that the program caused are counted.
+    If this attempt ran for STABLE_SECONDS, only the restarts that the program caused are counted.
 
     Args:
         job: the job.
@@ -550,7 +553,7 @@ def _capitalize(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-# Rules that apply until all deciding replicas are done; what happens to the others after that does not change the result.
+# Rules that apply until all replicas that count for success are done; what the others do after that does not change the result.
 _UNTIL_DONE = (_cancel_requested, _ran_too_long, _exited, _crash_loops, _awaits_restart, _lost_for_good, _stalled)
 # The first rule that returns a record is applied. Success is checked before failures.
 _RULES = {

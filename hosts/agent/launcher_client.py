@@ -82,7 +82,10 @@ class LaunchedProgram:
     """A program of the launcher. If this process ends, the launcher kills the program."""
 
     def __init__(self, channel: socket.socket, message: dict[str, Any], output: int, stop_signal: str = "main") -> None:
-        """Start the program; OSError if it did not start."""
+        """Start the program; OSError if it did not start.
+
+        A stop sends SIGTERM to its first process if `stop_signal` is `main`, to all its processes if it is `all`.
+        """
         self._channel, self._stop_signal = channel, stop_signal
         self._exit = Exit(SIGKILL_STATUS)  # if the launcher is gone, its program was killed with it
         self._ended = threading.Event()

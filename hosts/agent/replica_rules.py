@@ -17,7 +17,7 @@ from jobs.states import ReplicaState
 PREEMPTED = "its host was preempted"
 """The reason of an end that the job did not cause, which counts against no limit."""
 LONGEST_WAIT = 30.0
-GOOD_SECONDS = 600.0
+STABLE_SECONDS = 600.0
 """After a run of this length, only the restarts that its own faults used still count for a replica or a job."""
 AT_ONCE_SECONDS = 10.0
 """A trainer that dies sooner than this after its start dies at once."""
@@ -44,7 +44,7 @@ _FROM_OUTSIDE = frozenset({0, SIGTERM_CODE, *(-int(n) for n in (signal.SIGKILL, 
 
 
 def resume(plan: Plan, name: str, attempt: int, previous: ReplicaRecord | None, now: str) -> ReplicaRecord:
-    """Return the record to continue from when the unit starts; `previous` is that in the bucket.
+    """Return the record to continue from when the agent starts; `previous` is that in the bucket.
 
     A record that still says RUNNING is that of a trainer that was killed with its agent or its host.
     """
@@ -72,7 +72,7 @@ def resume(plan: Plan, name: str, attempt: int, previous: ReplicaRecord | None, 
             if previous.exitCode
             else replace(_with_end(previous, SIGKILL_STATUS, previous.endTime), terminationReason=reason)
         )
-        return prepare_restart(plan, ended, now, PREEMPTED if preempted else "the unit was stopped", not preempted)
+        return prepare_restart(plan, ended, now, PREEMPTED if preempted else "the agent was stopped", not preempted)
     return previous
 
 
@@ -93,7 +93,7 @@ def after_exit(plan: Plan, record: ReplicaRecord, end: Exit, seconds: float, now
     # Repeated faults are no accident, however late they come.
     faults = record.faults + is_fault(status, out_of_memory)
     restarts_used = counted_restarts(record, seconds)
-    at_once = seconds < AT_ONCE_SECONDS or (out_of_memory and seconds < GOOD_SECONDS)
+    at_once = seconds < AT_ONCE_SECONDS or (out_of_memory and seconds < STABLE_SECONDS)
     failures = record.consecutiveFailures + 1 if at_once and record.terminationReason in (reason, "") else int(at_once)
     ended = replace(ended, consecutiveFailures=failures, terminationReason=reason, restartsUsed=restarts_used, faults=faults)
     if failures >= CRASH_LOOP_EXITS:
@@ -120,7 +120,7 @@ def after_stop(
 ) -> ReplicaRecord:
     """Return the record after the trainer was stopped, or never started; it ran for `seconds`.
 
-    The record of a trainer that had ended by itself stays. Set `awaits_restart` if it must start again with its unit.
+    The record of a trainer that had ended by itself stays. Set `awaits_restart` if it must start again with its agent.
     """
     if record.state is ReplicaState.EXITED:
         return record
@@ -138,7 +138,7 @@ def killed_if_running(previous: ReplicaRecord) -> ReplicaRecord:
 
 def credit_run(record: ReplicaRecord, seconds: float) -> ReplicaRecord:
     """Return the record with its counters reset as in `after_exit`, for a run of `seconds` that was ended from outside."""
-    limit = GOOD_SECONDS if record.outOfMemory else AT_ONCE_SECONDS
+    limit = STABLE_SECONDS if record.outOfMemory else AT_ONCE_SECONDS
     failures = 0 if seconds >= limit else record.consecutiveFailures
     return replace(record, consecutiveFailures=failures, restartsUsed=counted_restarts(record, seconds))
 
@@ -178,7 +178,7 @@ def recovered(record: ReplicaRecord, seconds: float) -> ReplicaRecord:
 
 def counted_restarts(record: ReplicaRecord | JobRecord, seconds: float) -> int:
     """Return how many restarts count against the limit after a run of `seconds`."""
-    return record.faults if seconds >= GOOD_SECONDS else record.restartsUsed
+    return record.faults if seconds >= STABLE_SECONDS else record.restartsUsed
 
 
 def wait_before_start(record: ReplicaRecord) -> float:

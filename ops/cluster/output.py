@@ -56,7 +56,10 @@ class JobOutput:
 
     @property
     def checkpoints(self) -> list[str]:
-        """The files from which a trainer may resume: no summaries, no metrics, none below export/ or left/."""
+        """The files from which a trainer may resume: no summaries, no metrics, none below export/ or left/.
+
+        left/ has what the job wrote outside JOB_DIR.
+        """
         results = {*self.summaries, METRICS, EVALUATION}
         return [
             name for name in self.files if name not in results and not name.startswith((_EXPORTS, f"{paths.UNSAVED_FOLDER}/"))

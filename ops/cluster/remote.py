@@ -312,7 +312,7 @@ class Fleet:
             if "not found in known_hosts" in str(error):
                 raise HostError(name, f"{where} has a host key that is not recorded here: run fab connect") from None
             # A proxy that ends, or an sshd that has not started yet, sends no banner.
-            why = "" if "protocol banner" in str(error) else f" as a host does: {error}"
+            why = "" if "protocol banner" in str(error) else f" as an SSH server does: {error}"
             raise HostError(name, f"{where} does not answer{why}") from error
         except (OSError, EOFError, socket.gaierror) as error:
             raise HostError(name, f"{where} does not answer") from error

@@ -17,6 +17,7 @@ import vl_convert
 from jobs.study import Goal, TrialState
 from ops import terminal
 from ops.report.report import (
+    CATEGORICAL,
     RESTARTING,
     RUNNING,
     WAITING,
@@ -154,10 +155,10 @@ def trial_chart(tuning: Tuning) -> Spec:
 def parameter_chart(tuning: Tuning, parameter: TunedParameter) -> Spec:
     """Plot the trials' metric over a hyperparameter; the best trial is larger and in another colour."""
     trials = succeeded_trials(tuning)
-    to_x: Callable[[str], object] = str if parameter.kind == "words" else float
+    to_x: Callable[[str], object] = str if parameter.kind == CATEGORICAL else float
     values = [{"x": to_x(each.hyperparameters[parameter.name]), "y": each.value} for each in trials]
     kind: Spec = {"type": "nominal"}
-    if parameter.kind != "words":
+    if parameter.kind != CATEGORICAL:
         kind = {"type": "quantitative", "scale": {"type": parameter.kind, "zero": False, "nice": False, "padding": 10}}
     if parameter.kind == "log":
         kind["axis"] = {"format": "~g", "tickCount": 4, "labelOverlap": "greedy"}

@@ -20,6 +20,7 @@ from ops.errors import OpsError
 from ops.logs.lines import LogLine
 from ops.report.evidence import JobEvidence
 from ops.report.report import (
+    CATEGORICAL,
     RESTARTING,
     RUNNING,
     WAITING,
@@ -158,7 +159,7 @@ def _trial_row(tuned: TuningResult, trial: Trial, end: str) -> TrialRow:
 
 def _scale_kind(parameter: Parameter) -> str:
     if parameter.type is ParameterType.CATEGORICAL:
-        return "words"
+        return CATEGORICAL
     has_logarithms = min(parameter.discreteValues, default=1) > 0
     return "log" if parameter.scaleType is ScaleType.UNIT_LOG_SCALE and has_logarithms else "linear"
 

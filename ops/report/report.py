@@ -125,9 +125,13 @@ class TrialRow:
     seconds: float
 
 
+CATEGORICAL = "words"
+"""The kind of a categorical hyperparameter."""
+
+
 @dataclass(frozen=True)
 class TunedParameter:
-    """A hyperparameter; `kind` is the scale of its axis: `linear`, `log`, or `words` for values that are no numbers."""
+    """A hyperparameter; `kind` is the scale of its axis: `linear`, `log` or CATEGORICAL."""
 
     name: str
     kind: str

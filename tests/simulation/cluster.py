@@ -88,7 +88,7 @@ class Trainer:
         self.first_error = self.progress = None
         world = host.cluster.world
         job_facts = host.cluster.facts[self.job_id]
-        ends = job.name == job.plan.chief or (job_facts.ends and not job.plan.is_server(job.name))
+        ends = job.name == job.plan.chief or (job_facts.ends and not job.plan.is_parameter_server(job.name))
         self.ends_at = world.time + job_facts.work * world.random.choice((0.5, 1, 2)) if ends else float("inf")
         self.code = world.random.choice((1, 137, 255)) if job_facts.fails else 0
         if job_facts.again > 0 and not job_facts.fails and ends:
@@ -451,15 +451,15 @@ class Cluster:
         self.renewed[new.jobId] = self.world.time
         if new.final and job_facts.ended is None:
             job_facts.ended, job_facts.message = new.state, new.errorMessage
-            if new.state is JobState.SUCCEEDED and (missing := self._deciding_replicas(new.jobId) - job_facts.done):
+            if new.state is JobState.SUCCEEDED and (missing := self._replicas_for_success(new.jobId) - job_facts.done):
                 raise Violation(f"{new.jobId} SUCCEEDED without {sorted(missing)}")
             if job_facts.acknowledged and new.errorMessage == NOT_HANDED_OVER:
                 raise Violation(f"{new.jobId} was handed off, but ended as if it was not")
 
-    def _deciding_replicas(self, job_id: str) -> set[str]:
-        """Return the replicas whose success decides the job's."""
+    def _replicas_for_success(self, job_id: str) -> set[str]:
+        """Return the replicas that count for the job's success."""
         plan = Plan.from_json(self.world.objects[paths.plan(job_id)][0])
-        return {name for name in plan.replicas if plan.decides(name)}
+        return {name for name in plan.replicas if plan.counts_for_success(name)}
 
     def _holder_name(self, writer: str, job: JobRecord) -> str:
         """Return a process's name in a lease: for a host, the name of its replica."""

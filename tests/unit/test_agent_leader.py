@@ -12,7 +12,7 @@ from replicahosts import Clock
 
 from hosts.agent.job_rules import View
 from hosts.agent.leader import Leader
-from hosts.agent.replica_rules import GOOD_SECONDS
+from hosts.agent.replica_rules import STABLE_SECONDS
 from jobs.bucket import Conflict
 from jobs.folder_bucket import FolderBucket
 from jobs.host_power import HostStarter
@@ -186,8 +186,8 @@ def test_a_good_attempt_restores_restarts_although_the_leader_changes(bucket: Bu
                 leader.act(bucket.stored, running_replicas(attempt=attempt, beat=beat), False)
                 bucket.clock.pass_(4.0)
         assert bucket.job.attemptSeconds == 16.0
-        assert bucket.job.runSeconds == attempt * (GOOD_SECONDS + 16.0) + 16.0
-        good = replace(bucket.job, attemptSeconds=16.0 + GOOD_SECONDS, runSeconds=bucket.job.runSeconds + GOOD_SECONDS)
+        assert bucket.job.runSeconds == attempt * (STABLE_SECONDS + 16.0) + 16.0
+        good = replace(bucket.job, attemptSeconds=16.0 + STABLE_SECONDS, runSeconds=bucket.job.runSeconds + STABLE_SECONDS)
         bucket.ledger.change_job(bucket.stored, good)
         leader = bucket.leading(incarnation="after another", plan=plan)
         records = running_replicas(attempt=attempt)

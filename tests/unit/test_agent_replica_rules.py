@@ -188,7 +188,7 @@ def test_resume_counts_a_trainer_that_died_with_its_host_as_a_kill() -> None:
     assert killed.events[-1].cause == "the replica or its host was stopped"
     stopped = rules.resume(PLAN, "worker-0", 0, rules.after_stop(RUNNING, 143, NOW, awaits_restart=True), NOW)
     assert (stopped.state, stopped.restarts, stopped.exitCode) == (PREPARING, 1, 143)
-    assert stopped.events[-1].cause == "the unit was stopped"
+    assert stopped.events[-1].cause == "the agent was stopped"
     never = rules.resume(PLAN, "worker-0", 0, replace(RUNNING, state=EXITED), NOW)
     assert (never.state, never.restarts, never.exitCode) == (PREPARING, 1, 137)
     exhausted = rules.resume(PLAN, "worker-0", 0, replace(RUNNING, restartsUsed=2), NOW)

@@ -360,14 +360,14 @@ def test_the_chief_is_never_optional() -> None:
     assert [plan.is_optional(name) for name in plan.replicas] == [False, True, False, True]
 
 
-def test_the_replicas_that_decide_and_those_that_stay_done() -> None:
+def test_the_replicas_that_count_for_success_and_those_that_stay_done() -> None:
     names = ["master-0", "worker-0", "ps-0", "evaluator-0", "my-role-3"]
     plan = Plan("job01", names, "m", ["--x"], {}, optionalRoles=["evaluator"])
     everyone = replace(plan, successPolicy="all")
-    assert [plan.is_server(name) for name in names] == [False, False, True, False, False]
-    assert [plan.decides(name) for name in names] == [True, False, False, False, False]
-    assert [everyone.decides(name) for name in names] == [True, True, False, False, True]
-    assert replace(everyone, replicas=["ps-0", "worker-0"]).decides("ps-0"), "the chief decides in any role"
+    assert [plan.is_parameter_server(name) for name in names] == [False, False, True, False, False]
+    assert [plan.counts_for_success(name) for name in names] == [True, False, False, False, False]
+    assert [everyone.counts_for_success(name) for name in names] == [True, True, False, False, True]
+    assert replace(everyone, replicas=["ps-0", "worker-0"]).counts_for_success("ps-0"), "the chief counts in any role"
     assert [plan.stays_done(name) for name in names] == [True, False, False, False, False]
     assert [everyone.stays_done(name) for name in names] == [True] * 5
     assert [replace(everyone, restartPolicy="all").stays_done(name) for name in names] == [False] * 5

@@ -1,4 +1,4 @@
-"""Check manifest.json: its content, its short form in a record, and how arguments are read and changed."""
+"""Check manifest.json: its content, its summary in a record, and how arguments are read and changed."""
 
 from __future__ import annotations
 

@@ -374,7 +374,7 @@ class Connection:
     ("error", "message"),
     [
         (paramiko.SSHException("Error reading SSH protocol banner"), "(10.0.0.32) does not answer"),
-        (paramiko.SSHException("weird"), "(10.0.0.32) does not answer as a host does: weird"),
+        (paramiko.SSHException("weird"), "(10.0.0.32) does not answer as an SSH server does: weird"),
         (EOFError(), "(10.0.0.32) does not answer"),
         (TimeoutError("timed out"), "(10.0.0.32) does not answer"),
     ],
