@@ -1,4 +1,4 @@
-"""Guard jobs and data: a preview warns of a change that ends jobs; an update, or a destroy that deletes data, is refused."""
+"""Guard jobs and data: refuse an update or a destroy that would end jobs, or delete data. A preview of an update warns."""
 
 from __future__ import annotations
 
@@ -128,8 +128,12 @@ def destroy_problem(settings: Mapping[str, Any], content: Callable[[], str], rea
     return problem and f"{problem}, so nothing was destroyed. {remedy}"
 
 
-def data_problem(content: str, more: str = "") -> str:
-    """Return why a bucket with this content is not destroyed; nothing if it is empty."""
+def data_problem(content: str, interrupted: bool = False) -> str:
+    """Return why a bucket with this content is not destroyed, or nothing if it is empty.
+
+    If an earlier destroy was `interrupted`, some resources are already destroyed.
+    """
+    more = "more " if interrupted else ""
     return content and (
         f"the bucket contains {content}, so nothing {more}was destroyed. To save data: `fab get ID`. Then {DESTROY_ADVICE}"
     )

@@ -361,7 +361,7 @@ def _too_slow(*_: object) -> None:
 
 
 def show(folder: str, filter_json: str, follow: bool, position: str = "") -> int:
-    """Print the selected lines of a log, each behind its position. Return NO_LOG if there is no log.
+    """Print the selected lines of a log, each preceded by its position. Return NO_LOG if there is no log.
 
     With `follow`, print later lines too, until stdin ends and all lines written by then are printed. A line with
     only a position marks where later lines begin. An empty first line means that there is a log.

@@ -41,7 +41,7 @@ class ErrorFinder:
         self._follows: re.Pattern[str] | None = None
 
     def add_line(self, time: object, severity: str, text: str, log_time: str) -> bool:
-        """Read one more line; return True if `error` now has this line, unless it is a traceback's heading.
+        """Read one more line; return True if `error` now has this line, unless the error is a later line, as in a traceback.
 
         Args:
             time: consecutive lines of the same time and severity are one message.

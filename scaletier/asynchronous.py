@@ -182,7 +182,7 @@ class Asynchronous(Training):
 
     def _train(self, name: str, index: int, iterator: Any, devices: tuple[str, ...], log: Any) -> Iterator[Round]:
         start, is_chief = time.monotonic(), name == self.name
-        with quiet_stderr() if is_chief else contextlib.nullcontext():  # TensorFlow prints a remark about the CPU
+        with quiet_stderr() if is_chief else contextlib.nullcontext():  # TensorFlow prints startup messages
             step = self.budget.step
             variables = replica_variables(self.network, self.state, index, self.host_count, devices, step, is_chief)
             replica = self._replica(name, iterator, devices, log, variables)

@@ -81,7 +81,7 @@ class SharedParameters(Exchange):
         return None
 
     def begin(self, variables: Variables) -> tuple[Any, Any]:
-        """Pull the parameters; return the global step, and each piece's packed slices, to which `end` computes the delta."""
+        """Pull the parameters; return the global step, and each piece's packed slices, from which `end` computes the delta."""
         step = self._step.read_value()
         pieces = self._pull(self._pieces, lambda piece, ranges: _pack(_split(piece, ranges)))
         slices = [

@@ -15,7 +15,7 @@ def texts(args, seed, number):
     seeds = tf.random.split(tf.stack([tf.constant(seed, tf.int64), number]), 4)
     shape = [args.batch_size, args.length]
     topics = tf.random.stateless_uniform(shape[:1], seeds[0], 0, args.topics, tf.int32)
-    # Some words are frequent and most are rare; one word of four belongs to the text's topic: its number modulo `topics`.
+    # Some words are frequent and most are rare. A word's topic is its number modulo `topics`; one word of four has the text's.
     frequency = tf.random.stateless_uniform(shape, seeds[1]) ** 4
     words = 1 + tf.cast(frequency * (args.vocabulary - args.topics - 1), tf.int32)
     topic_words = words - words % args.topics + topics[:, tf.newaxis]

@@ -17,12 +17,12 @@ PARTIAL_SECONDS = 1.0
 MESSAGE_SECONDS = 1.0
 """A line continues the message before it only if it comes within this time."""
 RAISED_SECONDS = 0.05
-"""Lines that follow the last line of a traceback within this time are the rest of the exception's text, but not progress."""
+"""Lines within this time after the last line of a traceback are the rest of the exception's text, unless they are progress."""
 
 # Backspaces can go back by this many bytes at most, which limits the time for a line with many of them.
 _REACH = 4096
 # A token of a line: a colour, which has no width; a character of UTF-8; or an invalid byte.
-_CELL = re.compile(rb"\x1b\[[0-9;:]*m|[\xc0-\xff][\x80-\xbf]*|[\x00-\xff]")
+_TOKEN = re.compile(rb"\x1b\[[0-9;:]*m|[\xc0-\xff][\x80-\xbf]*|[\x00-\xff]")
 # An unfinished token at the end of the input so far: an end of line, a colour or a character that the next bytes may complete.
 _INCOMPLETE = re.compile(rb"(?:\r|\x1b(?:\[[0-9;:]*)?|[\xc0-\xff][\x80-\xbf]{0,3})\Z")
 _LONGEST_TOKEN = 64
@@ -56,10 +56,10 @@ _SEVERITY = {
     "error": "ERROR",
 }
 _TF_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
-# The levels of 0 to 3 with which TensorFlow prints its remarks.
+# Of the levels 0 to 3, those at which startup messages are kept.
 _TF_VERBOSE = ("0", "1")
-# Messages that TensorFlow's libraries print while they load, whatever the level of logging is.
-_TF_REMARKS = re.compile(
+# Startup messages: those that TensorFlow's libraries print while they load, at any level of logging.
+_TF_STARTUP = re.compile(
     r"WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR$"
     r"|I\d{4} \d\d:\d\d:[\d.]+ +\d+ port\.cc:\d+\] oneDNN custom operations are on\."
     r"|I\d{4} \d\d:\d\d:[\d.]+ +\d+ cpu_feature_guard\.cc:\d+\] This TensorFlow binary is optimized to use "
@@ -287,13 +287,13 @@ def severity_of(text: str) -> str | None:
 
 
 def is_quiet(environment: Mapping[str, str]) -> bool:
-    """Return True if a trainer's environment disables TensorFlow's remarks."""
+    """Return True if a trainer's environment asks for no startup messages of TensorFlow."""
     return environment.get(_TF_LEVEL, "0") not in _TF_VERBOSE
 
 
-def is_remark(line: str) -> bool:
+def is_startup_message(line: str) -> bool:
     """Return True for a message that TensorFlow's libraries print at each start and that does not help users."""
-    return _TF_REMARKS.match(line) is not None
+    return _TF_STARTUP.match(line) is not None
 
 
 def _text(line: bytes) -> str:
@@ -316,7 +316,7 @@ def _apply_backspaces(line: bytes) -> bytes:
     begin = max(0, first - _REACH)
     cells: list[bytes] = []
     cursor, style = 0, b""
-    for token in _CELL.findall(line[begin:]):
+    for token in _TOKEN.findall(line[begin:]):
         if token == b"\b":
             cursor = max(0, cursor - 1)
         elif token.startswith(b"\x1b["):

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
-from hosts.agent.lines import Messages, OutputLine, Splitter, is_quiet, is_remark
+from hosts.agent.lines import Messages, OutputLine, Splitter, is_quiet, is_startup_message
 from hosts.agent.log import Log, format_time
 from hosts.agent.process import (
     FIRST_PROCESS_SHARE,
@@ -156,7 +156,7 @@ class Trainer:
 
     def _log_lines(self, log: Log, lines: list[OutputLine]) -> None:
         if self._quiet:
-            lines = [line for line in lines if not is_remark(line.message)]
+            lines = [line for line in lines if not is_startup_message(line.message)]
         if lines:
             self._tail.extend(line.message[:TAIL_CHARACTERS] for line in lines[-TAIL_LINES:])
             error, seconds = "", time.monotonic()

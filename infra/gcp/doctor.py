@@ -35,7 +35,7 @@ def hosts(inventory: Inventory) -> Iterator[Finding]:
         if status != "RUNNING":
             yield fail(f"host {host['name']} is {status}", "pulumi up, or fab train --start-hosts")
     if running == count:
-        yield ok(f"all {running} hosts run that jobs are for")
+        yield ok(f"all {running} job hosts run")
 
 
 def orphans(_: Inventory) -> Iterator[Finding]:
@@ -43,7 +43,7 @@ def orphans(_: Inventory) -> Iterator[Finding]:
     resources, has_state = of_stack(configuration())
     if resources and not has_state:
         yield warning(
-            f"{len(resources)} resources at Google bear the stack's name, and its state, {backend.url(ROOT)}, has none: "
+            f"{len(resources)} resources at Google have the stack's name, and its state, {backend.url(ROOT)}, has none: "
             "another state may have them",
             f"set {backend.URL} to that state; python -m infra.gcp.orphans lists them",
         )
@@ -55,7 +55,7 @@ def orphans(_: Inventory) -> Iterator[Finding]:
     for item in resources:
         yield warning(f"{item.kind} {item.name} is in no state{', and runs' if item.runs else ''}", remedy)
     if not resources:
-        yield ok("all that bears the stack's names is in its state")
+        yield ok("all resources with the stack's names are in its state")
 
 
 CHECKS = {"hosts": hosts, "orphans": orphans}

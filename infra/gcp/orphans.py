@@ -163,8 +163,8 @@ def main(arguments: list[str]) -> None:
         resources, has_state = of_stack(read_config)
         if "--delete" in arguments and not has_state and LOST not in arguments:
             raise GcpError(
-                f"this stack has nothing at Google in its state, {backend.url(ROOT)}, so another state may have what bears its "
-                f"name: nothing was deleted. If none has, --delete {LOST}"
+                f"this stack has nothing at Google in its state, {backend.url(ROOT)}, so another state may have resources of "
+                f"its name: nothing was deleted. If none has, --delete {LOST}"
             )
         if "--delete" in arguments:
             delete(resources, read_config)

@@ -74,7 +74,7 @@ def check_again(volume: Props) -> None:
     project = volume["project"]
     with _checking, errors(f"volume {volume['name']}"):
         unchecked = project not in _checked and not is_update() and _is_labelled_empty(volume)
-        if problem := data_problem(_content(project, "more ") if unchecked else "", "more "):
+        if problem := data_problem(_content(project, interrupted=True) if unchecked else "", interrupted=True):
             raise LxdError(problem)
         _checked.add(project)
 
@@ -90,14 +90,15 @@ def _read(project: str, path: str) -> bytes | None:
     return None if host is None else read_file(host, path)
 
 
-def _content(project: str, more: str = "") -> str:
+def _content(project: str, interrupted: bool = False) -> str:
     """Return a description of the bucket's content; LxdError if no running host can list it."""
     host = running_host(project)
     if host is None:
         remedy = f"`pulumi up` first, or {DESTROY_ADVICE}"
-        if more and hosts_of(project):  # an update would first create again what an interrupted destroy deleted
+        if interrupted and hosts_of(project):  # an update would first create again what an interrupted destroy deleted
             # It exits with an error, as it misses the deleted hosts. A host of `lxc start` may be without a firewall.
             remedy = "`fab doctor --fix; pulumi destroy`"
+        more = "more " if interrupted else ""
         raise LxdError(f"no running host can list the bucket, so nothing {more}was destroyed: {remedy}")
     return describe_content({folder: _list_folder(host, f"{BUCKET}/{folder}") for folder in _list_folder(host, BUCKET)})
 

@@ -17,7 +17,7 @@ from infra.state import StackState
 
 
 class StoredProjectName(ModuleResource, module="lxd", name="Identity"):  # the old name, kept for existing stacks
-    """The name of the stack's LXD project; kept in the state. Deleting it removes what a killed run left.
+    """The name of the stack's LXD project; kept in the state. Deleting it removes what an interrupted `pulumi up` left.
 
     Input: project (the name). It is created first and deleted last.
     """
@@ -34,12 +34,12 @@ def names_of(stack: str, root: Path, state: StackState) -> LxdNames:
         for outputs in state.of(kind).values():
             return LxdNames(str(outputs[key]))
     with errors("projects"):
-        owners = project.owners()
-    if retained := project.retained_project(owners, stack, root):
+        stack_projects = project.stack_projects()
+    if retained := project.retained_project(stack_projects, stack, root):
         return LxdNames(retained)
     identity = f"{root}\0{backend.url(root)}\0{stack}"
     digests = (hashlib.sha256(f"{identity}\0{attempt}".encode()).hexdigest() for attempt in count())
-    taken = {*psutil.net_if_addrs(), *(LxdNames(owner.project).bridge for owner in owners)}
+    taken = {*psutil.net_if_addrs(), *(LxdNames(each.name).bridge for each in stack_projects)}
     return next(new for digest in digests if (new := names(stack, digest[:6])).bridge not in taken)
 
 

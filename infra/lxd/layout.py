@@ -30,23 +30,23 @@ class LxdNames:
     bucket: ClassVar[str] = "bucket"
 
     @property
-    def key(self) -> str:
+    def stack_id(self) -> str:
         """The six hexadecimal digits at the end of the project's name, unique to the stack."""
         return self.project.rpartition("-")[2]
 
     @property
     def bridge(self) -> str:
-        return f"st{self.key}"
+        return f"st{self.stack_id}"
 
     @property
     def table(self) -> str:
-        return f"scaletier_{self.key}"
+        return f"scaletier_{self.stack_id}"
 
 
-def names(stack: str, key: str) -> LxdNames:
-    """Return the names of a stack: `key`, 6 hexadecimal digits, identifies it; the rest is for people."""
+def names(stack: str, stack_id: str) -> LxdNames:
+    """Return the names of a stack: `stack_id`, 6 hexadecimal digits, identifies it; the rest is for people."""
     plain = re.sub(r"[^a-z0-9]+", "-", stack.lower()).strip("-")[:24]
-    return LxdNames(f"{PREFIX}{plain}-{key}")
+    return LxdNames(f"{PREFIX}{plain}-{stack_id}")
 
 
 def candidate_network(project: str, attempt: int) -> ipaddress.IPv4Network:

@@ -20,10 +20,10 @@ from infra.lxd.api import LxdError, client, errors
 from infra.lxd.bucket import pool_of
 from infra.lxd.layout import PREFIX, LxdNames
 from infra.lxd.nft import tables
-from infra.lxd.project import Owner, owners, retained_project
+from infra.lxd.project import StackProject, retained_project, stack_projects
 from infra.templates import ROOT
 
-_KEY = "[0-9a-f]{6}"
+_STACK_ID = "[0-9a-f]{6}"
 _BRIDGES = "/sys/class/net"
 
 
@@ -32,33 +32,33 @@ def existing_names(stack: str) -> list[LxdNames]:
 
     Prefer projects whose label names the current state; without one, take this checkout's projects of that name.
     """
-    projects = [owner for owner in owners() if owner.stack == stack]
-    current = [owner for owner in projects if owner.backend == backend.url(ROOT)]
-    return [LxdNames(owner.project) for owner in current or [each for each in projects if each.checkout == str(ROOT)]]
+    projects = [project for project in stack_projects() if project.stack == stack]
+    current = [project for project in projects if project.backend == backend.url(ROOT)]
+    return [LxdNames(project.name) for project in current or [each for each in projects if each.checkout == str(ROOT)]]
 
 
 def stack_objects(stack: str) -> list[str]:
     """Return a stack's projects, and bridges, nft tables and processes that belong to no other project."""
-    projects = owners()
-    own_projects = [owner for owner in projects if (owner.stack, owner.checkout) == (stack, str(ROOT))]
-    others = {LxdNames(owner.project).key for owner in projects if owner not in own_projects}
-    lines = [_describe(owner) for owner in own_projects] + [f"{kind} {name}" for kind, name, _ in _unknown_objects(others)]
+    projects = stack_projects()
+    own_projects = [project for project in projects if (project.stack, project.checkout) == (stack, str(ROOT))]
+    others = {LxdNames(project.name).stack_id for project in projects if project not in own_projects}
+    lines = [_describe(project) for project in own_projects] + [f"{kind} {name}" for kind, name, _ in _unknown_objects(others)]
     for process in psutil.process_iter(["cmdline"]):
         command = " ".join(process.info["cmdline"] or ())
-        matches = re.finditer(rf"{PREFIX}[a-z0-9-]*-({_KEY})_|--interface=st({_KEY}) ", command)
-        keys = {match[1] or match[2] for match in matches}
-        if keys and not keys & others:
+        matches = re.finditer(rf"{PREFIX}[a-z0-9-]*-({_STACK_ID})_|--interface=st({_STACK_ID}) ", command)
+        ids = {match[1] or match[2] for match in matches}
+        if ids and not ids & others:
             lines.append(f"process {process.pid} ({command})")
     return lines
 
 
-def _unknown_objects(known_keys: set[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield kind, name and bridge of each bridge and nft table whose key is not a known one."""
+def _unknown_objects(known_ids: set[str]) -> Iterator[tuple[str, str, str]]:
+    """Yield kind, name and bridge of each bridge and nft table whose stack ID is not a known one."""
     bridges = {*psutil.net_if_addrs(), *(network.name for network in client().networks.all())}
     objects = [("network", name) for name in sorted(bridges)] + [("nft table", name) for name in tables()]
     for kind, name in objects:
-        pattern = rf"st({_KEY})" if kind == "network" else rf"scaletier_({_KEY})(?:_[a-z]+_.*)?"
-        if (match := re.fullmatch(pattern, name)) and match[1] not in known_keys:
+        pattern = rf"st({_STACK_ID})" if kind == "network" else rf"scaletier_({_STACK_ID})(?:_[a-z]+_.*)?"
+        if (match := re.fullmatch(pattern, name)) and match[1] not in known_ids:
             yield kind, name, f"st{match[1]}"
 
 
@@ -70,12 +70,12 @@ def find_orphans(stacks: Container[str] | None) -> list[Finding]:
     Args:
         stacks: the names of the stacks in the current state, None if it cannot be read.
     """
-    projects = owners()
+    projects = stack_projects()
     states = {backend.url(ROOT), backend.own_url(ROOT)}
     commands = {"network": "lxc network delete", "nft table": "nft delete table bridge"}
-    return [_orphan(owner) for owner in projects if not owner.retained and _is_lost(owner, stacks)] + [
+    return [_orphan(project) for project in projects if not project.retained and _is_lost(project, stacks)] + [
         warning(f"{kind} {name} is in no stack", f"{commands[kind]} {name}")
-        for kind, name, bridge in _unknown_objects({LxdNames(owner.project).key for owner in projects})
+        for kind, name, bridge in _unknown_objects({LxdNames(project.name).stack_id for project in projects})
         if not _in_use(bridge) and not any(backend.mentions(url, bridge) for url in states)
     ]
 
@@ -85,20 +85,20 @@ def _in_use(bridge: str) -> bool:
     return any(Path(_BRIDGES, bridge, "brif").glob("*"))
 
 
-def _is_lost(owner: Owner, stacks: Container[str] | None) -> bool:
+def _is_lost(project: StackProject, stacks: Container[str] | None) -> bool:
     """Return True if no state can list the stack: neither the state in its label, nor any other readable state."""
     current, own = backend.url(ROOT), backend.own_url(ROOT)
-    if not owner.backend or any(backend.mentions(url, owner.project) for url in {current, own}):
+    if not project.backend or any(backend.mentions(url, project.name) for url in {current, own}):
         return False
-    if owner.backend == current:
-        return stacks is not None and owner.stack not in stacks
-    return backend.mentions(owner.backend, owner.project) is False
+    if project.backend == current:
+        return stacks is not None and project.stack not in stacks
+    return backend.mentions(project.backend, project.name) is False
 
 
-def _orphan(owner: Owner) -> Finding:
+def _orphan(project: StackProject) -> Finding:
     """Return the finding about a lost project, with numbered choices if none of its hosts runs."""
-    name = owner.project
-    what = f"project {name} (stack {owner.stack} of {owner.checkout}) is not in its state, {owner.backend}"
+    name = project.name
+    what = f"project {name} (stack {project.stack} of {project.checkout}) is not in its state, {project.backend}"
     with errors(f"project {name}"):
         instances = client(name).instances.all()
     running = sum(instance.status == "Running" for instance in instances)
@@ -112,22 +112,23 @@ def _orphan(owner: Owner) -> Finding:
     return warning(
         what,
         f"(1) if the state was moved, move it back; or (2) lxc project set {name} user.scaletier.kept true: the next stack "
-        f"{owner.stack} reuses the bucket; or (3) delete it with its data: {delete_hosts}{_delete_command(name)}",
+        f"{project.stack} reuses the bucket; or (3) delete it with its data: {delete_hosts}{_delete_command(name)}",
     )
 
 
 def claimed_projects(stack: str) -> list[str]:
     """Return this checkout's projects of the stack, and the one whose retained bucket its next `pulumi up` reuses."""
-    projects = owners()
-    own_projects = {owner.project for owner in projects if (owner.stack, owner.checkout) == (stack, str(ROOT))}
-    return [_describe(owner) for owner in projects if owner.project in {*own_projects, retained_project(projects, stack, ROOT)}]
+    projects = stack_projects()
+    own_projects = {project.name for project in projects if (project.stack, project.checkout) == (stack, str(ROOT))}
+    claimed = {*own_projects, retained_project(projects, stack, ROOT)}
+    return [_describe(project) for project in projects if project.name in claimed]
 
 
-def bucket_advice(owner: Owner) -> str:
+def bucket_advice(project: StackProject) -> str:
     """Return one line: how to reuse or delete a retained bucket."""
     return (
-        f"the bucket of stack {owner.stack} is retained: the next stack of that name in {owner.checkout} reuses it; "
-        f"`{_delete_command(owner.project)}` deletes it"
+        f"the bucket of stack {project.stack} is retained: the next stack of that name in {project.checkout} reuses it; "
+        f"`{_delete_command(project.name)}` deletes it"
     )
 
 
@@ -138,19 +139,19 @@ def _delete_command(project: str) -> str:
     return f"{volume}lxc project delete {project}"
 
 
-def _describe(owner: Owner) -> str:
-    return f"project {owner.project}" + (" (its retained bucket)" if owner.retained else "")
+def _describe(project: StackProject) -> str:
+    return f"project {project.name}" + (" (its retained bucket)" if project.retained else "")
 
 
 def main(arguments: list[str]) -> str:
     """Return the command's output."""
     match arguments:
         case []:
-            return "; ".join(owner.project for owner in owners())
+            return "; ".join(project.name for project in stack_projects())
         case ["--up"]:
-            return "; ".join(owner.project for owner in owners() if not owner.retained)
+            return "; ".join(project.name for project in stack_projects() if not project.retained)
         case ["--kept"]:
-            return "\n".join(bucket_advice(owner) for owner in owners() if owner.retained)
+            return "\n".join(bucket_advice(project) for project in stack_projects() if project.retained)
         case ["--claimed", stack]:
             return "; ".join(claimed_projects(stack))
         case [stack] if not stack.startswith("-"):

@@ -28,24 +28,24 @@ class Project(ModuleResource, module="lxd", name="Project"):
 
 
 @dataclass(frozen=True)
-class Owner:
-    """The stack that an LXD project belongs to.
+class StackProject:
+    """The LXD project of a stack, as its labels describe it.
 
     `retained`: the stack is destroyed and its bucket retained. `backend` is the URL of its state, empty if it is unknown.
     """
 
-    project: str
+    name: str
     stack: str
     checkout: str
     retained: bool
     backend: str = ""
 
 
-def owners() -> list[Owner]:
-    """Return the owner of each stack's project on this machine, of any checkout."""
+def stack_projects() -> list[StackProject]:
+    """Return the projects of all stacks on this machine, of any checkout."""
     answer: dict[str, Any] = client().api.projects.get(params={"recursion": 1}).json()
     return [
-        Owner(
+        StackProject(
             item["name"],
             config.get(_STACK, ""),
             config.get(_CHECKOUT, ""),
@@ -58,14 +58,14 @@ def owners() -> list[Owner]:
     ]
 
 
-def retained_project(projects: Iterable[Owner], stack: str, root: Path) -> str | None:
+def retained_project(projects: Iterable[StackProject], stack: str, root: Path) -> str | None:
     """Return the project whose retained bucket a new stack of that name reuses, or None.
 
     Prefer this checkout's project; without one, take a project whose checkout no longer exists.
     """
-    retained = [owner for owner in projects if owner.retained and owner.stack == stack]
-    here = [owner.project for owner in retained if owner.checkout == str(root)]
-    abandoned = [owner.project for owner in retained if is_missing(owner.checkout)]
+    retained = [project for project in projects if project.retained and project.stack == stack]
+    here = [project.name for project in retained if project.checkout == str(root)]
+    abandoned = [project.name for project in retained if is_missing(project.checkout)]
     return next(iter([*here, *abandoned]), None)
 
 

@@ -61,7 +61,7 @@ def export(cluster: ClusterClient, job_id: str | None, dest: str | None, as_json
 
 
 def newest_model(output: JobOutput) -> str | None:
-    """Return the folder of an output's newest complete SavedModel, by its name if that is a timestamp, else by numbers."""
+    """Return the folder of an output's newest complete SavedModel: by its timestamp, or the last one in natural sort order."""
     folders = {path.rpartition("/")[0] for path in output.files if path.rpartition("/")[2] == MODEL_FILE}
     complete = [folder for folder in folders if not folder.rpartition("/")[2].startswith("temp-")]
 

@@ -41,18 +41,18 @@ def build_project(root: Path, files: Mapping[str, bytes]) -> Path:
         root: the project's folder.
         files: its files by their paths, which begin with the name of `root`.
     """
-    history = git.find(root)
+    repository = git.find(root)
     inputs = [PYTHON.encode(), *_contents(files)]
-    inputs += [history.state.encode()] if history else []
+    inputs += [repository.state.encode()] if repository else []
 
     def make(into: Path, step: terminal.ProgressLine) -> None:
         # In a copy, because a build leaves files behind, and would include those of an earlier build.
         with tempfile.TemporaryDirectory() as folder:
-            top, here = (history.top.resolve(), root.resolve()) if history else (root.parent, root)
+            top, here = (repository.top.resolve(), root.resolve()) if repository else (root.parent, root)
             copy, subfolder = Path(folder) / top.name, here.relative_to(top)
             project_files = {subfolder / Path(path).relative_to(root.name): content for path, content in files.items()}
-            if history:
-                git.copy(history, copy, project_files)
+            if repository:
+                git.copy(repository, copy, project_files)
             else:
                 git.write(copy, project_files)
             project = copy / subfolder

@@ -1,4 +1,4 @@
-"""The git history of a project, for builds that read the project's version from it."""
+"""The git repository of a project, for builds that read the project's version from it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from infra.runtime.uv import GIT_REPOSITORY
 
 
 @dataclass(frozen=True)
-class History:
+class Repository:
     """A project's repository: its top folder, and a text that changes with its commit, tags and modified state."""
 
     top: Path
     state: str
 
 
-def find(folder: Path) -> History | None:
+def find(folder: Path) -> Repository | None:
     """Return a folder's repository; None if there is none, it has no commit, or git is not installed."""
     top = _git(folder, "rev-parse", "--show-toplevel")
     head = _git(folder, "rev-parse", "HEAD")
@@ -27,7 +27,7 @@ def find(folder: Path) -> History | None:
         return None
     tags = _git(folder, "for-each-ref", "--format=%(refname) %(objectname)", "refs/tags")
     changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
-    return History(Path(top.strip()), f"{head}{tags}{bool(changed)}")
+    return Repository(Path(top.strip()), f"{head}{tags}{bool(changed)}")
 
 
 def tracked_paths(folder: Path) -> frozenset[str]:
@@ -36,12 +36,12 @@ def tracked_paths(folder: Path) -> frozenset[str]:
     return frozenset(str(path) for file in files if file for path in (PurePath(file), *PurePath(file).parents))
 
 
-def copy(history: History, into: Path, files: Mapping[Path, bytes]) -> None:
+def copy(repository: Repository, into: Path, files: Mapping[Path, bytes]) -> None:
     """Make a repository with the same commit and tags, but only these files, by their paths below its top.
 
     Files that are missing in the copy do not count as changes, so that no version is marked as dirty.
     """
-    _git(history.top, "clone", "--quiet", "--shared", "--no-checkout", str(history.top), str(into))
+    _git(repository.top, "clone", "--quiet", "--shared", "--no-checkout", str(repository.top), str(into))
     write(into, files)
     for name, value in (("core.fileMode", "false"), ("core.symlinks", "true")):
         _git(into, "config", name, value)

@@ -1,4 +1,4 @@
-"""Model the steps of a job to a target by its number of replicas, with two parameters; see docs/plan.md.
+"""Model how many steps a job with N replicas takes to reach a target, with two parameters; see docs/plan.md.
 
 Source: McCandlish, Kaplan, Amodei et al. 2018, "An Empirical Model of Large-Batch Training", equation 2.11: a job that takes S
 steps of batches of E/S samples has (S/S_min - 1)(E/E_min - 1) = 1. N replicas, each with a batch of its own, count as one with

@@ -108,10 +108,10 @@ def gather(cluster: ClusterClient, job: JobEvidence, step: terminal.ProgressLine
     """Collect all readable evidence of a job; add a note for each part that cannot be read."""
     bundle, record, names = Bundle(job), job.record, replica_names(job.record)
     step.detail = "(records)"
-    bundle.files["describe.txt"] = job.attempt(lambda: _describe(cluster, job), b"", "it cannot be described")
+    bundle.files["describe.txt"] = job.read_or_note(lambda: _describe(cluster, job), b"", "it cannot be described")
     bundle.files |= {path: _without_target(content) for path, content in job.files.items()}
     step.detail = "(diagnoses)"
-    diagnoses: dict[str, bytes] = job.attempt(lambda: _diagnoses(cluster, job, step), {}, "the diagnoses were not read")
+    diagnoses: dict[str, bytes] = job.read_or_note(lambda: _diagnoses(cluster, job, step), {}, "the diagnoses were not read")
     for name, content in diagnoses.items():
         try:
             diagnosis = json.loads(content)
@@ -132,13 +132,15 @@ def gather(cluster: ClusterClient, job: JobEvidence, step: terminal.ProgressLine
         bundle.files |= {f"logs/{name}.log": f"omitted: {why}\n".encode() for name in missing}
     elif missing:
         log_filter = LogFilter(lines=LINES)
-        logs: dict[str, list[LogLine]] = job.attempt(lambda: job.read_logs(missing, log_filter), {}, "no more logs were read")
+        logs: dict[str, list[LogLine]] = job.read_or_note(
+            lambda: job.read_logs(missing, log_filter), {}, "no more logs were read"
+        )
         bundle.logs |= logs
     for name in filter(bundle.logs.get, names):
         text = "".join(f"{_format_line(line)}\n" for line in bundle.logs[name])
         bundle.files[f"logs/{name}.log"] = text.encode("utf-8", "replace")
     step.detail = "(reachable hosts)"
-    job.attempt(lambda: _query_hosts(cluster, bundle), None, "the hosts were not queried")
+    job.read_or_note(lambda: _query_hosts(cluster, bundle), None, "the hosts were not queried")
     return bundle
 
 

@@ -1,6 +1,6 @@
 """The evidence about a job, in the bucket and on its hosts, for its report and its bundle.
 
-Each part is read once, when it is needed; for a part that cannot be read a note is added.
+Each part is read once, when it is needed; for a part that cannot be read, except `planned`, a note is added.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class JobEvidence:
         self.notes: list[str] = []
         self._cluster = cluster
 
-    def attempt(self, read: Callable[[], T], default: T, what: str) -> T:
+    def read_or_note(self, read: Callable[[], T], default: T, what: str) -> T:
         """Return the result of `read`; if it fails, add a note with the reason and return `default`."""
         try:
             return read()
@@ -70,7 +70,7 @@ class JobEvidence:
         names = [paths.job(job_id), paths.plan(job_id), paths.manifest(job_id), paths.cancel(job_id)]
         names += [paths.replica(job_id, name) for name in replica_names(self.record)]
         no_items: dict[str, Item] = {}
-        items = self.attempt(lambda: self._cluster.ledger.store.read_all(names), no_items, "the records were not read")
+        items = self.read_or_note(lambda: self._cluster.ledger.store.read_all(names), no_items, "the records were not read")
         return {path.removeprefix(folder): item.content for path, item in items.items()}
 
     @cached_property
@@ -98,16 +98,16 @@ class JobEvidence:
             return {name: list(filter(_is_used, log)) for name, log in logs.items()}
 
         with terminal.ProgressLine(f"reading the logs of {self.record.jobId}"):
-            return self.attempt(read, {}, "no log was read")
+            return self.read_or_note(read, {}, "no log was read")
 
     @cached_property
     def tuned(self) -> TuningResult | None:
         """The study and its trials; None if the job tunes nothing."""
-        return self.attempt(lambda: trials.read(self._cluster.ledger, self.record), None, "the trials were not read")
+        return self.read_or_note(lambda: trials.read(self._cluster.ledger, self.record), None, "the trials were not read")
 
     @cached_property
     def _output(self) -> JobOutput | None:
-        output = self.attempt(lambda: find(self._cluster, self.record), None, "the output was not read")
+        output = self.read_or_note(lambda: find(self._cluster, self.record), None, "the output was not read")
         return output.of_trial(self.tuned.best) if output and self.tuned else output
 
     @cached_property
@@ -118,7 +118,7 @@ class JobEvidence:
             return {}
         if any(map(progress.parse_eval_metrics, messages)):
             return {}
-        return self.attempt(lambda: scalars(self._cluster, output, _POINTS), {}, "the summaries were not read")
+        return self.read_or_note(lambda: scalars(self._cluster, output, _POINTS), {}, "the summaries were not read")
 
     @cached_property
     def evaluation(self) -> Evaluation | None:
@@ -126,7 +126,7 @@ class JobEvidence:
         output = self._output
         if output is None or EVALUATION not in output.files:
             return None
-        return self.attempt(lambda: parse(output.read(EVALUATION)), None, f"{EVALUATION} was not used")
+        return self.read_or_note(lambda: parse(output.read(EVALUATION)), None, f"{EVALUATION} was not used")
 
     @property
     def _chief_messages(self) -> list[str]:
@@ -140,7 +140,7 @@ class JobEvidence:
 
     @cached_property
     def planned(self) -> Planned | None:
-        """The prediction of the job's stored plan; None if there is no plan for the job and the running cluster."""
+        """The stored prediction of `fab plan` for this job; None if there is none for the job on the running cluster."""
         if self.record.state is not JobState.SUCCEEDED or not any(plan.PLANS.glob("*.json")):
             return None
         job_id = self.record.jobId
@@ -151,8 +151,8 @@ class JobEvidence:
             return None
         prediction = check.prediction
         rates = plan.rounded(prediction.rate), plan.rounded(check.measured)
-        gains = round(check.error, 1), round(prediction.speed_up, 2)
-        return Planned(check.plan["createTime"], *rates, *gains, prediction.bottleneck)
+        error, speed_up = round(check.error, 1), round(prediction.speed_up, 2)
+        return Planned(check.plan["createTime"], *rates, error, speed_up, prediction.bottleneck)
 
 
 def _is_used(line: LogLine) -> bool:

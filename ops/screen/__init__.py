@@ -1,1 +1,1 @@
-"""Full-screen terminal views: modules that build pictures as plain data, and `render`, which alone draws them."""
+"""Full-screen terminal views: modules that build frames as plain data, and `render`, which alone draws them."""

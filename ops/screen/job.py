@@ -1,4 +1,4 @@
-"""The live screen of a job: build a picture from its events four times a second, in bounded memory."""
+"""The live screen of a job: build a frame of text from its events four times a second, in bounded memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ops.cluster.cluster import ClusterClient
 from ops.logs.follow import Event, Note, ReplicaRecords, WaitReason
 from ops.logs.heuristics import LineMetrics, UnitOfProgress, parse_metrics
 from ops.logs.lines import LogLine, clock
-from ops.screen.render import SEVERITIES, Picture, Screen, format_cell, layout_columns, print_picture, sanitize, state_text
+from ops.screen.render import SEVERITIES, Frame, Screen, format_cell, layout_columns, print_frame, sanitize, state_text
 from ops.screen.series import CountRate, Series, progress_line, sparkline
 from ops.screen.trials import TrialScreen
 
@@ -44,7 +44,7 @@ def follow(cluster: ClusterClient, record: JobRecord, replicas: Sequence[str], l
         with Screen() as screen:
             return _show(follower.events(), job_screen, screen)
     finally:
-        print_picture(job_screen.final_picture(time.time()))
+        print_frame(job_screen.final_frame(time.time()))
         sys.stdout.flush()
 
 
@@ -55,7 +55,7 @@ def _show(events: Iterator[Event], job_screen: JobScreen, screen: Screen) -> Job
             last_record = event
         job_screen.add(event, time.time())
         if time.monotonic() - last_draw >= REFRESH_SECONDS:
-            screen.show(job_screen.picture(time.time(), screen.lines))
+            screen.show(job_screen.frame(time.time(), screen.lines))
             last_draw = time.monotonic()
     return last_record
 
@@ -107,8 +107,8 @@ class JobScreen:
         elif isinstance(event, Note | WaitReason) and event.text:
             self._keep(LogLine(_to_rfc3339(now, "milliseconds"), "NOTE", "", sanitize(event.text)))
 
-    def picture(self, now: float, lines: int) -> Picture:
-        """Return a picture of at most `lines` lines: the job, its replicas, and below them the newest log lines."""
+    def frame(self, now: float, lines: int) -> Frame:
+        """Return a frame of at most `lines` lines: the job, its replicas, and below them the newest log lines."""
         head = self._head(now)
         room = lines - len(head) - 1
         table = self._table(now, room - 2 - _MIN_LOG_LINES)
@@ -118,8 +118,8 @@ class JobScreen:
         log = [self._log_row(line) for _, line in list(self._newest)[-room:]] if room > 0 else []
         return [*head, *table, *([Text()] if log else []), *log][: max(lines, 1)]
 
-    def final_picture(self, now: float) -> Picture:
-        """Return the last picture: the final state, and the last lines with all kept warnings."""
+    def final_frame(self, now: float) -> Frame:
+        """Return the last frame: the final state, and the last lines with all kept warnings."""
         log_lines = dict(self._warnings) | dict(list(self._newest)[-LINES_LEFT:])
         rows = [self._log_row(log_lines[number]) for number in sorted(log_lines)]
         if hidden := self._count - len(log_lines):
@@ -182,7 +182,7 @@ class JobScreen:
             replica.step_rate.add_point(moment, count, now)
             replica.local_rate = reading.local_rate
 
-    def _head(self, now: float) -> Picture:
+    def _head(self, now: float) -> list[Text]:
         record = self._record
         start = record.startTime or record.createTime
         elapsed = terminal.duration(max(seconds_between(start, record.endTime or _to_rfc3339(now)), 0))
@@ -191,7 +191,7 @@ class JobScreen:
         trials = self._trials.rows(record.final, now) if self._trials else []
         return [title, *([Text(why, "red")] if why else []), *trials, *self._progress(now), *self._metrics()]
 
-    def _progress(self, now: float) -> Picture:
+    def _progress(self, now: float) -> list[Text]:
         step_rate = self._step_rate
         if step_rate.count is None:
             return []
@@ -205,7 +205,7 @@ class JobScreen:
             )
         return rows
 
-    def _metrics(self) -> Picture:
+    def _metrics(self) -> list[Text]:
         rows = [
             Text.assemble(f"{key:<8} {self._last[key]:<7} ", (sparkline(series.values), "cyan"))
             for key, series in self._series.items()
@@ -219,7 +219,7 @@ class JobScreen:
             )
         return rows
 
-    def _table(self, now: float, max_lines: int) -> Picture:
+    def _table(self, now: float, max_lines: int) -> list[Text]:
         """Return a table of the replicas; if they do not fit, a last line counts the rest."""
         if max_lines < 1 or not self._replicas:
             return []

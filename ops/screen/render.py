@@ -1,7 +1,7 @@
-"""Pictures on a terminal, drawn by rich. A picture is a list of lines; no text in it is parsed as markup.
+"""Frames on a terminal, drawn by rich. A frame is a list of lines; no text in it is parsed as markup.
 
-Each text is sanitized before it gets into a picture, as a trainer may print anything. `layout_columns` does not use rich's
-tables, which take ten times as long with 31 replicas, as they measure and wrap each cell of each picture.
+Each text is sanitized before it gets into a frame, as a trainer may print anything. `layout_columns` does not use rich's
+tables, which take ten times as long with 31 replicas, as they measure and wrap each cell of each frame.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rich.text import Text
 
 from ops import terminal
 
-Picture = list[Text]
+Frame = list[Text]
 _MAX_LENGTH = 1000
 _HIDDEN = "·"
 _GAP = "  "
@@ -47,7 +47,7 @@ def state_text(text: str) -> Text:
     return Text(sanitize(text), terminal.STATE_COLOURS.get(text, ""))
 
 
-def layout_columns(heads: Sequence[str], rows: Iterable[Sequence[Text]], right: Collection[str] = ()) -> Picture:
+def layout_columns(heads: Sequence[str], rows: Iterable[Sequence[Text]], right: Collection[str] = ()) -> list[Text]:
     """Return the lines of a table; the columns whose heads are in `right` are aligned right."""
     cells = [[Text(head, "bold") for head in heads], *rows]
     widths = [max(row[index].cell_len for row in cells) for index in range(len(heads))]
@@ -60,7 +60,7 @@ def layout_columns(heads: Sequence[str], rows: Iterable[Sequence[Text]], right: 
     return lines
 
 
-def cut(lines: Picture, max_lines: int, what: str) -> Picture:
+def cut(lines: list[Text], max_lines: int, what: str) -> list[Text]:
     """Cut a table to `max_lines` lines; a last line then counts the rest of `what`, such as `hosts`."""
     if len(lines) <= max_lines:
         return lines
@@ -68,16 +68,16 @@ def cut(lines: Picture, max_lines: int, what: str) -> Picture:
     return [*lines[:count], Text(f"and {len(lines) - count} more {what}", "dim")][: max(max_lines, 0)]
 
 
-def join_lines(picture: Picture) -> Text:
-    """Return a picture as one text, whose lines rich cuts at the width of the terminal."""
-    return Text("\n", no_wrap=True, overflow="ellipsis", end="").join(picture)
+def join_lines(frame: Frame) -> Text:
+    """Return a frame as one text, whose lines rich cuts at the width of the terminal."""
+    return Text("\n", no_wrap=True, overflow="ellipsis", end="").join(frame)
 
 
-def print_picture(picture: Picture) -> None:
-    """Print a picture as normal output, without cutting long lines."""
+def print_frame(frame: Frame) -> None:
+    """Print a frame as normal output, without cutting long lines."""
     console = _console()
     with console.capture() as captured:
-        console.print(*picture, sep="\n", soft_wrap=True)
+        console.print(*frame, sep="\n", soft_wrap=True)
     terminal.out(captured.get().removesuffix("\n"))
 
 
@@ -101,9 +101,9 @@ class Screen:
         """The current number of lines of the terminal."""
         return self._console.size.height
 
-    def show(self, picture: Picture) -> None:
-        """Replace the picture on the screen."""
-        self._live.update(join_lines(picture), refresh=True)
+    def show(self, frame: Frame) -> None:
+        """Replace the frame on the screen."""
+        self._live.update(join_lines(frame), refresh=True)
 
 
 def _console() -> Console:

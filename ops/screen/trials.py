@@ -10,7 +10,6 @@ from typing import Any
 from rich.text import Text
 
 from jobs.study import Goal
-from ops.screen.render import Picture
 from ops.screen.series import CountRate, Series, progress_line, sparkline
 
 _STARTED = re.compile(r"Trial (\d{1,4}) of ([1-9]\d{0,3})(?:, again \(.*?\))?: (.*)")
@@ -50,7 +49,7 @@ class TrialScreen:
         """Return the trial that a replica runs, None between two trials."""
         return self._running.get(replica)
 
-    def rows(self, final: bool, now: float) -> Picture:
+    def rows(self, final: bool, now: float) -> list[Text]:
         """Return lines with the progress and the best trial so far."""
         if self._total is None:
             return []

@@ -16,7 +16,7 @@ from jobs.times import now
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
 from ops.errors import DONE, OpsError, one_line
-from ops.screen.render import Picture, Screen, cut, format_cell, layout_columns, print_picture, sanitize, state_text
+from ops.screen.render import Frame, Screen, cut, format_cell, layout_columns, print_frame, sanitize, state_text
 from ops.show.snapshot import HostSnapshot, JobSnapshot, Overview, SnapshotReader, build_overview
 
 REFRESH_SECONDS = 0.4
@@ -35,7 +35,7 @@ def top(cluster: ClusterClient, once: bool, as_json: bool) -> int:
     if as_json:
         terminal.print_json(asdict(first))
     elif once or not terminal.supports_screen():
-        print_picture(picture(first))
+        print_frame(frame(first))
     else:
         _refresh(cluster, reader, first)
     return DONE
@@ -51,7 +51,7 @@ def _refresh(cluster: ClusterClient, reader: SnapshotReader, current: Overview) 
     try:
         with Screen() as screen:
             while True:
-                screen.show(picture(current, problem, screen.lines))
+                screen.show(frame(current, problem, screen.lines))
                 time.sleep(pause(seconds))
                 start = time.monotonic()
                 try:
@@ -60,7 +60,7 @@ def _refresh(cluster: ClusterClient, reader: SnapshotReader, current: Overview) 
                     problem = f"cannot refresh ({one_line(error)}): the state shown is of {terminal.local_time(current.time)}"
                 seconds = time.monotonic() - start
     except KeyboardInterrupt:
-        print_picture(picture(current, problem))
+        print_frame(frame(current, problem))
         sys.stdout.flush()
 
 
@@ -69,8 +69,8 @@ def pause(seconds: float) -> float:
     return max(REFRESH_SECONDS - seconds, seconds * (1 / _POLL_SHARE - 1))
 
 
-def picture(overview: Overview, problem: str = "", lines: int | None = None) -> Picture:
-    """Return the picture of `fab top`, cut to `lines` lines unless None; `problem` is an error to show."""
+def frame(overview: Overview, problem: str = "", lines: int | None = None) -> Frame:
+    """Return the frame of `fab top`, cut to `lines` lines unless None; `problem` is an error to show."""
     head = [_title(overview), *([Text(sanitize(problem), "yellow")] if problem else [])]
     hosts = layout_columns(_HOST_HEADS, map(_host_row, overview.hosts), _RIGHT)
     jobs = layout_columns(_JOB_HEADS, map(_job_row, overview.jobs), _RIGHT)

@@ -1,4 +1,4 @@
-"""A command on a terminal of its own: the times of its pictures, and its processor time."""
+"""A command on a terminal of its own: the times of its frames, and its processor time."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from pathlib import Path
 from benchmarks.measure import end
 
 _LINES, _COLUMNS = 50, 160
-# Every picture begins at the top left.
+# Every frame begins at the top left.
 _HOME = b"\x1b[H"
 _END_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
 class Watched:
-    """The monotonic times of the pictures, the processor seconds, and the seconds of the whole run."""
+    """The monotonic times of the frames, the processor seconds, and the seconds of the whole run."""
 
-    pictures: Sequence[float]
+    frames: Sequence[float]
     cpu: float
     seconds: float
 
@@ -47,7 +47,7 @@ def watch(command: Sequence[str], env: Mapping[str, str], cwd: Path, seconds: fl
         command, env=on_terminal, cwd=cwd, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
     )
     os.close(theirs)
-    pictures: list[float] = []
+    frames: list[float] = []
     try:
         interrupted = False
         while (remaining := began + seconds + (_END_SECONDS if interrupted else 0) - time.monotonic()) > 0 or not interrupted:
@@ -59,10 +59,10 @@ def watch(command: Sequence[str], env: Mapping[str, str], cwd: Path, seconds: fl
                     data = os.read(ours, 1 << 16)
                 except OSError:  # it has ended
                     break
-                pictures += [time.monotonic()] * data.count(_HOME)
+                frames += [time.monotonic()] * data.count(_HOME)
         _, code, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(code)
     finally:
         end(process)
         os.close(ours)
-    return Watched(pictures, usage.ru_utime + usage.ru_stime, time.monotonic() - began)
+    return Watched(frames, usage.ru_utime + usage.ru_stime, time.monotonic() - began)

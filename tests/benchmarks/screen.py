@@ -75,14 +75,14 @@ def _top(stack: BenchStack) -> Watched:
     with _cluster(stack) as env:
         say(f"fab top for {_SECONDS:g} s")
         watched = watch(["fab", "top"], env, ROOT, _SECONDS)
-    if len(watched.pictures) < _SECONDS / 5:
-        raise MeasureError(f"fab top drew {len(watched.pictures)} pictures")
+    if len(watched.frames) < _SECONDS / 5:
+        raise MeasureError(f"fab top drew {len(watched.frames)} frames")
     return watched
 
 
 @benchmark(
     "top-refresh",
-    what=f"seconds from a picture of `fab top` to the next, median of {_SECONDS:g} s; {_HOSTS}",
+    what=f"seconds from a frame of `fab top` to the next, median of {_SECONDS:g} s; {_HOSTS}",
     against=None,
     bar=1.0,
     aim=0.5,
@@ -90,7 +90,7 @@ def _top(stack: BenchStack) -> Watched:
 )
 def top_refresh(stack: BenchStack) -> Figure:
     """Watch a terminal of 50 lines."""
-    return Figure(median(later - before for before, later in pairwise(_top(stack).pictures)))
+    return Figure(median(later - before for before, later in pairwise(_top(stack).frames)))
 
 
 @benchmark(

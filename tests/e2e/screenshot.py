@@ -21,13 +21,13 @@ from ops.cluster.cluster import ClusterClient
 from ops.cluster.ledger import existing_job, replica_names
 from ops.logs.follow import Follower
 from ops.screen.job import JobScreen
-from ops.screen.render import Picture, join_lines
+from ops.screen.render import Frame, join_lines
 
 _LINES, _COLUMNS = 30, 118
 
 
-def follow_job(job: str, seconds: float) -> Picture:
-    """Follow a job for `seconds` and return its picture."""
+def follow_job(job: str, seconds: float) -> Frame:
+    """Follow a job for `seconds` and return its frame."""
     cluster = ClusterClient.load()
     record = existing_job(cluster.ledger, job)
     names = replica_names(record)
@@ -36,7 +36,7 @@ def follow_job(job: str, seconds: float) -> Picture:
         screen.add(event, time.time())
         if time.monotonic() > until:
             break
-    return screen.picture(time.time(), _LINES)
+    return screen.frame(time.time(), _LINES)
 
 
 def main(job: str, seconds: str, target: str) -> None:

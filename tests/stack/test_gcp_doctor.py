@@ -28,7 +28,7 @@ def test_hosts_that_do_not_run_are_named(fake: FakeGoogle) -> None:
     for name in ("master-0", "ps-0", "worker-0"):
         fake.answers[f"/compute/v1/{INSTANCE}-{name}"] = (200, {"status": "RUNNING"})
     (finding,) = doctor.hosts(inventory(fake))
-    assert (finding.severity, finding.what) == ("ok", "all 3 hosts run that jobs are for")
+    assert (finding.severity, finding.what) == ("ok", "all 3 job hosts run")
     fake.answers[f"/compute/v1/{INSTANCE}-ps-0"] = (200, {"status": "TERMINATED"})
     del fake.answers[f"/compute/v1/{INSTANCE}-worker-0"]
     findings = [(item.severity, item.what, item.remedy) for item in doctor.hosts(inventory(fake))]
@@ -60,7 +60,7 @@ def test_resources_in_no_state_are_listed_with_the_remedy(monkeypatch: pytest.Mo
     leftovers.pop()
     state_known = False
     (finding,) = doctor.orphans(None)
-    assert "1 resources at Google bear the stack's name" in finding.what
+    assert "1 resources at Google have the stack's name" in finding.what
     assert "another state may have them" in finding.what
     assert "--delete" not in finding.remedy
     leftovers.clear()

@@ -156,7 +156,7 @@ def test_resources_that_may_be_another_states_are_not_deleted(
     if deleted:
         orphans.main(flags)
     else:
-        with pytest.raises(SystemExit, match="another state may have what bears its name"):
+        with pytest.raises(SystemExit, match="another state may have resources of its name"):
             orphans.main(flags)
     assert bool(deletions) is deleted
 

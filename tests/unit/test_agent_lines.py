@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from replicahosts import Make
 
 from hosts.agent import lines as lines_module
-from hosts.agent.lines import LONGEST_LINE, Messages, Splitter, is_quiet, is_remark, severity_of
+from hosts.agent.lines import LONGEST_LINE, Messages, Splitter, is_quiet, is_startup_message, severity_of
 
 
 def split(*pieces: bytes, seconds: float = 0.0) -> list[str]:
@@ -378,7 +378,7 @@ def test_severities_have_the_names_of_logging() -> None:
 
 
 # As TensorFlow 2.21 prints them.
-REMARKS = [
+STARTUP_MESSAGES = [
     "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR",
     "I0000 00:00:1795315086.015852     267 port.cc:153] oneDNN custom operations are on. You may see slightly different "
     "numerical results due to floating-point round-off errors from different computation orders. To turn them off, set the "
@@ -392,10 +392,10 @@ REMARKS = [
 ]
 
 
-@pytest.mark.parametrize("line", REMARKS)
-def test_start_up_remarks_are_recognized(line: str) -> None:
-    assert is_remark(line)
-    assert not is_remark(f"trainer: {line}")
+@pytest.mark.parametrize("line", STARTUP_MESSAGES)
+def test_startup_messages_are_recognized(line: str) -> None:
+    assert is_startup_message(line)
+    assert not is_startup_message(f"trainer: {line}")
 
 
 @pytest.mark.parametrize(
@@ -408,20 +408,20 @@ def test_start_up_remarks_are_recognized(line: str) -> None:
         "To enable the following instructions: read the manual",
     ],
 )
-def test_other_lines_are_no_remarks(line: str) -> None:
-    assert not is_remark(line)
+def test_other_lines_are_no_startup_messages(line: str) -> None:
+    assert not is_startup_message(line)
 
 
 @pytest.mark.parametrize(("level", "quiet"), [("0", False), ("1", False), ("2", True), ("3", True), (None, False)])
-def test_remarks_are_hidden_only_at_log_level_2_or_higher(level: str | None, quiet: bool) -> None:
+def test_startup_messages_are_hidden_only_at_log_level_2_or_higher(level: str | None, quiet: bool) -> None:
     assert is_quiet({} if level is None else {"TF_CPP_MIN_LOG_LEVEL": level}) is quiet
 
 
 @pytest.mark.parametrize("level", ["2", "0"])
-def test_the_log_omits_remarks_at_log_level_2(make: Make, monkeypatch: pytest.MonkeyPatch, level: str) -> None:
+def test_the_log_omits_startup_messages_at_log_level_2(make: Make, monkeypatch: pytest.MonkeyPatch, level: str) -> None:
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", level)
-    printed = "".join(f"print({line!r})\n" for line in (REMARKS[0], "mine", *REMARKS[1:], "and mine"))
+    printed = "".join(f"print({line!r})\n" for line in (STARTUP_MESSAGES[0], "mine", *STARTUP_MESSAGES[1:], "and mine"))
     cluster = make(printed)
     cluster.run()
-    lines = [line for line in cluster.log("master-0") if line in (*REMARKS, "mine", "and mine")]
-    assert lines == (["mine", "and mine"] if level == "2" else [REMARKS[0], "mine", *REMARKS[1:], "and mine"])
+    lines = [line for line in cluster.log("master-0") if line in (*STARTUP_MESSAGES, "mine", "and mine")]
+    assert lines == (["mine", "and mine"] if level == "2" else [STARTUP_MESSAGES[0], "mine", *STARTUP_MESSAGES[1:], "and mine"])

@@ -25,7 +25,7 @@ from jobs.firsterror import FirstError
 from jobs.progress import JobProgress
 
 NOW = 1769860800.0
-REMARK = "I0000 00:00:1795315086.015852     267 port.cc:153] oneDNN custom operations are on. You may see"
+STARTUP_MESSAGE = "I0000 00:00:1795315086.015852     267 port.cc:153] oneDNN custom operations are on. You may see"
 
 
 class FakeProcess:
@@ -100,7 +100,7 @@ def test_a_trainer_s_output_is_logged_and_searched_for_errors_and_progress(tmp_p
     assert (trainer.pid, trainer.lines, trainer.tail, trainer.first_error, trainer.progress) == (7, 0, "", None, None)
     reports = ['{"scaletier.progress": {"step": 5, "totalSteps": 9}}', '{"scaletier.progress": {"step": -1}}']
     printed = ["one", *reports, "ERROR:root:no such column", "x" * (TAIL_CHARACTERS + 9)]
-    started.prints("zero", REMARK, *printed)
+    started.prints("zero", STARTUP_MESSAGE, *printed)
     wait_for(lambda: trainer.lines == 6, "the lines")
     assert trainer.poll() is None
     end = started.ends(3)
@@ -140,12 +140,12 @@ def test_a_program_of_another_user_can_open_its_output_again_by_name(tmp_path: P
 
 def test_the_tail_has_the_last_lines_and_remarks_are_logged_at_a_lower_level(tmp_path: Path) -> None:
     started = Started(tmp_path)
-    started.prints(REMARK, *(f"line {n}" for n in range(30)))
+    started.prints(STARTUP_MESSAGE, *(f"line {n}" for n in range(30)))
     os.write(started.process.output, b"no end")
     assert started.ends() == Exit(0)
     assert started.trainer.tail.split("\n") == [*(f"line {n}" for n in range(31 - TAIL_LINES, 30)), "no end"]
     assert started.trainer.lines == 32
-    assert REMARK in started.logged()[0]
+    assert STARTUP_MESSAGE in started.logged()[0]
 
 
 @pytest.mark.parametrize(("stops", "left", "verb"), [(False, 2, "were"), (False, 1, "was"), (True, 2, "were")])

@@ -22,7 +22,7 @@ from infra.lxd import doctor, nft, orphans
 from infra.lxd.api import LxdError
 from infra.lxd.firewall import rules
 from infra.lxd.layout import LxdNames, address
-from infra.lxd.project import Owner
+from infra.lxd.project import StackProject
 from infra.scale_tiers import ScaleTier, preset
 
 NAMES = LxdNames("scaletier-local-abcdef")
@@ -132,12 +132,12 @@ class Machine:
     """Fakes of LXD and the kernel: projects with the states of their hosts, networks and tables."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-        self.owners: list[Owner] = []
+        self.stack_projects: list[StackProject] = []
         self.hosts: dict[str, list[str]] = {}
         self.networks: list[str] = []
         self.tables: list[str] = []
         self.bridges = folder / "net"
-        monkeypatch.setattr(orphans, "owners", lambda: self.owners)
+        monkeypatch.setattr(orphans, "stack_projects", lambda: self.stack_projects)
         monkeypatch.setattr(orphans, "client", self.client)
         monkeypatch.setattr(orphans, "tables", lambda: self.tables)
         monkeypatch.setattr(orphans, "pool_of", lambda _: "fast")
@@ -153,7 +153,7 @@ class Machine:
 
     def add_project(self, key: str, state: str, *hosts: str, stack: str = "local", retained: bool = False) -> str:
         project = f"scaletier-{stack}-{key}"
-        self.owners.append(Owner(project, stack, str(orphans.ROOT), retained, state))
+        self.stack_projects.append(StackProject(project, stack, str(orphans.ROOT), retained, state))
         self.hosts[project] = list(hosts)
         return project
 

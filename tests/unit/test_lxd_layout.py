@@ -29,7 +29,7 @@ GIB = 2**30
 def test_the_names_of_a_stack_go_by_its_key() -> None:
     names = layout.names("-My.Stack_of a very lengthy name-", "abcdef")
     assert names == LxdNames("scaletier-my-stack-of-a-very-lengt-abcdef")
-    assert (names.key, names.bridge, names.table, names.bucket) == ("abcdef", "stabcdef", "scaletier_abcdef", "bucket")
+    assert (names.stack_id, names.bridge, names.table, names.bucket) == ("abcdef", "stabcdef", "scaletier_abcdef", "bucket")
 
 
 def test_the_networks_to_try_are_always_the_same() -> None:

@@ -10,7 +10,7 @@ from pylxd.exceptions import LXDAPIException, NotFound
 
 from infra.lxd import project
 from infra.lxd.api import LxdError
-from infra.lxd.project import Owner
+from infra.lxd.project import StackProject
 
 NAME = "scaletier-local-abcdef"
 PROPS = {"name": NAME, "stack": "local", "checkout": "/me", "backend": "file:///me/state"}
@@ -76,17 +76,17 @@ def test_a_project_has_its_labels_which_change_in_place(projects: Projects) -> N
     assert projects.configs[NAME]["user.scaletier.stack"] == "local"
 
 
-def test_owners_are_those_of_all_stacks_and_of_no_other_project(projects: Projects) -> None:
+def test_stack_projects_are_those_of_all_stacks_and_no_others(projects: Projects) -> None:
     projects.configs = {
         "default": {},
         NAME: LABELS,
         "scaletier-old-111111": {"user.scaletier.kept": "true"},
         "scaletier-odd-222222": {"user.scaletier.kept": "false"},
     }
-    assert project.owners() == [
-        Owner(NAME, "local", "/me", False, "file:///me/state"),
-        Owner("scaletier-old-111111", "", "", True),
-        Owner("scaletier-odd-222222", "", "", False),
+    assert project.stack_projects() == [
+        StackProject(NAME, "local", "/me", False, "file:///me/state"),
+        StackProject("scaletier-old-111111", "", "", True),
+        StackProject("scaletier-odd-222222", "", "", False),
     ]
 
 

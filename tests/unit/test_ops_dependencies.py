@@ -456,7 +456,7 @@ def test_a_project_in_a_repository_is_built_through_a_link_to_it(tmp_path: Path,
     (tmp_path / "link").symlink_to(top / "work")
     built = list[tuple[list[str], str]]()
     monkeypatch.setattr(dependencies, "CACHE", tmp_path / "cache")
-    monkeypatch.setattr(dependencies.git, "find", lambda _: dependencies.git.History(top, "state"))
+    monkeypatch.setattr(dependencies.git, "find", lambda _: dependencies.git.Repository(top, "state"))
     monkeypatch.setattr(dependencies.git, "copy", lambda _, into, files: dependencies.git.write(into, files))
     monkeypatch.setattr(dependencies, "install", lambda _, __, what, folder, *___: built.append((what, folder.name)))
     dependencies.build_project(tmp_path / "link", {"link/setup.py": b""})

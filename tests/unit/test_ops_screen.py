@@ -1,4 +1,4 @@
-"""Check the screen of a job: from events to pictures, without a terminal."""
+"""Check the screen of a job: from events to frames, without a terminal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ops.logs.follow import TICK, Event, Note, ReplicaRecords, WaitReason
 from ops.logs.lines import LogLine
 from ops.screen import job as module
 from ops.screen.job import LINES_KEPT, LINES_LEFT, JobScreen
-from ops.screen.render import Picture, Screen, cut, format_cell, join_lines, layout_columns, print_picture, sanitize
+from ops.screen.render import Frame, Screen, cut, format_cell, join_lines, layout_columns, print_frame, sanitize
 from ops.screen.series import CAPACITY, CountRate, Series, bar, progress_line, sparkline
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,8 +46,8 @@ def styles(text: Text) -> dict[str, str]:
     return {text.plain[span.start : span.end].strip(): str(span.style) for span in text.spans}
 
 
-def rows(picture: Picture) -> list[str]:
-    return [line.plain for line in picture]
+def rows(frame: Frame) -> list[str]:
+    return [line.plain for line in frame]
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def screen() -> JobScreen:
     return JobScreen(RUNNING, ["master-0", "worker-0"])
 
 
-def test_the_picture_of_a_running_job(screen: JobScreen) -> None:
+def test_the_frame_of_a_running_job(screen: JobScreen) -> None:
     for second in range(11):
         text = f"Train [master/0], step {10 * second + 1}: loss: {2 - second / 10:.3f}, accuracy: 0.{second:03} (1.0 sec)"
         screen.add(line(second, text), NOON + second)
@@ -67,8 +67,8 @@ def test_the_picture_of_a_running_job(screen: JobScreen) -> None:
         ReplicaRecord("stranger"),
     ]
     screen.add(ReplicaRecords({replica.name: replica for replica in replicas}), NOON + 11)
-    picture_rows = rows(screen.picture(NOON + 12, 15))
-    assert picture_rows[:10] == [
+    frame_rows = rows(screen.frame(NOON + 12, 15))
+    assert frame_rows[:10] == [
         "job01  RUNNING  12.0 s",
         "step     101 of 200  ━━━━━━━━━━━━━━━━╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌ 50%  9.9 s to go",
         "steps/s  10      ██████████  10 on average",
@@ -80,10 +80,10 @@ def test_the_picture_of_a_running_job(screen: JobScreen) -> None:
         "master-0  RUNNING       10  1.5 s ago         0  125%  512.3 MB",
         "worker-0  RUNNING        -          -         2     -         -",
     ]
-    assert (picture_rows[10], len(picture_rows)) == ("", 15)
-    assert picture_rows[-1].endswith("ERROR   master-0  Eval, step 100: loss: 0.900, accuracy: 0.700")
-    assert styles(screen.picture(NOON + 12, 15)[-1])["Eval, step 100: loss: 0.900, accuracy: 0.700"] == "red"
-    title, _, speed, *_, master, worker = screen.picture(NOON + 12, 15)[:10]
+    assert (frame_rows[10], len(frame_rows)) == ("", 15)
+    assert frame_rows[-1].endswith("ERROR   master-0  Eval, step 100: loss: 0.900, accuracy: 0.700")
+    assert styles(screen.frame(NOON + 12, 15)[-1])["Eval, step 100: loss: 0.900, accuracy: 0.700"] == "red"
+    title, _, speed, *_, master, worker = screen.frame(NOON + 12, 15)[:10]
     assert styles(title) == {"job01": "bold", "RUNNING": "blue"}
     assert styles(speed) == {"██████████": "cyan"}
     assert (styles(master).get("0"), styles(worker)["2"]) == (None, "yellow")
@@ -94,27 +94,27 @@ def test_a_replicas_own_rate_is_shown(screen: JobScreen) -> None:
         message = f"Train [worker/0], step {100 * second}: loss: 1.0 (1.0 sec) 100.0 global steps/s, 25.5 local steps/s"
         screen.add(line(second, message, "worker-0"), NOON + second)
         rate = "25.5" if second else "-"  # one step alone has no rate
-        row = rows(screen.picture(NOON + second + 1, 40))[-3 - second]
+        row = rows(screen.frame(NOON + second + 1, 40))[-3 - second]
         assert row.split() == ["worker-0", "-", rate, "1.0", "s", "ago", "-", "-", "-"]
-    assert rows(screen.picture(NOON + 50, 40))[-5].split() == ["worker-0", "-", "-", "48.0", "s", "ago", "-", "-", "-"]
+    assert rows(screen.frame(NOON + 50, 40))[-5].split() == ["worker-0", "-", "-", "48.0", "s", "ago", "-", "-", "-"]
 
 
-def test_the_picture_of_a_queued_job() -> None:
+def test_the_frame_of_a_queued_job() -> None:
     queued = replace(RUNNING, state=JobState.QUEUED, startTime=None, createTime="2026-01-31T11:59:00.000Z")
     screen = JobScreen(queued, [])
     screen.add(line(0, "hello", ""), NOON)
-    assert [row[13:] for row in rows(screen.picture(NOON, 20))[2:]] == ["INFO      hello"], "without a replica"
+    assert [row[13:] for row in rows(screen.frame(NOON, 20))[2:]] == ["INFO      hello"], "without a replica"
     screen = JobScreen(queued, ["master-0"])
     screen.add(Note("job01 is QUEUED behind job00"), NOON)
-    picture_rows = rows(screen.picture(NOON, 20))
-    assert picture_rows[:5] == [
+    frame_rows = rows(screen.frame(NOON, 20))
+    assert frame_rows[:5] == [
         "job01  QUEUED  1 min 0 s",
         "",
         "REPLICA   STATE  STEPS/S  LAST LINE  RESTARTS  CPU  MEMORY",
         "master-0  -            -          -         -    -       -",
         "",
     ]
-    assert picture_rows[5].endswith(":00.000 job01 is QUEUED behind job00")
+    assert frame_rows[5].endswith(":00.000 job01 is QUEUED behind job00")
 
 
 SPEED = "steps/s  1       ██████████  1 on average"
@@ -135,8 +135,8 @@ def test_the_remaining_time_is_estimated(steps: int | None, template: str, expec
     screen = JobScreen(replace(RUNNING, steps=steps), ["master-0"])
     for second in range(11):
         screen.add(line(second, template.format(second + 1)), NOON + second)
-    picture_rows = rows(screen.picture(NOON + 10, 20))
-    assert picture_rows[1 : picture_rows.index("")] == expected
+    frame_rows = rows(screen.frame(NOON + 10, 20))
+    assert frame_rows[1 : frame_rows.index("")] == expected
 
 
 @pytest.mark.parametrize(
@@ -163,13 +163,13 @@ def test_the_remaining_time_is_estimated(steps: int | None, template: str, expec
 def test_steps_epochs_and_evaluations_are_told_apart(screen: JobScreen, messages: list[str], expected: list[str]) -> None:
     for message in messages:
         screen.add(line(0, message), NOON)
-    picture_rows = rows(screen.picture(NOON, 20))
-    assert picture_rows[1 : picture_rows.index("")] == expected
+    frame_rows = rows(screen.frame(NOON, 20))
+    assert frame_rows[1 : frame_rows.index("")] == expected
 
 
 def test_the_last_line_of_a_replica_has_an_age(screen: JobScreen) -> None:
     def ages(now: float) -> list[str]:
-        return [row[26:35] for row in rows(screen.picture(now, 40))[3:5]]
+        return [row[26:35] for row in rows(screen.frame(now, 40))[3:5]]
 
     screen.add(line(5, "late"), NOON + 5)
     screen.add(line(2, "earlier, by another clock"), NOON + 5)
@@ -182,10 +182,10 @@ def test_the_last_line_of_a_replica_has_an_age(screen: JobScreen) -> None:
 def test_a_waiting_job_shows_what_it_waits_for(screen: JobScreen) -> None:
     for event in (TICK, WaitReason("waiting for worker-0 to end"), WaitReason(""), Note("a\x1b[31m b")):
         screen.add(event, NOON)
-    notes = screen.picture(NOON - 9, 40)[6:]
+    notes = screen.frame(NOON - 9, 40)[6:]
     assert [row.plain[13:] for row in notes] == ["waiting for worker-0 to end", "a b"]
     assert {str(row.style) for row in notes} == {"dim"}
-    assert rows(screen.picture(NOON - 9, 40))[0] == "job01  RUNNING  0.0 s", "a clock that is slow"
+    assert rows(screen.frame(NOON - 9, 40))[0] == "job01  RUNNING  0.0 s", "a clock that is slow"
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_the_trials_of_a_tuning_job_are_shown() -> None:
     screen = JobScreen(tuned, ["master-0", "worker-0"])
     heads = "REPLICA   STATE  TRIAL  LAST LINE  RESTARTS  CPU  MEMORY"
     none = [f"{name}  -          -          -         -    -       -" for name in ("master-0", "worker-0")]
-    assert rows(screen.picture(NOON, 30)) == ["job01  RUNNING  0.0 s", "", heads, *none]
+    assert rows(screen.frame(NOON, 30)) == ["job01  RUNNING  0.0 s", "", heads, *none]
     messages = [
         ("master-0", "Trial 1 of 4: --x=1"),
         ("worker-0", "Trial 2 of 4, again (lost): --x=2"),
@@ -216,9 +216,9 @@ def test_the_trials_of_a_tuning_job_are_shown() -> None:
     shown = []
     for second, (replica, message) in enumerate(messages):
         screen.add(line(second, message, replica), NOON + second)
-        picture_rows = rows(screen.picture(NOON + second + 1, 30))
-        table = picture_rows.index(heads)
-        shown.append((picture_rows[1 : table - 1], [row.split()[2] for row in picture_rows[table + 1 : table + 3]]))
+        frame_rows = rows(screen.frame(NOON + second + 1, 30))
+        table = frame_rows.index(heads)
+        shown.append((frame_rows[1 : table - 1], [row.split()[2] for row in frame_rows[table + 1 : table + 3]]))
     begun = "trials   0 of 4  ╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌ 0%"
     one = "trials   1 of 4  ━━━━━━━━╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌ 25%  6.0 s to go"
     two = "trials   2 of 4  ━━━━━━━━━━━━━━━━╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌ 50%  5.0 s to go"
@@ -238,8 +238,8 @@ def test_the_trials_of_a_tuning_job_are_shown() -> None:
         (["trials   5 of 5  ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━ 100%", *best], ["4", "-"]),
     ]
     screen.add(replace(tuned, state=JobState.SUCCEEDED, endTime="2026-01-31T12:00:11.000Z"), NOON + 11)
-    picture = screen.final_picture(NOON + 99)
-    assert rows(picture)[: len(best) + 8] == [
+    frame = screen.final_frame(NOON + 99)
+    assert rows(frame)[: len(best) + 8] == [
         "job01  SUCCEEDED  11.0 s",
         "trials   5 of 5  ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━ 100%",
         *best,
@@ -247,44 +247,44 @@ def test_the_trials_of_a_tuning_job_are_shown() -> None:
         heads,
         *none,
         "",
-        *rows(picture)[9:10],
+        *rows(frame)[9:10],
     ]
-    assert [row[13:] for row in rows(picture)[9:]] == [f"INFO    {name}  {message}" for name, message in messages]
-    assert str(picture[3].style) == "bold"
+    assert [row[13:] for row in rows(frame)[9:]] == [f"INFO    {name}  {message}" for name, message in messages]
+    assert str(frame[3].style) == "bold"
 
 
 def test_a_silent_or_an_ended_job_has_no_estimate(screen: JobScreen) -> None:
     for second in range(11):
         screen.add(line(second, f"step {second}"), NOON + second)
-    assert "to go" in rows(screen.picture(NOON + 45, 20))[1]
-    picture_rows = rows(screen.picture(NOON + 60, 20))
-    assert "to go" not in picture_rows[1]
-    assert picture_rows[2].startswith("steps/s  -       █")
+    assert "to go" in rows(screen.frame(NOON + 45, 20))[1]
+    frame_rows = rows(screen.frame(NOON + 60, 20))
+    assert "to go" not in frame_rows[1]
+    assert frame_rows[2].startswith("steps/s  -       █")
     screen.add(replace(RUNNING, state=JobState.CANCELLED, endTime="2026-01-31T12:00:11.000Z"), NOON + 11)
-    picture_rows = rows(screen.picture(NOON + 11, 20))
-    assert (picture_rows[0], picture_rows[1][-5:]) == ("job01  CANCELLED  11.0 s", "╌╌ 5%")
-    assert picture_rows[2].startswith("steps/s  1       █")
+    frame_rows = rows(screen.frame(NOON + 11, 20))
+    assert (frame_rows[0], frame_rows[1][-5:]) == ("job01  CANCELLED  11.0 s", "╌╌ 5%")
+    assert frame_rows[2].startswith("steps/s  1       █")
 
 
 def test_a_restart_from_a_checkpoint_lowers_the_step(screen: JobScreen) -> None:
     screen.add(line(0, "step 50", "worker-0"), NOON)
     screen.add(line(1, "step 40", "master-0"), NOON + 1)
-    assert "step     50 of 200" in rows(screen.picture(NOON, 20))[1], "an older step of another replica"
+    assert "step     50 of 200" in rows(screen.frame(NOON, 20))[1], "an older step of another replica"
     screen.add(line(2, "step 30", "worker-0"), NOON + 2)
-    assert "step     30 of 200" in rows(screen.picture(NOON, 20))[1]
+    assert "step     30 of 200" in rows(screen.frame(NOON, 20))[1]
 
 
 def test_lost_and_failed_replicas_are_shown(screen: JobScreen) -> None:
     screen.add(ReplicaRecords({"worker-0": ReplicaRecord("worker-0", ReplicaState.RUNNING)}), NOON)
     screen.add(replace(RUNNING, lostReplicas=["worker-0"]), NOON)
-    assert rows(screen.picture(NOON, 20))[-1].startswith("worker-0  LOST")
+    assert rows(screen.frame(NOON, 20))[-1].startswith("worker-0  LOST")
     exited: list[dict[str, Any]] = [
         {"name": "master-0", "state": "EXITED", "exitCode": 143, "restarts": 0},
         {"name": "worker-0", "state": "EXITED", "exitCode": 3, "restarts": 1},
     ]
     failed = JobRecord("job01", JobState.FAILED, startTime=RUNNING.startTime, endTime="2026-01-31T12:00:09.000Z")
     screen.add(replace(failed, replicas=exited, errorMessage="it \x1b[31mfailed\nmore"), NOON)
-    *head, master, worker = screen.picture(NOON, 20)
+    *head, master, worker = screen.frame(NOON, 20)
     assert rows(head)[:2] == ["job01  FAILED  9.0 s", "it failed"]
     assert styles(master)["EXITED 143"] == "dim"
     assert styles(worker)["EXITED 3"] == "red"
@@ -312,7 +312,7 @@ def test_the_steps_of_a_job_may_change(screen: JobScreen) -> None:
     screen.add(line(0, "step 5"), NOON)
     for steps, expected in ((None, "5 of 200"), (400, "5 of 400")):
         screen.add(replace(RUNNING, steps=steps), NOON)
-        assert rows(screen.picture(NOON, 20))[1].startswith(f"step     {expected}  ")
+        assert rows(screen.frame(NOON, 20))[1].startswith(f"step     {expected}  ")
 
 
 @pytest.mark.parametrize(
@@ -328,35 +328,35 @@ def test_a_small_terminal_shows_the_head_then_lines_then_the_table(lines: int, t
     screen.add(ReplicaRecords({name: ReplicaRecord(name, ReplicaState.RUNNING) for name in names[11:]}), NOON)
     for second in range(3):
         screen.add(line(second, f"step {second}: loss: 1.0", names[second]), NOON + second)
-    picture_rows = rows(screen.picture(NOON + 3, lines))
-    assert len(picture_rows) <= max(lines, 1)
+    frame_rows = rows(screen.frame(NOON + 3, lines))
+    assert len(frame_rows) <= max(lines, 1)
     head = [
         "job01  RUNNING  3.0 s",
         "step     2 of 200  ╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌ 1%  3 min 18 s to go",
         "steps/s  1       ██  1 on average",
         "loss     1.0     ▄▄▄",
     ][: max(lines, 1)]
-    assert picture_rows[:4] == head
-    parts = "\n".join(picture_rows[4:]).strip("\n").split("\n\n")
+    assert frame_rows[:4] == head
+    parts = "\n".join(frame_rows[4:]).strip("\n").split("\n\n")
     assert [len(part.splitlines()) for part in parts if part] == [count for count in (table, log) if count]
     if table == 2:
         assert parts[0].splitlines()[-1] == "and 31 more: 11 without a report, 20 RUNNING"
     if table == 3:
         assert parts[0].splitlines()[-1] == "and 30 more: 10 without a report, 20 RUNNING"
     if log:
-        assert [row[13:] for row in picture_rows[-log:]] == [
+        assert [row[13:] for row in frame_rows[-log:]] == [
             f"INFO    {name:<9}  step {second}: loss: 1.0" for second, name in enumerate(names[:3])
         ][-log:]
 
 
-def test_the_final_picture_has_all_warnings_and_the_last_lines(screen: JobScreen) -> None:
+def test_the_final_frame_has_all_warnings_and_the_last_lines(screen: JobScreen) -> None:
     screen.add(line(0, "beware", severity="WARNING"), NOON)
     screen.add(Note("the bucket answers again"), NOON)
     for second in range(100):
         screen.add(line(second, f"word {second}"), NOON)
-    picture_rows = rows(screen.final_picture(NOON + 1))
-    assert picture_rows[0] == "job01  RUNNING  1.0 s"
-    log = picture_rows[picture_rows.index("") :][5:]
+    frame_rows = rows(screen.final_frame(NOON + 1))
+    assert frame_rows[0] == "job01  RUNNING  1.0 s"
+    log = frame_rows[frame_rows.index("") :][5:]
     assert log[0] == f"{102 - 2 - LINES_LEFT} lines not shown here: fab logs job01 --lines all"
     assert [row.rpartition("  ")[2] for row in log[1:2]] == ["beware"]
     assert log[2].endswith("the bucket answers again")
@@ -463,10 +463,10 @@ class Terminal:
     lines = 24
 
     def __init__(self) -> None:
-        self.drawn: list[Picture] = []
+        self.drawn: list[Frame] = []
 
-    def show(self, picture: Picture) -> None:
-        self.drawn.append(picture)
+    def show(self, frame: Frame) -> None:
+        self.drawn.append(frame)
 
 
 def test_the_screen_is_drawn_at_most_four_times_a_second(monkeypatch: pytest.MonkeyPatch, screen: JobScreen) -> None:
@@ -486,14 +486,14 @@ def test_the_screen_is_drawn_at_most_four_times_a_second(monkeypatch: pytest.Mon
     assert module._show(events(), screen, fake_terminal) is final  # type: ignore[arg-type]
     assert len(fake_terminal.drawn) == 40
     assert rows(fake_terminal.drawn[0])[0] == "job01  RUNNING  0.5 s"
-    final_rows = rows(screen.final_picture(NOON))
+    final_rows = rows(screen.final_frame(NOON))
     assert [row for row in final_rows if "noted" in row]
     assert (final_rows[0].split()[:2], final_rows[1].split()[:2]) == (["job01", "SUCCEEDED"], ["step", "1"])
     assert len([row for row in final_rows if row.endswith("master-0  step 1")]) == LINES_LEFT - 1
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
-def test_a_followed_job_leaves_its_last_picture(
+def test_a_followed_job_leaves_its_last_frame(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], interrupted: bool
 ) -> None:
     final = replace(RUNNING, state=JobState.SUCCEEDED, endTime="2026-01-31T12:00:09.000Z")
@@ -574,9 +574,9 @@ def test_cells_without_a_value_are_a_dash(value: object, expected: str, style: s
     assert (cell.plain, str(cell.style)) == (expected, style)
 
 
-def test_printed_pictures_have_full_lines_and_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+def test_printed_frames_have_full_lines_and_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
     table = layout_columns(("HEAD", "RIGHT"), [(Text("[bold]x[/bold]"), Text("1"))], {"RIGHT"})
-    print_picture([Text.assemble("[red]a[/red] :smile: ", ("b" * 300, "red")), Text(), *table])
+    print_frame([Text.assemble("[red]a[/red] :smile: ", ("b" * 300, "red")), Text(), *table])
     assert capsys.readouterr().out.splitlines() == [
         "[red]a[/red] :smile: " + "b" * 300,
         "",

@@ -19,7 +19,7 @@ from ops.package import trainer_config
 from ops.plan import planned
 from ops.show.cost import cost_of
 from ops.show.snapshot import ClusterSnapshot, build_overview
-from ops.show.top import picture
+from ops.show.top import frame
 from ops.submit.config import JobFlags, JobSpec, build_job
 from ops.submit.job_plan import plan
 from ops.submit.manifest import cluster
@@ -79,4 +79,4 @@ def test_serving_hosts_have_a_cost_and_are_listed(served: Inventory) -> None:
     assert cost_of(served.hosts, "2026-01-31T12:00:00.000Z").hosts == 7
     snapshot_overview = build_overview(served, ClusterSnapshot(Queue(), {}, {}), "2026-01-31T12:00:00.000Z")
     assert [host.name for host in snapshot_overview.hosts][-2:] == ["serving-0", "serving-1"]
-    assert "0 of 5 hosts busy" in picture(snapshot_overview)[0].plain, "a host without jobs is never busy"
+    assert "0 of 5 hosts busy" in frame(snapshot_overview)[0].plain, "a host without jobs is never busy"

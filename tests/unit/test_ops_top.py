@@ -22,10 +22,10 @@ from jobs.records import JobRecord, ReplicaRecord, Usage
 from jobs.states import JobState, ReplicaState
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
-from ops.screen.render import Picture
+from ops.screen.render import Frame
 from ops.show import top as module
 from ops.show.snapshot import Overview, SnapshotReader, build_overview
-from ops.show.top import picture, top
+from ops.show.top import frame, top
 
 NOON, LATER = "2026-01-31T12:00:00.000Z", "2026-01-31T12:30:00.000Z"
 REPORT = "2026-01-31T12:29:57.500Z"
@@ -70,14 +70,14 @@ def ledger(store: CountingBucket) -> Ledger:
     return ledger
 
 
-def text_rows(shown_picture: Picture) -> list[str]:
-    """Return the lines of a picture, with one space between cells."""
-    return [" ".join(line.plain.split()) for line in shown_picture]
+def text_rows(shown_frame: Frame) -> list[str]:
+    """Return the lines of a frame, with one space between cells."""
+    return [" ".join(line.plain.split()) for line in shown_frame]
 
 
-def test_the_picture_of_a_cluster(inventory: Inventory, ledger: Ledger) -> None:
+def test_the_frame_of_a_cluster(inventory: Inventory, ledger: Ledger) -> None:
     snapshot_overview = build_overview(inventory, SnapshotReader(ledger).read(), LATER)
-    lines = text_rows(picture(snapshot_overview))
+    lines = text_rows(frame(snapshot_overview))
     assert lines == [
         f"test, CUSTOM {terminal.local_time(LATER)} 2 of 5 hosts busy",
         "",
@@ -97,7 +97,7 @@ def test_the_picture_of_a_cluster(inventory: Inventory, ledger: Ledger) -> None:
 def test_the_json_output(inventory: Inventory, ledger: Ledger) -> None:
     priced_hosts = tuple(replace(host, hourly_cost=0.25, create_time=NOON) for host in inventory.hosts)
     priced_overview = build_overview(replace(inventory, hosts=priced_hosts), SnapshotReader(ledger).read(), LATER)
-    assert text_rows(picture(priced_overview))[0] == (
+    assert text_rows(frame(priced_overview))[0] == (
         f"test, CUSTOM {terminal.local_time(LATER)} 2 of 5 hosts busy 0.6250 USD so far, 1.2500 an hour"
     )
     output = asdict(priced_overview)
@@ -146,7 +146,7 @@ def test_one_read_per_poll_and_one_more_for_new_jobs(ledger: Ledger, store: Coun
 def test_unreadable_records_are_left_out(inventory: Inventory, ledger: Ledger, store: CountingBucket, tmp_path: Path) -> None:
     (tmp_path / paths.job("job02")).write_bytes(b"{")
     (tmp_path / paths.replica("job01", "worker-0")).write_bytes(b"[]")
-    lines = text_rows(picture(build_overview(inventory, SnapshotReader(ledger).read(), LATER)))
+    lines = text_rows(frame(build_overview(inventory, SnapshotReader(ledger).read(), LATER)))
     assert [row for row in lines if row.startswith("worker-0")] == ["worker-0 worker - 1 - 2.0 GB job01 worker-0 LOST - -"]
     assert lines[-1].startswith("job02 QUEUED - 2 ")
     (tmp_path / paths.QUEUE).write_bytes(b"nonsense")
@@ -179,7 +179,7 @@ def test_rows_have_colours(inventory: Inventory, ledger: Ledger) -> None:
     def colours(row: Text) -> dict[str, str]:
         return {row.plain[span.start : span.end].strip(): str(span.style) for span in row.spans}
 
-    title, problem, _, _, reserved, master, lost, *_, _, job, _ = picture(
+    title, problem, _, _, reserved, master, lost, *_, _, job, _ = frame(
         build_overview(inventory, SnapshotReader(ledger).read(), LATER), "a\x1b[1m problem"
     )
     assert (colours(title), str(problem.style), problem.plain) == ({"test, CUSTOM": "bold"}, "yellow", "a problem")
@@ -189,8 +189,8 @@ def test_rows_have_colours(inventory: Inventory, ledger: Ledger) -> None:
     assert colours(job) == {"job01": "bold", "RUNNING": "blue", "-": "dim"}
 
 
-def test_the_picture_of_an_idle_cluster_with_serving_hosts(served: Inventory, store: CountingBucket) -> None:
-    lines = text_rows(picture(build_overview(served, SnapshotReader(Ledger(store)).read(), LATER)))
+def test_the_frame_of_an_idle_cluster_with_serving_hosts(served: Inventory, store: CountingBucket) -> None:
+    lines = text_rows(frame(build_overview(served, SnapshotReader(Ledger(store)).read(), LATER)))
     assert lines[0].endswith("0 of 5 hosts busy")
     assert lines[-1] == "no job runs, and none waits"
     jobs = {row.partition(" ")[0]: row.partition(" GB ")[2] for row in lines}
@@ -199,11 +199,11 @@ def test_the_picture_of_an_idle_cluster_with_serving_hosts(served: Inventory, st
 
 
 @pytest.mark.parametrize("lines", [6, 8, 10, 12, 40])
-def test_a_picture_fits_the_terminal(inventory: Inventory, ledger: Ledger, lines: int) -> None:
-    cluster_picture = picture(build_overview(inventory, SnapshotReader(ledger).read(), LATER), "a problem", lines)
-    assert len(cluster_picture) <= lines
+def test_a_frame_fits_the_terminal(inventory: Inventory, ledger: Ledger, lines: int) -> None:
+    cluster_frame = frame(build_overview(inventory, SnapshotReader(ledger).read(), LATER), "a problem", lines)
+    assert len(cluster_frame) <= lines
     if lines == 10:
-        assert text_rows(cluster_picture)[5] == "and 4 more hosts"
+        assert text_rows(cluster_frame)[5] == "and 4 more hosts"
 
 
 @pytest.mark.parametrize(("lines", "hosts", "jobs"), [(24, 5, 13), (18, 5, 7), (14, 5, 3), (12, 3, 2)])
@@ -211,9 +211,9 @@ def test_jobs_are_cut_before_hosts_down_to_a_third(
     inventory: Inventory, ledger: Ledger, lines: int, hosts: int, jobs: int
 ) -> None:
     snapshot_overview = build_overview(inventory, SnapshotReader(ledger).read(), LATER)
-    cluster_picture = picture(replace(snapshot_overview, jobs=snapshot_overview.jobs * 20), "", lines)
-    assert len(cluster_picture) <= lines
-    names = [line.plain.split()[0] for line in cluster_picture if line.plain]
+    cluster_frame = frame(replace(snapshot_overview, jobs=snapshot_overview.jobs * 20), "", lines)
+    assert len(cluster_frame) <= lines
+    names = [line.plain.split()[0] for line in cluster_frame if line.plain]
     assert (sum("-" in name for name in names), sum(name.startswith("job") for name in names)) == (hosts, jobs)
 
 
@@ -237,7 +237,7 @@ def test_it_runs_until_ctrl_c_even_if_the_bucket_fails(
     inventory: Inventory, ledger: Ledger, store: CountingBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     status_lines: list[str] = []
-    final_pictures: list[Any] = []
+    final_frames: list[Any] = []
 
     class Screen:
         lines = 40
@@ -248,8 +248,8 @@ def test_it_runs_until_ctrl_c_even_if_the_bucket_fails(
         def __exit__(self, *_: object) -> None:
             pass
 
-        def show(self, new_picture: Picture) -> None:
-            status_lines.append(new_picture[1].plain)
+        def show(self, new_frame: Frame) -> None:
+            status_lines.append(new_frame[1].plain)
 
     def sleep(seconds: float) -> None:
         assert seconds == module.REFRESH_SECONDS or len(status_lines) > 1
@@ -259,11 +259,11 @@ def test_it_runs_until_ctrl_c_even_if_the_bucket_fails(
 
     monkeypatch.setattr(terminal, "supports_screen", lambda: True)
     monkeypatch.setattr(module, "Screen", Screen)
-    monkeypatch.setattr(module, "print_picture", final_pictures.append)
+    monkeypatch.setattr(module, "print_frame", final_frames.append)
     monkeypatch.setattr(module.time, "sleep", sleep)
     assert top(ClusterClient(inventory, object(), ledger=ledger), once=False, as_json=False) == 0  # type: ignore[arg-type]
     assert [text.partition(":")[0] for text in status_lines] == ["", "cannot refresh (no answer)", ""]
-    assert len(final_pictures) == 1
+    assert len(final_frames) == 1
 
 
 @pytest.mark.parametrize(("read_seconds", "pause_seconds"), [(0.0, 0.4), (0.03, 0.37), (0.1, 0.9), (2.0, 18.0)])
