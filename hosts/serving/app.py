@@ -273,7 +273,7 @@ async def _compute(loaded: LoadedVersion, signature: str, inputs: rest.Arrays) -
 def _status(loaded: LoadedVersion) -> dict[str, Any]:
     code = "OK" if loaded.state is not LoadState.END else "UNKNOWN"
     status = {"error_code": code, "error_message": loaded.why}
-    return {"version": loaded.name, "state": loaded.state, "status": status, "deployment": loaded.token}
+    return {"version": loaded.name, "state": loaded.state, "status": status, "deployment": loaded.deployment}
 
 
 def _info(tensor: Tensor) -> dict[str, Any]:

@@ -31,14 +31,14 @@ Load = Callable[[Path], SavedModel]
 
 @dataclass(frozen=True)
 class LoadedVersion:
-    """A version on this server; only an AVAILABLE one has a model. `token` is that of its record."""
+    """A version on this server; only an AVAILABLE one has a model. `deployment` is the id that its record has as `token`."""
 
     name: str
     state: LoadState
     why: str = ""
     model: SavedModel | None = None
     batcher: Batcher | None = None
-    token: str = ""
+    deployment: str = ""
     failures: int = 0
     """The number of failed loads, including those that killed an earlier server process."""
     failed_at: float = math.inf
@@ -155,11 +155,11 @@ class ModelManager:
         """Load the model's versions of this state, and drop versions that are no longer recorded."""
         previous = dict(self._models[model.name].versions) if model.name in self._models else {}
         versions = {
-            v.name: previous[v.name] for v in _loadable(model) if v.name in previous and previous[v.name].token == v.token
+            v.name: previous[v.name] for v in _loadable(model) if v.name in previous and previous[v.name].deployment == v.token
         }
         for version in _loadable(model):
             if version.name not in versions:
-                versions[version.name] = LoadedVersion(version.name, LoadState.LOADING, token=version.token)
+                versions[version.name] = LoadedVersion(version.name, LoadState.LOADING, deployment=version.token)
         self._publish(model, versions)
         for version in _loadable(model):
             loaded = versions[version.name]
@@ -192,15 +192,15 @@ class ModelManager:
         marker = self._cache / f".loading-{model}-{version.name}-{version.token}"
         if not failures and marker not in self._markers and marker.exists():
             later = ", and tries it again later" if version.state is VersionState.READY else ""
-            why = f"the server ended while it loaded this{later}: fab undeploy and fab deploy try it at once"
+            why = f"the server ended while it loaded this{later}; to try it now: fab undeploy, then fab deploy"
             crashes = _load_number(marker)
             return LoadedVersion(
-                version.name, LoadState.END, why, token=version.token, failures=crashes, failed_at=self._clock()
+                version.name, LoadState.END, why, deployment=version.token, failures=crashes, failed_at=self._clock()
             )
         try:
             with self._markers_lock:
                 if self._closed:
-                    return LoadedVersion(version.name, LoadState.LOADING, token=version.token)
+                    return LoadedVersion(version.name, LoadState.LOADING, deployment=version.token)
                 self._markers.add(marker)
                 self._cache.mkdir(parents=True, exist_ok=True)
                 marker.write_text(str(failures + 1))
@@ -210,15 +210,15 @@ class ModelManager:
         except Exception as error:  # noqa: BLE001  the server continues whatever error a model raises
             if isinstance(error, BucketError) and error.errno not in _DISK_FULL:
                 _log_warning(f"version {version.name} of model {model}: the bucket does not answer: {error}")
-                return LoadedVersion(version.name, LoadState.LOADING, token=version.token)  # tried again at the next poll
+                return LoadedVersion(version.name, LoadState.LOADING, deployment=version.token)  # retried at the next poll
             why = f"{type(error).__name__}: {error_reason(error)}"
             _log_warning(f"version {version.name} of model {model} cannot be loaded: {why}")
             return LoadedVersion(
-                version.name, LoadState.END, why, token=version.token, failures=failures + 1, failed_at=self._clock()
+                version.name, LoadState.END, why, deployment=version.token, failures=failures + 1, failed_at=self._clock()
             )
         finally:
             marker.unlink(missing_ok=True)
-        return LoadedVersion(version.name, LoadState.AVAILABLE, model=saved, batcher=batcher, token=version.token)
+        return LoadedVersion(version.name, LoadState.AVAILABLE, model=saved, batcher=batcher, deployment=version.token)
 
     def close(self) -> None:
         """Start no more loads, and remove the marker files of running loads: no model caused this end of the process."""
@@ -235,7 +235,7 @@ class ModelManager:
         return folder
 
     def _tidy(self, model: str, kept: Mapping[str, LoadedVersion]) -> None:
-        names = {f"{loaded.name}-{loaded.token}" for loaded in kept.values() if loaded.state is not LoadState.END}
+        names = {f"{loaded.name}-{loaded.deployment}" for loaded in kept.values() if loaded.state is not LoadState.END}
         for folder in (self._cache / model).glob("*"):
             if folder.name not in names:
                 shutil.rmtree(folder, ignore_errors=True)
