@@ -18,7 +18,7 @@ from infra.gcp.firewall import IAP_RANGE, ClusterFirewall
 from infra.gcp.hostkeys import HostKeys
 from infra.gcp.identity import ServiceIdentity
 from infra.gcp.image import StoredRuntime, image, python_version, startup_script, version
-from infra.gcp.instances import HostArgs, InstanceHost, definition
+from infra.gcp.instances import HostArgs, InstanceHost, fingerprint
 from infra.gcp.names import GoogleNames
 from infra.gcp.network import ClusterNetwork
 from infra.gcp.ready import HostsReady
@@ -52,11 +52,11 @@ class ProjectState:
     discovery: Discovery
 
 
-def definitions(config: GcpConfig, project_state: ProjectState) -> dict[Role, str]:
-    """Return the definition of each role's hosts."""
+def fingerprints(config: GcpConfig, project_state: ProjectState) -> dict[Role, str]:
+    """Return the fingerprint of each role's hosts: it changes if an update replaces them."""
     spec, place, subnet = project_state.discovery.spec, project_state.discovery.place, project_state.discovery.subnet
     host_image, network = image(config.image, spec.has_gpus), subnet.link if subnet else str(config.network)
-    return {role: definition(role_spec, config, place, host_image, network) for role, role_spec in spec.roles.items()}
+    return {role: fingerprint(role_spec, config, place, host_image, network) for role, role_spec in spec.roles.items()}
 
 
 class GcpCluster(ComponentResource):
@@ -100,7 +100,7 @@ class GcpCluster(ComponentResource):
         }
         runtimes = {each: self._runtime(each) for each in dict.fromkeys(specs.values())}
         scripts = {role: self._script(role, each, runtimes[each]) for role, each in specs.items()}
-        applied = definitions(config, project_state)
+        applied = fingerprints(config, project_state)
         self.hosts = {
             host_id: InstanceHost(
                 host_id,
@@ -110,7 +110,7 @@ class GcpCluster(ComponentResource):
                     role=self.spec.roles[host_id.role],
                     config=config,
                     image=image(config.image, self.spec.has_gpus),
-                    definition=applied[host_id.role],
+                    fingerprint=applied[host_id.role],
                     subnet=subnet,
                     owned_subnet=owned_subnet,
                     account=identity.emails[host_id.role],

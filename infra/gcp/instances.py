@@ -25,8 +25,8 @@ from infra.gcp.names import GoogleNames, address
 from infra.gcp.zones import Place
 from infra.scale_tiers import Accelerator, HostId, RoleSpec
 
-DEFINITION = "scaletier-definition"
-"""The metadata key of a host's definition. It changes in place, and together with the host; no program of the host reads it."""
+FINGERPRINT = "scaletier-definition"
+"""The metadata key of a host's fingerprint. A new value alone replaces no host, and no program of the host reads it."""
 _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 
 
@@ -34,8 +34,8 @@ _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 class HostArgs:
     """Inputs of one host; `startup_script` runs at every boot.
 
-    `definition` changes if an update replaces the host. `subnet` is the link of the host's subnet, and `owned_subnet` its
-    resource, or None if the stack does not own the subnet: then the host's address is reserved.
+    `fingerprint` is that of the settings whose change replaces the host. `subnet` is the link of the host's subnet, and
+    `owned_subnet` its resource, or None if the stack does not own the subnet: then the host's address is reserved.
     """
 
     place: Place
@@ -43,7 +43,7 @@ class HostArgs:
     role: RoleSpec
     config: GcpConfig
     image: str
-    definition: str
+    fingerprint: str
     subnet: Output[str]
     owned_subnet: Resource | None
     account: Output[str]
@@ -104,7 +104,7 @@ class InstanceHost(ComponentResource):
                 "serial-port-enable": "FALSE",
                 "ssh-keys": args.authorized_key.apply(lambda key: f"admin:{key}"),
                 "startup-script": args.startup_script,
-                DEFINITION: args.definition,
+                FINGERPRINT: args.fingerprint,
             },
             labels={**config.labels, **own},
             can_ip_forward=False,
@@ -145,8 +145,8 @@ class InstanceHost(ComponentResource):
         return reserved.address
 
 
-def definition(role: RoleSpec, config: GcpConfig, place: Place, image: str, network: str) -> str:
-    """Return a text of the settings whose change replaces a host; `network` is the stack's range, or an existing subnet.
+def fingerprint(role: RoleSpec, config: GcpConfig, place: Place, image: str, network: str) -> str:
+    """Return the settings whose change replaces a host, as a text; `network` is the stack's range, or an existing subnet.
 
     Images are in one spelling, since the provider replaces no host for another spelling.
     """

@@ -14,10 +14,10 @@ from pulumi.runtime.config import get_config
 from infra.cost import Cost, HostSpec, hourly, price_list, round_up
 from infra.gcp.api import COMPUTE, STORAGE, TIMEOUT, GcpError, ReadConfig, endpoint, session
 from infra.gcp.bucket_guard import contents, read_object
-from infra.gcp.cluster import GcpCluster, ProjectState, definitions
+from infra.gcp.cluster import GcpCluster, ProjectState, fingerprints
 from infra.gcp.config import GcpConfig
 from infra.gcp.discovery import Discovery, discover
-from infra.gcp.instances import DEFINITION
+from infra.gcp.instances import FINGERPRINT
 from infra.gcp.machines import MachineType, check_disk
 from infra.gcp.names import names_of
 from infra.gcp.preflight import preflight
@@ -142,13 +142,13 @@ class GcpTarget(Target):
         self.project_state = ProjectState(names, bucket, *endpoints, price, unrecorded_bucket_exists, result)
 
     def replaced_hosts(self) -> list[str]:
-        """Return the existing hosts whose `definition` changes, so that they are replaced; all if the bucket is replaced.
+        """Return the existing hosts whose fingerprint changes, so that they are replaced; all if the bucket is replaced.
 
-        Their jobs would lose the bucket. The definition of hosts in the state of an older scaletier is unknown.
+        Their jobs would lose the bucket. The fingerprint of hosts in the state of an older scaletier is unknown.
         """
         instances = self.state.of("compute/instance:Instance")
-        old = {name: (outputs.get("metadata") or {}).get(DEFINITION) for name, outputs in instances.items()}
-        new, same_bucket = definitions(self.config, self.project_state), self.bucket == self.project_state.bucket
+        old = {name: (outputs.get("metadata") or {}).get(FINGERPRINT) for name, outputs in instances.items()}
+        new, same_bucket = fingerprints(self.config, self.project_state), self.bucket == self.project_state.bucket
         names = {host_id.name: new[host_id.role] for host_id in self.spec.hosts if host_id.name in old}
         return [name for name, text in names.items() if old[name] not in (None, text) or not same_bucket]
 
