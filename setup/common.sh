@@ -17,7 +17,7 @@ finish() {
 }
 
 # unchanged TEXT: says that there is nothing to do, but not for each of the parts that are made side by side.
-unchanged() { [ -n "${SETUP_TOGETHER:-}" ] || say "$*"; }
+unchanged() { [ -n "${SETUP_LINE_SECONDS:-}" ] || say "$*"; }
 
 fail() { echo "$part: $*" >&2; exit 2; }
 

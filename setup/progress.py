@@ -1,8 +1,9 @@
 """Run long commands, and show how far they are in one updating line per part of set-up.
 
-`progress.py PART --log FILE [--match PATTERN --total N] -- COMMAND …` runs one command: its output goes to the log, and its end
-to stderr if it fails. With a pattern, the lines that match it are counted, and the last of them, or its group, is shown. A
-terminal shows one line that is redrawn; elsewhere there is a line a minute, or each $SETUP_TOGETHER seconds.
+`progress.py PART --log FILE [--match PATTERN --total N] -- COMMAND …` runs one command: its output goes to the log, and if it
+fails, its last lines also go to stderr. With a pattern, the lines that match it are counted, and the last of them, or its
+group, is shown. A terminal shows one line that is redrawn; elsewhere there is a line a minute. If $SETUP_LINE_SECONDS is set,
+there is a line each time so many seconds have passed, also on a terminal.
 
 `progress.py --board -- COMMAND …` runs a command whose parts run side by side and write lines such as `part: text`: a terminal
 shows the last line of each part. It needs nothing but Python, and the exit code is the command's.
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import TextIO
 
 _DRAW_SECONDS, _BOARD_SECONDS, _LINE_SECONDS = 0.2, 0.5, 60.0
-# What the command leaves behind may hold its output for as long as it likes.
+# The wait for the rest of the output: a background process of the command may keep the pipe open.
 _REST_SECONDS = 1.0
 _MISSING, _STOPPED = 127, 130
 _TAIL = 25
@@ -130,8 +131,8 @@ def columns() -> int:
 
 def choose_seconds(out: TextIO) -> float | None:
     """Return the seconds between lines, or None on a terminal that can redraw one."""
-    if together := os.environ.get("SETUP_TOGETHER"):
-        return float(together)
+    if seconds := os.environ.get("SETUP_LINE_SECONDS"):
+        return float(seconds)
     return None if out.isatty() and os.environ.get("TERM", "dumb") != "dumb" else _LINE_SECONDS
 
 
@@ -192,7 +193,7 @@ def run(command: list[str], progress: CommandProgress, log: Path) -> int:
 
 def run_board(command: list[str]) -> int:
     """Run a command whose parts write lines; return its exit code."""
-    environment = {**os.environ, "SETUP_TOGETHER": str(_BOARD_SECONDS)}
+    environment = {**os.environ, "SETUP_LINE_SECONDS": str(_BOARD_SECONDS)}
     process = subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", bufsize=1
     )
@@ -233,7 +234,7 @@ def run_board(command: list[str]) -> int:
 
 
 def end_with_parent() -> None:
-    """Treat SIGTERM, SIGHUP, and on Linux the end of the parent process, as Ctrl-C. None ends the command by itself."""
+    """Treat SIGTERM, SIGHUP, and on Linux the end of the parent process, as Ctrl-C: otherwise the command would continue."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as set by nohup
             signal.signal(number, lambda *_: _ended.set())

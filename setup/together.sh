@@ -5,4 +5,4 @@ cd "$(dirname "$0")/.."
 part=setup
 . setup/common.sh
 if [ -t 1 ] && [ "${TERM:-dumb}" != dumb ] && find_python; then exec "$python" setup/progress.py --board -- "$@"; fi
-SETUP_TOGETHER=60 exec "$@"
+SETUP_LINE_SECONDS=60 exec "$@"

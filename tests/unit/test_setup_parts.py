@@ -101,7 +101,7 @@ def test_a_users_own_pulumi_comes_first(checkout: Path) -> None:
     result = run_choose(checkout, path=f"{venv}:")
     assert (result.returncode, result.stdout) == (0, f"pulumi: your own, {own_pulumi} (v3.260.1)\n")
     assert chosen_pulumi(checkout) == str(own_pulumi)
-    assert run_choose(checkout, SETUP_TOGETHER="60").stdout == "", "the choice is unchanged"
+    assert run_choose(checkout, SETUP_LINE_SECONDS="60").stdout == "", "the choice is unchanged"
 
 
 def publish_release(folder: Path, version: str) -> tuple[str, str]:
@@ -368,7 +368,7 @@ def test_a_duration_is_shown_in_minutes_and_seconds(checkout: Path) -> None:
 
 
 def test_without_a_terminal_parts_print_a_line_a_minute(checkout: Path) -> None:
-    assert run_script(checkout, "setup/together.sh", "sh", "-c", "echo $SETUP_TOGETHER").stdout == "60\n"
+    assert run_script(checkout, "setup/together.sh", "sh", "-c", "echo $SETUP_LINE_SECONDS").stdout == "60\n"
 
 
 def test_a_venv_and_its_checkout_are_compiled(checkout: Path) -> None:

@@ -42,7 +42,7 @@ def run_command(argv: list[str]) -> subprocess.CompletedProcess[str]:
 def start_on_terminal(argv: list[str]) -> tuple[subprocess.Popen[bytes], int]:
     """Start a command on a pseudo-terminal; return it and the end for reading its output."""
     terminal_end, program_end = os.openpty()
-    environment = {key: value for key, value in os.environ.items() if key not in ("SETUP_TOGETHER", "COLUMNS")}
+    environment = {key: value for key, value in os.environ.items() if key not in ("SETUP_LINE_SECONDS", "COLUMNS")}
     process = subprocess.Popen(
         argv, stdin=program_end, stdout=program_end, stderr=program_end, env={**environment, "TERM": "xterm"}
     )
@@ -70,13 +70,13 @@ def test_without_a_terminal_there_is_a_line_a_minute(progress: ModuleType) -> No
 
 
 @pytest.mark.parametrize(
-    ("together", "terminal", "term", "seconds"),
+    ("line_seconds", "terminal", "term", "seconds"),
     [("", True, "xterm", None), ("", True, "dumb", 60), ("", False, "xterm", 60), ("0.5", True, "xterm", 0.5)],
 )
 def test_lines_are_redrawn_on_suitable_terminals(
-    progress: ModuleType, monkeypatch: pytest.MonkeyPatch, together: str, terminal: bool, term: str, seconds: float | None
+    progress: ModuleType, monkeypatch: pytest.MonkeyPatch, line_seconds: str, terminal: bool, term: str, seconds: float | None
 ) -> None:
-    monkeypatch.setenv("SETUP_TOGETHER", together)
+    monkeypatch.setenv("SETUP_LINE_SECONDS", line_seconds)
     monkeypatch.setenv("TERM", term)
     out = io.StringIO()
     monkeypatch.setattr(out, "isatty", lambda: terminal)
@@ -183,7 +183,7 @@ def test_a_board_has_a_line_for_each_part(progress: ModuleType, monkeypatch: pyt
 def test_parallel_parts_on_a_terminal(tmp_path: Path, code: int) -> None:
     """Errors stay above, the exit code is the command's, and a daemon with open pipes is not awaited."""
     os.mkfifo(fifo := tmp_path / "fifo")
-    script = f"echo venv: $SETUP_TOGETHER; echo venv: made; echo bad >&2; cat {fifo} & exit {code}"
+    script = f"echo venv: $SETUP_LINE_SECONDS; echo venv: made; echo bad >&2; cat {fifo} & exit {code}"
     process, terminal = start_on_terminal([sys.executable, str(PROGRAM), "--board", "--", "sh", "-c", script])
     output = b"".join(iter(lambda: read(terminal), b""))
     os.close(terminal)
