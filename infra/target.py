@@ -25,7 +25,7 @@ class ClusterResources:
         addresses, ssh_hosts, create_times: these `Host` fields, one per host in the order of `hosts`; kept apart because their
             values may be Pulumi outputs.
         host_keys: the public host keys, by the names in `ssh_hosts`.
-        bucket, operator_bucket: these fields of the `Inventory`.
+        bucket, operator_bucket: the path or URL of the bucket, for the hosts and for the operator who runs `fab`.
         inventory_fields: the other `Inventory` fields that only the target can fill.
         hourly_costs: US dollars by role, and by name of what belongs to no role (`network`); None without prices.
         ready: the resources that exist once all hosts are ready.
@@ -88,7 +88,7 @@ class ClusterResources:
 
 
 class Target(ABC):
-    """A cluster on a target, before an update; a target's package assigns its subclass to TARGET in `target.py`.
+    """A target, for one cluster, before an update; a target's package assigns its subclass to TARGET in `target.py`.
 
     The constructor reads the environment before any resource is declared. It sets `spec` to the cluster, with the GPUs that its
     machine types include, and raises TargetError if the target would refuse the cluster. `state` is the stack's state, read

@@ -1,4 +1,4 @@
-"""A cluster's project, region and zone, which are the provider's."""
+"""A cluster's project, region and zone, as configured for Pulumi's Google Cloud provider."""
 
 from __future__ import annotations
 
