@@ -1,4 +1,4 @@
-"""Define the flags of every job. An invalid flag prints one line and ends with exit code 2, never a traceback."""
+"""Define the training library's flags. An invalid flag prints one line and ends with exit code 2, never a traceback."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def parser(environ: Mapping[str, str] | None = None, **settings: str) -> argpars
         help="seed of initial values, order of the data and dropout",
     )
     add("--log-interval", type=positive, default=1.0, metavar="SECONDS", help="time between two Train lines of a replica")
-    add("--allow-cpu", action="store_true", help="train on the CPU if the host's GPU does not load")
+    add("--allow-cpu", action="store_true", help="train on the CPU if TensorFlow cannot use the host's GPU")
     return flags
 
 
@@ -171,8 +171,8 @@ def flags_of(arguments: argparse.Namespace | Sequence[str] | None = None, **defa
 
     Args:
         arguments: a namespace of `parser`, which may have further flags, or a list of arguments. Default: those of `sys.argv`.
-        defaults: values of flags that are not set. Of a namespace, only --max-steps shows if it was set: `defaults` override
-            all its other flags.
+        defaults: values of flags that are not set. A namespace tells only for --max-steps whether it was set, so
+            `defaults` override all other flags of a namespace.
     """
     defaults = {name: value for name, value in defaults.items() if value is not None}
     if not isinstance(arguments, argparse.Namespace):

@@ -26,7 +26,8 @@ class Cluster:
     Args:
         task_type: `chief`, which TF_CONFIG may call master, `worker`, `ps` or `evaluator`.
         task_index: the task's place among those of its type.
-        jobs: maps the roles `ps`, `worker` and `chief` to the `host:port` of each task; empty if one process trains.
+        jobs: maps the roles `ps`, `worker` and `chief` to the `host:port` of each task; empty if one process trains, and for
+            an evaluator.
     """
 
     task_type: str = "chief"
@@ -40,7 +41,7 @@ class Cluster:
 
     @property
     def address(self) -> str:
-        """The task's `host:port`; KeyError if one process trains."""
+        """The task's `host:port`; KeyError if `jobs` is empty."""
         return self.jobs[self.task_type][self.task_index]
 
     def peers(self, *jobs: str) -> dict[str, str]:
