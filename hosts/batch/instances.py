@@ -20,7 +20,7 @@ KEY = "key"
 def parse_line(line: bytes, signature: Signature) -> Any:
     """Return the JSON value of a line.
 
-    If the signature has one input, of strings, a line that is no JSON, or is a number, a boolean or null, is text: itself.
+    If the only input takes strings, a line that is no JSON, or a JSON number, boolean or null, is itself the input's text.
     """
     takes_text = [tensor.dtype for tensor in signature.inputs.values()] == [None]
     try:

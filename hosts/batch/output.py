@@ -3,7 +3,7 @@
 | file | content |
 |---|---|
 | `prediction.results-00000-of-00020` | a line for each instance of a shard |
-| `prediction.errors_stats-00000-of-00001` | a line for each instance without a result |
+| `prediction.errors_stats-00000-of-00001` | a line for each instance without a result, and for each damaged file |
 | `metrics.json` | the number of lines in both; written last |
 | `.parts/plan.json` | the input files as the chief inspected them |
 | `.parts/counts-0.json` | record counts of a replica's shards, if the model has an input `key`, the record's number |
