@@ -92,10 +92,10 @@ def has_stack(backend_url: str, stack: str) -> bool:
 
 
 def damaged_files(backend_url: str) -> Iterator[tuple[str, str]]:
-    """Yield a description of each file of a local state that a killed Pulumi left cut off, and the command that fixes it.
+    """Yield a description of each file of a local state that a killed Pulumi left truncated, and the command that fixes it.
 
     Pulumi replaces a state file atomically, but writes the .attrs file beside it in place; Pulumi works without that file. The
-    command is empty if the state and Pulumi's backup of it are both cut off.
+    command is empty if the state and Pulumi's backup of it are both truncated.
     """
     folder = local_folder(backend_url)
     if folder is None:
@@ -109,7 +109,7 @@ def damaged_files(backend_url: str) -> Iterator[tuple[str, str]]:
             usable = backup.exists() and _is_json(backup, "checkpoint")
             copy = f"cp {shlex.quote(str(backup))} {shlex.quote(str(file))}" if usable else ""
             remark = "Pulumi's backup of it is readable" if usable else "there is no readable backup of it"
-            yield f"the state of stack {stack} is cut off ({file}); {remark}", copy
+            yield f"the state of stack {stack} is truncated ({file}); {remark}", copy
 
 
 def _is_json(file: Path, key: str = "") -> bool:

@@ -96,7 +96,7 @@ class ReplicaRecord(Record):
         runSeconds: how long its trainer had run at the last heartbeat, by its host's clock; 0 while none runs.
         lines: how many lines the trainer printed.
         usage: the resource usage of its unit; None before the first reading, and in a record of an older version.
-        connections: its host's sockets, while the trainer prints nothing.
+        connections: lines about its host's sockets, while the trainer prints nothing.
         progress: what the trainer reported last.
         jobCreateTime: the job's createTime; a record with another one is that of an earlier job of the same id. Empty in a
             record of an older version.
@@ -155,7 +155,7 @@ class ReplicaRecord(Record):
     unsaved: UnsavedFiles | None = None
 
     @property
-    def done(self) -> bool:
+    def succeeded(self) -> bool:
         """True if the trainer has finished its work: it exited with 0."""
         return self.state == ReplicaState.EXITED and self.exitCode == 0
 

@@ -35,7 +35,7 @@ TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
 
 
 class ReplicaState(StrEnum):
-    """The state of a replica's trainer process. LOST is set by other replicas: its host is unresponsive."""
+    """The state of a replica's trainer process. Only the job's record and `fab` have LOST: its host is unresponsive."""
 
     PREPARING = "PREPARING"
     RUNNING = "RUNNING"

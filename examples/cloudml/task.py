@@ -70,7 +70,7 @@ def checkpoint_arguments(steps):
 
 
 def train(args, target, replica, device, is_chief, config):
-    """Build the graph with its variables on the parameter servers, and train until the replicas reach `--max-steps` in all."""
+    """Build the graph, its variables on the parameter servers, and train until all replicas together reach `--max-steps`."""
     with tf.Graph().as_default(), tf.device(device):
         step = tf.train.get_or_create_global_step()
         images, labels = data.train_batch(args.data, args.batch_size, seed=args.seed)

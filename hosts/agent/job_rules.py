@@ -57,7 +57,7 @@ class View:
     Attributes:
         silence: the time since the leader saw each replica's last new heartbeat.
         since_exit: the time since the leader saw each replica's current exit; absent if it has not exited.
-        since_kill: the time since the leader saw each replica's last kill, restart or silence of lostAfterSeconds in this
+        since_disruption: the time since the leader saw each replica's last kill, restart or silence of lostAfterSeconds in this
             attempt; absent if there was none.
         in_state: the time in the job's current state and attempt; in RUNNING it includes that of earlier leaders.
         since_output: the time since any trainer printed a line.
@@ -69,7 +69,7 @@ class View:
     now: str
     silence: Mapping[str, float] = field(default_factory=dict)
     since_exit: Mapping[str, float] = field(default_factory=dict)
-    since_kill: Mapping[str, float] = field(default_factory=dict)
+    since_disruption: Mapping[str, float] = field(default_factory=dict)
     in_state: float = 0.0
     since_output: float = 0.0
     cancel_requested: bool = False
@@ -86,14 +86,14 @@ class View:
     def lost(self, name: str) -> bool:
         """Return True if a replica is not done, and its host is preempted or silent for lostAfterSeconds."""
         record = self.replicas.get(name)
-        if record is None or record.done:
+        if record is None or record.succeeded:
             return False
         return record.preempted or self.silent_for(name) >= self.plan.lostAfterSeconds
 
     def late(self, name: str) -> bool:
         """Return True if a replica is not done, and missed its heartbeats or is lost: it may be lost soon."""
         record = self.replicas.get(name)
-        return record is not None and not record.done and (self.lost(name) or self._is_late(name))
+        return record is not None and not record.succeeded and (self.lost(name) or self._is_late(name))
 
     def off(self, name: str) -> bool:
         """Return True if the leader must start this replica's host.
@@ -101,7 +101,7 @@ class View:
         Such a replica is not done. It was preempted and has stopped, it is silent for lostAfterSeconds, or it never reported.
         """
         record = self.replicas.get(name)
-        if name not in self.startable or (record is not None and record.done):
+        if name not in self.startable or (record is not None and record.succeeded):
             return False
         if record is not None and record.preempted:
             return self._is_late(name)  # a host that still runs cannot be started
@@ -281,7 +281,7 @@ def _seconds_since_done(job: JobRecord, view: View) -> float | None:
 def _is_done(job: JobRecord, view: View, name: str) -> bool:
     """Return True if a replica is done in this attempt, or was in an earlier one and does not start again."""
     record = view.replicas.get(name)
-    return record is not None and record.done and (record.attempt == job.attempt or view.plan.stays_done(name))
+    return record is not None and record.succeeded and (record.attempt == job.attempt or view.plan.stays_done(name))
 
 
 def _unfinished(job: JobRecord, view: View) -> list[str]:
@@ -355,10 +355,10 @@ def _find_cause(view: View, failed: Sequence[ReplicaRecord]) -> str | None:
     exit_age = max(view.exited_for(r.name) for r in failed)  # of the first exit
     exited = {r.name for r in failed}
     for name in view.plan.replicas:
-        kill_age = view.since_kill.get(name, math.inf)
+        age = view.since_disruption.get(name, math.inf)
         reason = _exit_or_sigterm_reason(view.replicas.get(name))
-        is_consequence = reason and kill_age < exit_age + (_decision_seconds(view) if reason == _SIGTERM else 0.0)
-        if name not in exited and kill_age - exit_age <= CONSEQUENCE_SECONDS and not is_consequence and not view.lost(name):
+        is_consequence = reason and age < exit_age + (_decision_seconds(view) if reason == _SIGTERM else 0.0)
+        if name not in exited and age - exit_age <= CONSEQUENCE_SECONDS and not is_consequence and not view.lost(name):
             return name
     return None
 
@@ -401,7 +401,8 @@ def _awaits_restart(job: JobRecord, view: View) -> JobRecord | None:
                 r.name for r in view.of_attempt(job) if r.awaits_restart and r.terminationReason == PREEMPTED
             ]:
                 return _restart_job(job, view, f"{_name(preempted_names[0])} was preempted", counts=False)
-            if record.terminationReason == _SIGTERM and view.since_kill.get(record.name, math.inf) < _decision_seconds(view):
+            age = view.since_disruption.get(record.name, math.inf)
+            if record.terminationReason == _SIGTERM and age < _decision_seconds(view):
                 continue  # an exit that is not reported yet may have caused it
             how = "was killed" if record.signal else "ended"
             return _restart_job(job, view, f"{_name(record.name)} {how} ({termination_reason(record)})", record)
@@ -475,7 +476,7 @@ def _start_timed_out(job: JobRecord, view: View) -> JobRecord | None:
 
 def _not_started(job: JobRecord, view: View) -> list[str]:
     """Return the replicas that have not started in this attempt, without dropped ones. One that is done did start."""
-    started = {r.name for r in view.of_attempt(job) if r.state is ReplicaState.RUNNING or r.done}
+    started = {r.name for r in view.of_attempt(job) if r.state is ReplicaState.RUNNING or r.succeeded}
     started |= {name for name in view.plan.replicas if _is_done(job, view, name)}
     return [name for name in view.plan.replicas if name not in started and name not in job.droppedReplicas]
 

@@ -121,16 +121,16 @@ class Leader:
             n: timer.observe(("beat", n), (r.incarnation, r.heartbeatSeq) if (r := replicas.get(n)) else None, now)
             for n in names
         } | {self._name: 0.0}
-        since_exit, since_kill = {}, {}
+        since_exit, since_disruption = {}, {}
         for name, record in replicas.items():
-            if record.done or (record.state is ReplicaState.EXITED and record.attempt == job.attempt):
+            if record.succeeded or (record.state is ReplicaState.EXITED and record.attempt == job.attempt):
                 since_exit[name] = timer.observe(("exit", name), (record.attempt, record.restarts, record.exitCode), now)
             if record.attempt != job.attempt:
                 continue
             expired = silence[name] >= self._plan.lostAfterSeconds
             if record.restarts or record.awaits_restart or expired:
-                since_kill[name] = timer.observe(
-                    ("kill", name), (record.attempt, record.restarts, record.awaits_restart, expired), now
+                since_disruption[name] = timer.observe(
+                    ("disruption", name), (record.attempt, record.restarts, record.awaits_restart, expired), now
                 )
         printed = tuple(record.lines for record in replicas.values())
         return View(
@@ -139,7 +139,7 @@ class Leader:
             self._now(),
             silence,
             since_exit,
-            since_kill,
+            since_disruption,
             max(timer.observe("state", (job.state, job.attempt)), job.attemptSeconds),
             timer.observe("printed", (printed, job.attempt)),
             cancel_requested,

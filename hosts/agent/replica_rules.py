@@ -150,7 +150,7 @@ def _with_end(record: ReplicaRecord, status: int | None, now: str | None) -> Rep
 
 def outdated(plan: Plan, record: ReplicaRecord, attempt: int) -> bool:
     """Return True for a record of an earlier attempt, unless its replica stays done."""
-    return record.attempt < attempt and not (record.done and plan.stays_done(record.name))
+    return record.attempt < attempt and not (record.succeeded and plan.stays_done(record.name))
 
 
 def for_attempt(record: ReplicaRecord, attempt: int) -> ReplicaRecord:

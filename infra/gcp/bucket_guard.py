@@ -41,7 +41,7 @@ def delete(name: str, props: Props) -> None:
 
 
 def contents(bucket: str, read_config: ReadConfig) -> str:
-    """Return a description of a bucket's content, empty if it has no object and no old version but the hosts' Python.
+    """Describe a bucket's objects and old versions except the hosts' Python; empty if there are no others.
 
     GcpError if it is unknown, except if the operator may not list the bucket: trying again would not help.
     """
@@ -57,7 +57,7 @@ def contents(bucket: str, read_config: ReadConfig) -> str:
     folders = {folder for page in pages for folder in page.get("prefixes", ())} - {f"{RUNTIMES_FOLDER}/"}
     names = {item["name"] for page in pages for item in page.get("items", ())}
     content = list_some([*sorted(folders), *sorted(names)], _SHOWN)
-    return f"{content} (old versions count)" if content else ""
+    return f"{content} (old versions included)" if content else ""
 
 
 def read_object(bucket: str, path: str, read_config: ReadConfig) -> bytes | None:

@@ -112,7 +112,7 @@ def _pulumi(root: Path, *arguments: str) -> str:
             from infra.connection import FOLDER
 
             up = sorted(path.parent.name for path in (root / FOLDER).glob("*/inventory.json"))
-            instead = f"; up is {' and '.join(up)}" if up else ""
+            instead = f"; stacks that exist: {', '.join(up)}" if up else ""
             how = f"make stack STACK={name} && pulumi up --stack {name}"
             raise UsageError(f"stack {name!r} (--stack, PULUMI_STACK) does not exist here{instead}. Run: {how}")
         raise UsageError(f"no stack is up here: run pulumi up (Pulumi knows none: {why})")

@@ -26,7 +26,7 @@ def waiting_at_end(
         reading: the replicas whose logs are not yet complete.
     """
     chief = replicas.get(job.replica_names[0]) if job.replica_names else None
-    if not (job.final or job.state is JobState.CANCELLING or (job.state is JobState.RUNNING and chief and chief.done)):
+    if not (job.final or job.state is JobState.CANCELLING or (job.state is JobState.RUNNING and chief and chief.succeeded)):
         return ""
     records = [replicas[name] for name in names if name in replicas]
     if running := [replica.name for replica in records if replica.state is not ReplicaState.EXITED]:
@@ -40,7 +40,10 @@ def waiting_at_end(
 
 
 def waiting_at_start(job: JobRecord, replicas: Mapping[str, ReplicaRecord], names: Sequence[str]) -> str:
-    """Describe which replica waits for what in a job that prints nothing; empty if that is unknown."""
+    """Describe which replica waits for what in a job that prints nothing; empty if that is unknown.
+
+    A replica's `connections` describe its host's sockets, such as `connecting to worker-0:2222`.
+    """
     if job.state not in (JobState.PREPARING, JobState.RUNNING) or job.runSeconds > _START_SECONDS:
         return ""
     records = {name: replicas.get(name) for name in names}

@@ -101,7 +101,7 @@ class ServingClient:
                 return channel
         raise paramiko.SSHException(f"{self._no_server()}: {last_error}")
 
-    def try_last(self, channel: Any) -> None:
+    def fail_over(self, channel: Any) -> None:
         """Try the server of this channel last: it ended the connection without an answer, as a killed process does."""
         if (name := self._names_of_channels.get(channel)) == self._preferred and name is not None:
             self._preferred = [*self.names, *self.names][self.names.index(name) + 1]
@@ -120,7 +120,7 @@ class ServingClient:
             for error in outcome.failures.values():
                 terminal.note(str(error))
             if any(outcome.results.values()):
-                server.end_master_server(self._cluster)
+                server.stop_unused_master_server(self._cluster)
 
     def _request_any(self, method: str, path: str, body: bytes | None) -> Answer:
         answers: list[Answer] = []

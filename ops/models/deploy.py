@@ -1,4 +1,4 @@
-"""`fab deploy`: copy a SavedModel into the bucket as a version, READY once every server has loaded it."""
+"""`fab deploy`: copy a SavedModel into the bucket as a version, READY once all servers that can be started have loaded it."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def deploy(
                 started = starting.join(server.START_SECONDS)
             server_status.wait_loaded(cluster, name, Version(version, token=token), started)
             record = change_model(catalog, name, lambda record: record.mark_ready(version, token))
-        server.end_master_server(cluster)
+        server.stop_unused_master_server(cluster)
     if as_json:
         terminal.print_json(version_to_dict(record, record.version(version)))
     else:

@@ -22,7 +22,7 @@ def serve(cluster: ClusterClient, model: str | None, port: str | None) -> int:
     ports = local_ports(port, SERVING_PORT)
     servers = ServingClient(cluster)
     try:
-        with Forward(servers, LOOPBACK, ports, servers.try_last) as forward:
+        with Forward(servers, LOOPBACK, ports, servers.fail_over) as forward:
             forward.remote_port = SERVING_PORT
             servers.start()
             status, body = servers.request("GET", f"/v1/models/{record.name}")

@@ -71,7 +71,7 @@ def start(cluster: ClusterClient, names: Iterable[str] | None = None) -> Outcome
     return fleet.each(serving_host_names(inventory) if names is None else names, start_on, START_SECONDS)
 
 
-def end_master_server(cluster: ClusterClient) -> None:
+def stop_unused_master_server(cluster: ClusterClient) -> None:
     """End the master's server if the stack has serving hosts; after a failure the next call tries again."""
     chief = cluster.inventory.chief.name
     if chief not in serving_host_names(cluster.inventory):

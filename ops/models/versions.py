@@ -97,7 +97,7 @@ def delete_version(cluster: ClusterClient, model: str | None, version: str | Non
         record.delete(chosen.name)  # raises before the user is asked
     if not sure:
         terminal.confirm(f"delete version {chosen.name} of model {record.name}, {terminal.size(chosen.size)}")
-    # The version goes before its files: an interruption in between leaves no incomplete version.
+    # The version is deleted before its files: an interruption in between leaves no incomplete version.
     after = change_model(catalog, record.name, lambda record: record.delete(chosen.name))
     cluster.bucket.remove(folder_of(record.name, chosen.name))
     if as_json:

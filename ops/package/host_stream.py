@@ -24,7 +24,7 @@ from ops.package.package import compression_level, mode
 READY, OLD, FAILED = "ready", "older than this scaletier", "failed: "
 # New code and packages are unpacked here, beside the installed ones, in a folder for root alone.
 NEW_DIR = f"{CODE_DIR}/.new"
-# The packages that run on a host; VERSION is the file there that has their version.
+# The packages that hosts need for a job; VERSION is the file there that has their version.
 CODE = ("jobs", "hosts", "hosts/agent", "hosts/tuner")
 VERSION = "hosts/VERSION"
 # A host that sets itself up at each boot reports its progress here; others are ready when they answer.

@@ -220,7 +220,7 @@ def _import_above(tree: ast.Module, content: bytes, package: str) -> str:
 
 
 def _top_level(body: list[ast.stmt], main: bool) -> Iterator[ast.stmt]:
-    """Yield the statements that surely run: none in a function, in a branch that hosts choose, or around an optional import."""
+    """Yield the statements that surely run: none in a function, a branch that depends on the host, or an optional import."""
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or _suppresses_import_error(node):
             continue

@@ -1,4 +1,4 @@
-"""Run a job with N replicas, as processes on loopback, until it reaches a target, and count its steps.
+"""Run a job with N replicas, as processes on loopback, until a metric reaches a value, and count its steps.
 
 The processes share the CPUs of this machine, which does not matter: steps are counted, not seconds.
 """
@@ -47,7 +47,7 @@ class MeasuredRun:
 
 @dataclass(frozen=True)
 class RunSetup:
-    """A run to a target, of `seconds` at most; with `servers`, it has a parameter server.
+    """A run until `target` is reached, of `seconds` at most; with `servers`, it has a parameter server.
 
     `job_variables` are the names of the variables in `env` that the job sets.
     """

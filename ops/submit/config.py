@@ -28,7 +28,7 @@ from ops.errors import UsageError, suggest
 from ops.package import trainer_config
 from ops.package.trainer_config import Strategy, TrainerConfig, merge_policy_keys
 from ops.submit import arguments, environment, resources, tuning
-from ops.submit.program import flag_sources
+from ops.submit.program import files_defining_flags
 from ops.submit.resources import ROLE_KEYS
 from ops.submit.schema import JobConfig, check_job_id, check_labels
 from ops.terminal import list_some
@@ -107,7 +107,7 @@ class JobSpec:
 
     Attributes:
         job_dir: the path of its output on the hosts.
-        policy: fields of `jobs.records.Plan` by name, from `policy` below.
+        policy: how it restarts and ends, as fields of `jobs.records.Plan` by name.
         declared: the package's scaletier.yaml.
         job_dir_flag: the flag that passes `job_dir` to the trainer, after `args`; None to pass none.
         environment: the variables that the user adds.
@@ -188,7 +188,7 @@ def split_labels(texts: Sequence[str]) -> dict[str, str]:
 def detect_job_dir_flag(args: Sequence[str], declared: TrainerConfig, files: Mapping[str, bytes] | None) -> str | None:
     """Return the flag that passes the output folder to a trainer, as Cloud ML does, or None for none.
 
-    `files` are what `program.flag_sources` returns.
+    `files` are those that may define the trainer's flags; None if these are unknown.
     """
     detect = declared.passJobDir and not arguments.has_output_flag(args)
     return arguments.job_dir_flag(files) if detect and files is not None else None
@@ -207,7 +207,7 @@ def policy(
     where: str = "scheduling",
     declaration: str = trainer_config.FILE,
 ) -> dict[str, Any]:
-    """Return the optional fields of a plan, from config.yaml, else from the trainer's declaration.
+    """Return how a job restarts and ends, as fields of a plan: from config.yaml, else from the trainer's declaration.
 
     Trials are independent: if one host is lost, the others continue. With successPolicy `all`, optionalRoles is empty by
     default, and must not include worker or evaluator, as these end by themselves.
@@ -308,7 +308,7 @@ def _ignored_notes(config: Mapping[str, Any], inventory: Inventory, where: str, 
             yield f"{', '.join(shape)} in {where}: ignored, a trial has one host, and maxParallelTrials sets their number"
         discrete = [each for each in tuned["params"] if each["type"] == "DISCRETE"]
         if scaled := [each["parameterName"] for each in discrete if each.get("scaleType", "NONE") != "NONE"]:
-            yield f"scaleType of {', '.join(scaled)} in {where}: ignored, discreteValues are drawn by their place"
+            yield f"scaleType of {', '.join(scaled)} in {where}: ignored, discreteValues are sampled by index"
         if note := tuning.limit_note(tuned, inventory):
             yield note
     if has_cli_args and config.get("args"):
@@ -501,7 +501,7 @@ def build_job(
     for arg in args:
         if "\0" in arg:
             raise UsageError("an argument of the trainer holds a NUL character, which no program can receive")
-    source_files = flag_sources(folder, command, files or {})
+    source_files = files_defining_flags(folder, command, files or {})
     module = "" if command else flags.module or training_input.get("pythonModule") or f"{package}.task"
     declaring = module.partition(".")[0] or package
     declared = trainer_config.read(files or {}, declaring, report_old_keys=True)

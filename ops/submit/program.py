@@ -62,8 +62,8 @@ def script_of(folder: str, command: Sequence[str], files: Container[str]) -> str
     return path if path in files else None
 
 
-def flag_sources(folder: str, command: Sequence[str], files: Mapping[str, bytes]) -> Mapping[str, bytes] | None:
-    """Return the files that show which flags the arguments may have.
+def files_defining_flags(folder: str, command: Sequence[str], files: Mapping[str, bytes]) -> Mapping[str, bytes] | None:
+    """Return the files that may define the flags of the trainer's arguments.
 
     These are a script alone, or the package of a module. None if another program reads the arguments: its flags are unknown.
     """

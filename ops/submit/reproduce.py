@@ -33,7 +33,7 @@ from ops.submit import compare, manifest, resources, runner, tuning
 from ops.submit.arguments import redirect_output
 from ops.submit.config import JobSpec, chosen_strategy, detect_job_dir_flag, policy
 from ops.submit.metrics import final_metrics
-from ops.submit.program import flag_sources, script_of
+from ops.submit.program import files_defining_flags, script_of
 from ops.submit.schema import Scheduling, check_job_id
 from ops.submit.submit import DuplicateIdError, Submission
 
@@ -183,7 +183,7 @@ def build_job(
     command = tuple(content.get("command", ()))
     runs = {"command": [*command]} if command else {"pythonModule": content["module"]}
     own = {"runtime": runtime.name} if runtime else {}
-    flag = detect_job_dir_flag(args, declared, flag_sources(content.get("folder", ""), command, package.files))
+    flag = detect_job_dir_flag(args, declared, files_defining_flags(content.get("folder", ""), command, package.files))
     tuned = config.get(tuning.HYPERPARAMETERS)
     study = tuning.build_study(tuned, args, folder, flag) if tuned else None
     if study and original_study:

@@ -185,12 +185,12 @@ def test_the_bucket_of_another_project_is_refused(fake: FakeGoogle, answer: Any,
 @pytest.mark.parametrize(
     ("listing", "expected"),
     [
-        ({"prefixes": ["runtimes/", "models/", "jobs/"]}, "jobs/, models/ (old versions count)"),
+        ({"prefixes": ["runtimes/", "models/", "jobs/"]}, "jobs/, models/ (old versions included)"),
         ({"prefixes": ["runtimes/"]}, ""),
-        ({"items": [{"name": "tmp"}]}, "tmp (old versions count)"),
+        ({"items": [{"name": "tmp"}]}, "tmp (old versions included)"),
         (
             {"prefixes": ["jobs/"], "items": [{"name": f"a{number:04}"} for number in range(5000)]},
-            "jobs/, a0000, a0001, a0002, a0003 and 4996 more (old versions count)",
+            "jobs/, a0000, a0001, a0002, a0003 and 4996 more (old versions included)",
         ),
         ({}, ""),
     ],
@@ -223,7 +223,7 @@ def test_a_destroy_that_would_delete_data_or_end_a_job_is_refused(
     provider = ModuleProvider(bucket_guard.__name__)
     _, props = bucket_guard.create({"bucket": "a-bucket", "retain": False, "force": False, "disrupt": False})
     with pytest.raises(
-        GcpError, match=r"^the bucket contains cluster/, jobs/ \(old versions count\), so nothing was destroyed"
+        GcpError, match=r"^the bucket contains cluster/, jobs/ \(old versions included\), so nothing was destroyed"
     ):
         provider.delete("a-bucket", props)
     for setting in ("retain", "force"):

@@ -239,7 +239,7 @@ def test_the_first_to_exit_is_named() -> None:
 @pytest.mark.parametrize("plan", [PLAN, RESTART_ALL])
 def test_an_exit_soon_after_a_kill_is_attributed_to_it(exited: float, killed: float, again: bool, plan: Plan) -> None:
     failed, restarted = record("worker-0", "EXITED", 1), record("ps-0", restarts=1)
-    snapshot = view(failed, restarted, plan=plan, since_exit={"worker-0": exited}, since_kill={"ps-0": killed})
+    snapshot = view(failed, restarted, plan=plan, since_exit={"worker-0": exited}, since_disruption={"ps-0": killed})
     new = advance(job(), snapshot)
     if again:
         assert (new.state, new.attempt, new.restartsUsed, new.faults) == ("RUNNING", 1, 1, 0)
@@ -252,12 +252,12 @@ def test_an_exit_soon_after_a_kill_is_attributed_to_it(exited: float, killed: fl
 def test_a_restart_code_before_an_exit_restarts_the_job(plan: Plan) -> None:
     failed = record("master-0", "EXITED", 1, errorMessage="no such column")
     asks = record("worker-0", "EXITED", 42, awaits_restart=True, terminationReason="status 42")
-    late = view(failed, asks, plan=plan, since_exit={"master-0": 5.0, "worker-0": 4.9}, since_kill={"worker-0": 4.9})
+    late = view(failed, asks, plan=plan, since_exit={"master-0": 5.0, "worker-0": 4.9}, since_disruption={"worker-0": 4.9})
     assert (
         advance(job(), late).errorMessage
         == "The replica master 0 exited with a non-zero status of 1. Last line: no such column\nno such column"
     )
-    first = replace(late, since_kill={"worker-0": 5.0})
+    first = replace(late, since_disruption={"worker-0": 5.0})
     again = advance(job(), first)
     assert (again.state, again.attempt) == ("RUNNING", 1)
     assert again.events == [Event(NOW, "worker 0 ended (status 42), and the others could not continue without it")]
@@ -283,21 +283,25 @@ def test_a_restart_code_before_an_exit_restarts_the_job(plan: Plan) -> None:
 @pytest.mark.parametrize("plan", [PLAN, RESTART_ALL])
 def test_a_sigterm_soon_before_an_exit_may_be_caused_by_it(reason: str, since: float, attempt: int, plan: Plan) -> None:
     failed, ended = record("master-0", "EXITED", 1), record("worker-0", "EXITED", 143, terminationReason=reason)
-    snapshot = view(failed, ended, plan=plan, since_exit={"master-0": 5.0, "worker-0": since}, since_kill={"worker-0": since})
+    snapshot = view(
+        failed, ended, plan=plan, since_exit={"master-0": 5.0, "worker-0": since}, since_disruption={"worker-0": since}
+    )
     assert advance(job(), snapshot).attempt == attempt
 
 
 def test_a_sigterm_restarts_the_job_once_no_exit_can_be_its_cause() -> None:
     ended = record("worker-0", "EXITED", 143, terminationReason="signal 15 (SIGTERM)")
-    assert decide(job(), view(ended, plan=RESTART_ALL, since_kill={"worker-0": 0.9})) is None
-    assert advance(job(), view(ended, plan=RESTART_ALL, since_kill={"worker-0": 1.0})).attempt == 1
+    assert decide(job(), view(ended, plan=RESTART_ALL, since_disruption={"worker-0": 0.9})) is None
+    assert advance(job(), view(ended, plan=RESTART_ALL, since_disruption={"worker-0": 1.0})).attempt == 1
     killed = record("worker-1", "EXITED", 137)
-    new = advance(job(), view(ended, killed, plan=RESTART_ALL, since_kill={"worker-0": 0.9, "worker-1": 0.1}))
+    new = advance(job(), view(ended, killed, plan=RESTART_ALL, since_disruption={"worker-0": 0.9, "worker-1": 0.1}))
     assert new.events == [Event(NOW, "worker 1 was killed (signal 9 (SIGKILL))")]
 
 
 def test_an_exit_is_not_attributed_to_the_replica_s_own_kill() -> None:
-    snapshot = view(record("worker-0", "EXITED", 1, restarts=1), since_exit={"worker-0": 2.0}, since_kill={"worker-0": 5.0})
+    snapshot = view(
+        record("worker-0", "EXITED", 1, restarts=1), since_exit={"worker-0": 2.0}, since_disruption={"worker-0": 5.0}
+    )
     assert advance(job(), snapshot).state == "FAILED"
 
 
@@ -331,7 +335,9 @@ def test_a_verdict_waits_for_a_heartbeat_of_each_running_peer(
     failed, plan = record("worker-0", "EXITED", 1), replace(PLAN, optionalRoles=roles)
     snapshot = view(failed, peer, plan=plan, since_exit={"worker-0": 5.0}, silence={"ps-0": silence})
     assert (decide(job(), snapshot) is None) == waits
-    killed = replace(snapshot, replicas={**snapshot.replicas, "ps-0": record("ps-0", restarts=1)}, since_kill={"ps-0": 0.0})
+    killed = replace(
+        snapshot, replicas={**snapshot.replicas, "ps-0": record("ps-0", restarts=1)}, since_disruption={"ps-0": 0.0}
+    )
     assert advance(job(), killed).attempt == 1
 
 
@@ -348,7 +354,10 @@ def test_ends_in_an_earlier_attempt_are_ignored() -> None:
 
 
 def test_a_kill_that_the_host_restarts_is_ignored_by_the_leader() -> None:
-    assert decide(job(), view(record("ps-0", "PREPARING", 137, restarts=1, restartsUsed=1), since_kill={"ps-0": 0.0})) is None
+    assert (
+        decide(job(), view(record("ps-0", "PREPARING", 137, restarts=1, restartsUsed=1), since_disruption={"ps-0": 0.0}))
+        is None
+    )
 
 
 def test_a_stopped_unit_is_expected_back() -> None:
@@ -403,7 +412,7 @@ def test_restart_codes_count_however_long_the_attempt_ran() -> None:
             record("worker-0", faults=1, terminationReason="signal 11 (SIGSEGV)"),
             record("worker-1", "EXITED", 1),
             since_exit={"worker-1": 9.0},
-            since_kill={"worker-0": 9.0},
+            since_disruption={"worker-0": 9.0},
             in_state=1e4,
         ),
         view(plan=replace(PLAN, stallTimeout=900.0), since_output=900.0, in_state=1e4),
@@ -699,7 +708,7 @@ def test_decide_makes_only_valid_transitions(before: JobRecord, snapshot: View) 
 
 @given(_jobs, _views)
 @example(
-    job(), View(PLAN, {"worker-0": record("worker-0", "EXITED", 1)}, NOW, since_kill={"master-0": 0.0})
+    job(), View(PLAN, {"worker-0": record("worker-0", "EXITED", 1)}, NOW, since_disruption={"master-0": 0.0})
 )  # its record is lost
 def test_decide_reaches_a_fixed_point(before: JobRecord, snapshot: View) -> None:
     # For a new attempt the leader sets `in_state` and `since_output` to 0.
@@ -727,7 +736,11 @@ def test_a_job_whose_chief_is_done_never_fails(before: JobRecord, snapshot: View
 def test_an_exit_without_a_kill_never_restarts_the_job(before: JobRecord, snapshot: View) -> None:
     failed = record("worker-0", "EXITED", 1, attempt=before.attempt)
     snapshot = replace(
-        snapshot, since_kill={}, silence={}, replicas={**snapshot.replicas, "worker-0": failed}, since_exit={"worker-0": 60.0}
+        snapshot,
+        since_disruption={},
+        silence={},
+        replicas={**snapshot.replicas, "worker-0": failed},
+        since_exit={"worker-0": 60.0},
     )
     after = decide(before, snapshot)
     assert after is None or after.attempt == before.attempt
@@ -773,9 +786,12 @@ def test_an_unresponsive_host_is_started() -> None:
 def test_an_exit_after_a_preemption_waits_for_the_host(plan: Plan) -> None:
     preempted, failed = record("worker-0", "EXITED", 143, preempted=True), record("ps-0", "EXITED", 1)
     known = job(lostReplicas=["worker-0"])
-    assert decide(known, view(preempted, failed, plan=plan, since_exit={"ps-0": 50.0}, since_kill={"worker-0": 50.0})) is None
+    assert (
+        decide(known, view(preempted, failed, plan=plan, since_exit={"ps-0": 50.0}, since_disruption={"worker-0": 50.0}))
+        is None
+    )
     restarted = record("worker-0", restarts=1, terminationReason=PREEMPTED)
-    back = advance(known, view(restarted, failed, plan=plan, since_exit={"ps-0": 50.0}, since_kill={"worker-0": 0.0}))
+    back = advance(known, view(restarted, failed, plan=plan, since_exit={"ps-0": 50.0}, since_disruption={"worker-0": 0.0}))
     assert (back.attempt, back.restartsUsed) == (1, 0)
     assert back.events[-1].cause == "worker 0 was preempted, and the others could not continue without it"
 

@@ -398,7 +398,7 @@ def test_a_chief_that_is_done_stays_done() -> None:
     host.orders(0)
     host.ends(0)
     host.orders(1)
-    assert (len(host.children), host.record.attempt, host.record.done) == (1, 0, True)
+    assert (len(host.children), host.record.attempt, host.record.succeeded) == (1, 0, True)
 
 
 def test_restart_policy_all_waits_for_the_leader() -> None:

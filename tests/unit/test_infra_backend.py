@@ -64,11 +64,11 @@ def test_files_that_a_killed_pulumi_left_cut_off_are_named(tmp_path: Path, end: 
         (f"{begin}/lost{attributes}, and cannot read stack lost", f"rm {stacks}/lost{attributes}"),
         (f"{begin}/it's{attributes}, and cannot read stack it's", f"""rm '{stacks}/it'"'"'s{attributes}'"""),
         (
-            f"the state of stack mine is cut off ({stacks}/mine.json{end}); Pulumi's backup of it is readable",
+            f"the state of stack mine is truncated ({stacks}/mine.json{end}); Pulumi's backup of it is readable",
             f"cp {stacks}/mine{bak} {stacks}/mine.json{end}",
         ),
-        (f"the state of stack last is cut off ({stacks}/last.json{end}); {no_copy}", ""),
-        (f"the state of stack new is cut off ({stacks}/new.json{end}); {no_copy}", ""),
+        (f"the state of stack last is truncated ({stacks}/last.json{end}); {no_copy}", ""),
+        (f"the state of stack new is truncated ({stacks}/new.json{end}); {no_copy}", ""),
     ])  # fmt: skip
 
 

@@ -352,7 +352,7 @@ def test_a_job_that_never_started_costs_nothing_for_its_time_in_the_queue() -> N
 )
 def test_done_and_status_of_a_replica(state: str, code: int | None, signal: int | None, done: bool, status: int) -> None:
     record = ReplicaRecord("ps-0", state=ReplicaState(state), exitCode=code, signal=signal)
-    assert (record.done, record.status) == (done, status)
+    assert (record.succeeded, record.status) == (done, status)
 
 
 def test_the_chief_is_never_optional() -> None:

@@ -231,7 +231,7 @@ def test_a_destroyed_stack_is_removed_locally(tmp_path: Path, pulumi: Pulumi, mo
         (
             "b",
             "no stack named b found",
-            "stack 'b' (--stack, PULUMI_STACK) does not exist here; up is a and local. "
+            "stack 'b' (--stack, PULUMI_STACK) does not exist here; stacks that exist: a, local. "
             "Run: make stack STACK=b && pulumi up --stack b",
         ),
     ],

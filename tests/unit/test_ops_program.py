@@ -82,13 +82,15 @@ def test_job_dir_is_passed_only_if_the_script_itself_knows_it(inventory: Invento
     job_program = program.find(str(folder), None, "helper.py", None)
     assert start_of(make_plan(inventory, job_program))[1] == ["python", "helper.py"]
     files = job_program.source.files
-    assert program.flag_sources(job_program.folder, job_program.command, files) == {"work/helper.py": files["work/helper.py"]}
-    assert program.flag_sources("", (), files) == files
+    assert program.files_defining_flags(job_program.folder, job_program.command, files) == {
+        "work/helper.py": files["work/helper.py"]
+    }
+    assert program.files_defining_flags("", (), files) == files
     job = build_job(JobFlags("j"), inventory, "work", files, job_program.command, job_program.folder)
     built = package.build(job_program.source, "", job_program.script)
     reproduced = reproduce.build_job(inventory, manifest.manifest(inventory, job, built), "j2", built)
     assert (job.job_dir_flag, reproduced.job_dir_flag, reproduced.command) == (None, None, ("python", "helper.py"))
-    assert program.flag_sources(job_program.folder, ("./run.sh",), files) is None
+    assert program.files_defining_flags(job_program.folder, ("./run.sh",), files) is None
 
 
 def test_a_jobs_pythonpath_has_further_folders_for_imports(inventory: Inventory, folder: Path) -> None:

@@ -247,9 +247,9 @@ def test_a_server_that_does_not_answer_is_tried_last(cluster: ClusterClient) -> 
     first = open_channel()
     assert first is transports["serving-0"]
     for _ in range(2):  # of two of its requests in progress
-        servers.try_last(first)
+        servers.fail_over(first)
         assert open_channel() is transports["serving-1"]
-    servers.try_last(transports["serving-1"])
+    servers.fail_over(transports["serving-1"])
     assert open_channel() is first
 
 
@@ -357,7 +357,7 @@ def test_serve_prints_the_address_of_a_local_port(
 
     @contextlib.contextmanager
     def forward(opener: ServingClient, loopback: str, ports: range, unanswered: Any) -> Iterator[SimpleNamespace]:
-        assert (opener, loopback, ports, unanswered) == (servers, "127.0.0.1", range(1234, 1235), servers.try_last)
+        assert (opener, loopback, ports, unanswered) == (servers, "127.0.0.1", range(1234, 1235), servers.fail_over)
         forwards.append(SimpleNamespace(port=1234, remote_port=0))
         yield forwards[-1]
 

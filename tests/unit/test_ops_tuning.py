@@ -174,7 +174,7 @@ def test_discrete_values_are_sorted_and_have_no_scale(standard: Inventory, tmp_p
         assert job.study
         assert (job.study.params[0].discreteValues, job.notes) == ([12.5, 50, 100], ())
     (note,) = build(scaleType="UNIT_LOG_SCALE").notes
-    assert note == f"scaleType of batch in {tmp_path}/config.yaml: ignored, discreteValues are drawn by their place"
+    assert note == f"scaleType of batch in {tmp_path}/config.yaml: ignored, discreteValues are sampled by index"
 
 
 def test_a_jobs_folder_has_a_folder_per_trial(standard: Inventory, tmp_path: Path) -> None:
