@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from waiting import limit
@@ -80,7 +81,7 @@ def test_a_refused_token_is_logged_once_and_requested_again() -> None:
     assert messages == ["no token for the bucket: HTTP 400, invalid_grant"]
 
 
-def test_google_s_library_accepts_it_as_the_metadata_server() -> None:
+def test_google_s_library_accepts_it_as_the_metadata_server(tmp_path: Path) -> None:
     program = (
         "import google.auth\n"
         "from google.auth.transport.requests import Request\n"
@@ -93,7 +94,7 @@ def test_google_s_library_accepts_it_as_the_metadata_server() -> None:
         env = (
             environment
             | token_broker.environment
-            | {"HOME": "/nonexistent", "GCE_METADATA_MTLS_MODE": "none", "no_proxy": "127.0.0.1"}
+            | {"HOME": str(tmp_path), "GCE_METADATA_MTLS_MODE": "none", "no_proxy": "127.0.0.1"}
         )
         env["GCE_METADATA_TIMEOUT"] = f"{limit():.0f}"  # seconds, 3 by default
         result = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)

@@ -99,8 +99,9 @@ def test_a_failed_command_prints_its_last_lines(tmp_path: Path) -> None:
 
 
 def test_a_missing_command_is_one_line(progress: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert progress.run(["/nonexistent", "x"], progress.CommandProgress("image", None, 0, Clock()), tmp_path / "x") == 127
-    assert capsys.readouterr() == ("", "image: 0 s: cannot run /nonexistent: No such file or directory\n")
+    command = tmp_path / "missing"
+    assert progress.run([str(command), "x"], progress.CommandProgress("image", None, 0, Clock()), tmp_path / "x") == 127
+    assert capsys.readouterr() == ("", f"image: 0 s: cannot run {command}: No such file or directory\n")
 
 
 @pytest.mark.parametrize(("code", "failed"), [(0, []), (3, ["image: 0 s: failed"])])
