@@ -192,7 +192,7 @@ class Ledger:
                 job.hosts if has_hosts or not job.candidates else [],
                 has_hosts=has_hosts,
                 priority=job.priority,
-                token=job.lease.holder if job.lease.submitter else "",
+                submission_id=job.lease.holder if job.lease.submitter else "",
                 submittedBy=job.submittedBy,
                 createTime=job.createTime,
                 candidates=job.candidates,

@@ -57,17 +57,17 @@ def place(candidates: Mapping[str, Sequence[str]], busy: Collection[str]) -> dic
 class QueueEntry(HostAssignment):
     """A job that has its `hosts` (`has_hosts`), or waits for some of its candidates.
 
-    `token` tells one submission from another of the same id. maxWaitTime is in seconds, None for no limit.
+    `submission_id` tells one submission from another of the same job id. maxWaitTime is in seconds, None for no limit.
     """
 
     old_names: ClassVar[Mapping[str, str]] = {"candidates": "wants"}
-    json_key: ClassVar = staticmethod(lambda name: "held" if name == "has_hosts" else name)
+    json_key: ClassVar = staticmethod(lambda name: {"has_hosts": "held", "submission_id": "token"}.get(name, name))
 
     jobId: str
     hosts: list[str]
     has_hosts: bool = False
     priority: int = 0
-    token: str = ""
+    submission_id: str = ""
     submittedBy: str = ""
     createTime: str = ""
     maxWaitTime: float | None = None
@@ -124,7 +124,7 @@ class Queue(Record):
 
     def without(self, entry: QueueEntry) -> Queue:
         """Return the queue without this entry, its hosts assigned to the next jobs. Another submission of the same id stays."""
-        others = [e for e in self.entries if (e.jobId, e.token) != (entry.jobId, entry.token)]
+        others = [e for e in self.entries if (e.jobId, e.submission_id) != (entry.jobId, entry.submission_id)]
         return replace(self, entries=others).promoted()
 
     def promoted(self) -> Queue:

@@ -55,7 +55,11 @@ class QueueMonitor:
         """Poll the queue once; a later poll does what is left. BucketError if the bucket fails."""
         queue = self._ledger.change_queue(lambda queue: queue.promoted())
         jobs = self._ledger.jobs_named(entry.jobId for entry in queue.entries)
-        signs = {(entry.jobId, entry.token): _sign_of_life(jobs.get(entry.jobId)) for entry in queue.entries if entry.has_hosts}
+        signs = {
+            (entry.jobId, entry.submission_id): _sign_of_life(jobs.get(entry.jobId))
+            for entry in queue.entries
+            if entry.has_hosts
+        }
         self.stalled = any(self._first_signs.setdefault(key, sign) == sign for key, sign in signs.items())
         for entry in queue.entries:
             with suppress(Conflict, RecordError):  # another process changed it
@@ -129,14 +133,14 @@ class QueueMonitor:
 
     def _leaderless_seconds(self, entry: QueueEntry, job: JobRecord) -> float:
         """Return the seconds since the last renewal by a leader."""
-        return self._timer.observe(("leads", entry.jobId, entry.token), str(job.lease))
+        return self._timer.observe(("leads", entry.jobId, entry.submission_id), str(job.lease))
 
     def _unchanged_for_lease(self, entry: QueueEntry, value: object, times: int = 1) -> bool:
-        """Return True once this value has not changed for `times` lease times; the token tells entries of one id apart."""
-        return self._timer.observe(("entry", entry.jobId, entry.token), str(value)) >= times * self._seconds
+        """Return True once this value of a submission has not changed for `times` lease times."""
+        return self._timer.observe(("entry", entry.jobId, entry.submission_id), str(value)) >= times * self._seconds
 
     def _waited(self, entry: QueueEntry) -> float:
-        return self._timer.observe(("waits", entry.jobId, entry.token), True)
+        return self._timer.observe(("waits", entry.jobId, entry.submission_id), True)
 
     def _end(self, stored: Stored[JobRecord], why: str, cancelled: bool = False) -> None:
         self._ledger.change_job(stored, stored.record.with_holder(self._me).ended(why, cancelled))

@@ -34,12 +34,12 @@ class Callbacks:
     Attributes:
         history: the `keras.callbacks.History`, on the chief, once training begins.
         learning_rates: those that callbacks may have set, by their indices in the network's `local`.
-        pauses: True if all replicas pause during an evaluation.
+        pauses_training: True if no replica trains during an evaluation.
     """
 
     history: Any = None
     learning_rates: Mapping[int, Any] = {}
-    pauses = False
+    pauses_training = False
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Callbacks:
 
     def plan(self, flags: Flags, length: int | None) -> Flags:
         """Return the flags with the steps of the job and of each epoch; `length` is the number of batches, None if unknown."""
-        self.pauses = flags.eval_steps is not None
+        self.pauses_training = flags.eval_steps is not None
         steps_per_epoch = flags.eval_steps or self._steps or length
         if not flags.max_steps and not steps_per_epoch:
             line = f"epochs={self._epochs} is invalid: train_data does not say how many batches it has. Valid: steps, or"
@@ -226,10 +226,10 @@ class Callbacks:
     @property
     def stopped(self) -> bool:
         """True if a callback has ended training, and the present epoch has a round, as each epoch of Keras has a batch."""
-        return self.stopping and (bool(self._rounds) or not self.pending)
+        return self.stopping and (bool(self._rounds) or not self.in_epoch)
 
     @property
-    def pending(self) -> bool:
+    def in_epoch(self) -> bool:
         """True if an epoch has begun and not ended."""
         return self._in_epoch
 

@@ -21,9 +21,9 @@ _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 # The global step, the step at which the data began, a description of the data, the state of callbacks, a hash of vocabularies,
 # and the number of replicas.
 _STEP, _DATA_BEGIN, _DATA = "global_step", "data_begin", "data_of"
-CALLBACKS, VOCABULARY, REPLICAS = "callbacks", "vocabulary_of", "replicas"
+CALLBACKS, VOCABULARY_HASH, REPLICAS = "callbacks", "vocabulary_of", "replicas"
 # Names that a checkpoint, or tf.train.Checkpoint, uses itself.
-_RESERVED = frozenset({_STEP, _DATA_BEGIN, _DATA, CALLBACKS, VOCABULARY, REPLICAS, "root", "save_counter"})
+_RESERVED = frozenset({_STEP, _DATA_BEGIN, _DATA, CALLBACKS, VOCABULARY_HASH, REPLICAS, "root", "save_counter"})
 _NAME, _INDEX = "model", ".index"
 
 
@@ -99,10 +99,10 @@ class CheckpointReader:
         except _DAMAGE as error:
             raise self._unreadable(error) from None
         self.step = int(self.read(_STEP))
-        self.data_description, self.callbacks, vocabulary = (
-            bytes(self.read(key)).decode() if key in self._shapes else "" for key in (_DATA, CALLBACKS, VOCABULARY)
+        self.data_description, self.callbacks, vocabulary_hash = (
+            bytes(self.read(key)).decode() if key in self._shapes else "" for key in (_DATA, CALLBACKS, VOCABULARY_HASH)
         )
-        if vocabulary and vocabulary != network.vocabulary:
+        if vocabulary_hash and vocabulary_hash != network.vocabulary:
             line = f"checkpoint {path} is invalid: the layers of {network.model.name} had another vocabulary."
             raise CheckpointError(f"{line} Valid: the same vocabulary, or another --job-dir")
         # Constants of another dtype may be states of random generators that the model does not use.
@@ -234,10 +234,10 @@ class TrainingState:
     handles as `functional_model.Variables`.
 
     Attributes:
-        tests_ema: True if evaluations use the optimizer's moving averages of weights.
+        evaluates_ema: True if evaluations use the optimizer's moving averages of weights.
     """
 
-    tests_ema = False
+    evaluates_ema = False
 
     def __init__(
         self,
@@ -287,7 +287,7 @@ class TrainingState:
 
     def test(self, test_state: Sequence[Any], batch: Batch) -> tuple[Any, Any, list[Any], Any]:
         """Evaluate a batch with the current variables; see `FunctionalModel.test`."""
-        return self.network.test(self.ema_shared if self.tests_ema else self.shared, self.local, test_state, batch)
+        return self.network.test(self.ema_shared if self.evaluates_ema else self.shared, self.local, test_state, batch)
 
     @property
     def ema_shared(self) -> list[Any]:

@@ -70,8 +70,8 @@ def fit(
 
     Raises:
         SystemExit: the call is invalid, or the job failed on one process. One line on stderr has the reason; the exit codes are
-            those of `scaletier.run`. A failed job on a cluster ends the process without an exception. So does every job that
-            should resume from its last checkpoint.
+            those of `scaletier.run`. The process ends at once, without an exception, if the job fails on a cluster, or anywhere
+            if it should be restarted from its last checkpoint.
         Exception: an error of the program itself, on one process.
     """
     handler = signal.getsignal(signal.SIGTERM)
@@ -200,7 +200,7 @@ def _dataset(data: Any, batch_size: int, seed: int | None) -> Any:
         generate = functools.partial(tf.data.Dataset.from_generator, batches, output_signature=specs)
         if count is None or seed is None:
             dataset = generate()
-        else:  # each pass draws its order as it starts, even if it is skipped
+        else:  # each pass shuffles as it starts, even if its batches are skipped
             orders = tf.data.Dataset.range(count).shuffle(count, seed, reshuffle_each_iteration=True).batch(count)
             dataset = orders.flat_map(lambda order: generate(args=(order,)))
         cardinality = tf.data.INFINITE_CARDINALITY if count is None else count

@@ -54,7 +54,7 @@ class DistributedState(TrainingState):
 
     def test(self, test_state: Sequence[Any], batch: Batch) -> tuple[Any, Any, list[Any], Any]:
         network, outputs, terms = self.network, batch.inputs, list[Any]()
-        changing, weights = network.changing(network.shared, network.local), self.ema_shared if self.tests_ema else ()
+        changing, weights = network.changing(network.shared, network.local), self.ema_shared if self.evaluates_ema else ()
         values = {spec.name: value for spec, value in zip(network.shared, weights, strict=False)}
         values |= {spec.name: value for spec, value in zip(changing, test_state, strict=False)}
         for stage in self.stages:

@@ -150,7 +150,7 @@ class Training(abc.ABC):
         return bool(self.chief and self.chief.stopped)
 
     def rescue(self) -> None:
-        """Save this host's values after another host is lost, if they are complete: with `async` those that it pulled last."""
+        """Save this host's values after a host is lost, if all are finite; with `async` they are those that it pulled last."""
         if self.chief and self.state.is_complete and bool(self.all_finite()):
             self.chief.rescue()
 
@@ -190,11 +190,11 @@ class ChiefTasks:
             variables[checkpoint.CALLBACKS] = job.callbacks.state
         with tf.device("/device:CPU:0"):
             variables[checkpoint.REPLICAS] = tf.Variable(self._network.replicas)
-            if vocabulary := self._network.vocabulary:
-                variables[checkpoint.VOCABULARY] = tf.Variable(vocabulary)
+            if vocabulary_hash := self._network.vocabulary:
+                variables[checkpoint.VOCABULARY_HASH] = tf.Variable(vocabulary_hash)
         self._saver = checkpoint.Saver(variables, self._state.step, folder, self._flags.keep_checkpoints)
         self._evaluate = None
-        self._state.tests_ema = not job.callbacks  # `fit` of Keras evaluates the weights while it trains
+        self._state.evaluates_ema = not job.callbacks  # `fit` of Keras evaluates the weights themselves, not their averages
         if training.eval_source:
             self._evaluate = make_evaluate(self._network, self._state, training.eval_source.one_pass(), job.eval_callback)
         self._interval = EvalInterval(self._flags.eval_interval)
@@ -257,7 +257,7 @@ class ChiefTasks:
         step = self._training.refresh()
         if self._callbacks:
             epoch_end, self.next_eval_step = self.next_eval_step, self.next_eval_step + (self._flags.eval_steps or 1)
-            if not self._callbacks.pauses:
+            if not self._callbacks.pauses_training:
                 self._training.budget.allow_until(self.next_eval_step)
 
         def evaluate() -> EvaluationResult | None:
@@ -297,7 +297,7 @@ class ChiefTasks:
     def finish(self, loss: float | None) -> None:
         """Save, export and evaluate the final model; `loss` is that of the last round, or None."""
         try:
-            if self._callbacks and self._callbacks.pending:
+            if self._callbacks and self._callbacks.in_epoch:
                 self._evaluate_now()
         finally:
             step = self.save()

@@ -2,7 +2,7 @@
 
 import os
 
-import fsspec  # PyTorch brings it; it also writes to gs://
+import fsspec  # a dependency of PyTorch; with gcsfs it also writes to gs://
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel

@@ -57,7 +57,7 @@ class RunningProgram(Protocol):
         """Send a signal to all its processes; do nothing if there is none."""
 
     def ended(self) -> bool:
-        """Return True once it has ended, as a SIGCHLD reports; the processes that it left are dead, or `reap` kills them."""
+        """Return True once it has ended; a SIGCHLD reports that. Processes that it left are dead, or `reap` kills them."""
 
     def reap(self) -> Exit:
         """Return how it ended, after its end."""

@@ -22,7 +22,7 @@ class ShardPredictor:
         self._run, self._name = run, name
         self._signature = get_signature(signatures, name)
         # Records can be batched only if the signature gives one output row for each input row.
-        self._batch_size = BATCH if self._signature.by_rows else 1
+        self._batch_size = BATCH if self._signature.batchable else 1
 
     @property
     def takes_key(self) -> bool:

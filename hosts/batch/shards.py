@@ -100,7 +100,7 @@ class InputPosition:
             self.line, self._byte, self._readable = 0, 0, True
         if not self._readable:
             return False, ""
-        # A first record that does not begin where the last one ended is data of another record, or the file has changed.
+        # A record that begins elsewhere than where the last one ended was found inside another's data, or the file has changed.
         if count.start != self._byte and (count.records or not count.damage):
             self._readable = False
             return False, _NOT_CONTINUOUS
@@ -111,7 +111,7 @@ class InputPosition:
 
 @dataclass(frozen=True)
 class ShardOutcome:
-    """The outcome of a shard: how much was read, the number of results, and the line and reason of each error."""
+    """The outcome of a shard: what was read, the number of instances with a result, the line and reason of each error."""
 
     count: RecordCount
     instances: int

@@ -46,15 +46,15 @@ class Batcher:
         self._waiting: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
         self._max_waiting = max_waiting
         self._closed = False
-        self._not_by_rows: set[str] = set()
+        self._unbatchable: set[str] = set()
         self._lock = threading.Lock()
         threading.Thread(target=self._work, name="model", daemon=True).start()
 
     def put(self, signature: str, inputs: Arrays) -> Future[Arrays]:
         """Return a future of the outputs; RestError 503 if too many requests wait already."""
         batchable = (
-            signature not in self._not_by_rows
-            and self._signatures[signature].by_rows
+            signature not in self._unbatchable
+            and self._signatures[signature].batchable
             and len({len(a) for a in inputs.values()}) == 1
         )
         request = _Request(signature, inputs, len(next(iter(inputs.values()))) if batchable else 0)
@@ -88,7 +88,7 @@ class Batcher:
     def _gather(self, first: _Request) -> tuple[list[_Request], _Request | None, bool]:
         """Return a batch that begins with `first`, a request that does not fit it, and whether `close` was called."""
         batch, rows = [first], first.rows
-        while first.rows and first.signature not in self._not_by_rows and rows < self._max_rows:
+        while first.rows and first.signature not in self._unbatchable and rows < self._max_rows:
             try:
                 other = self._waiting.get_nowait()
             except queue.Empty:
@@ -118,7 +118,7 @@ class Batcher:
             return
         if any(array.ndim == 0 or len(array) != rows for array in outputs.values()):
             # Despite its shapes, the signature does not give one row for each input row: no client may get the rows of another.
-            self._not_by_rows.add(first.signature)
+            self._unbatchable.add(first.signature)
             for request in batch:
                 self._compute_one(request)
             return

@@ -57,7 +57,7 @@ class Signature:
     outputs: Mapping[str, Tensor]
 
     @property
-    def by_rows(self) -> bool:
+    def batchable(self) -> bool:
         """True if all shapes have a first dimension of unknown size: each input row gives one output row."""
         tensors = [*self.inputs.values(), *self.outputs.values()]
         return bool(self.inputs) and all(tensor.shape and tensor.shape[0] is None for tensor in tensors)

@@ -37,7 +37,7 @@ def folder_path(spec: RuntimeSpec) -> Path:
 
 
 def ensure_folder(spec: RuntimeSpec) -> Path:
-    """Return a runtime's folder. Build it if it is missing, with uv's output, which takes minutes; may raise BuildError."""
+    """Return a runtime's folder. If it is missing, build it (takes minutes) and print uv's output; may raise BuildError."""
     target = folder_path(spec)
     if not target.exists():
         with create_atomically(target, BuildError) as part:

@@ -32,7 +32,7 @@ from ops.plan.scaling import ClusterShape, PlannedMachine, Prediction, Work, asy
 from ops.plan.show import show
 from ops.plan.time_to_target import MetricTarget, TargetModel
 from ops.submit import program
-from ops.submit.arguments import STRATEGY, drop_flags, drop_run_flags, flags, last_step, redirect_output, whole_number
+from ops.submit.arguments import STRATEGY, drop_flags, drop_flags_and_paths, flags, last_step, redirect_output, whole_number
 from ops.submit.config import RUNTIME_KEYS, chosen_strategy, detect_job_dir_flag, read_config, split_arguments
 from ops.submit.environment import merge_environment
 
@@ -309,7 +309,7 @@ def path(module: str, args: Sequence[str], declared: TrainerConfig, environment:
     """
     declared_flags = declared.plan
     same = [flag for flag in (STRATEGY, declared_flags.steps, declared_flags.syncPeriod, declared_flags.evaluate) if flag]
-    key = json.dumps([module, drop_run_flags(args, same), *([environment] if environment else [])], sort_keys=True)
+    key = json.dumps([module, drop_flags_and_paths(args, same), *([environment] if environment else [])], sort_keys=True)
     return PLANS / f"{module}-{hashlib.sha256(key.encode()).hexdigest()[:8]}.json"
 
 

@@ -23,7 +23,7 @@ from ops.plan.scaling import ClusterShape, PlannedMachine, Prediction, Work
 from ops.plan.show import format_time_to_target
 from ops.plan.time_to_target import TargetModel, crossing
 from ops.submit import manifest
-from ops.submit.arguments import STRATEGY, drop_run_flags
+from ops.submit.arguments import STRATEGY, drop_flags_and_paths
 from ops.submit.config import chosen_strategy
 from ops.submit.reproduce import read_manifest
 
@@ -96,7 +96,7 @@ def find_target_model(plan: Mapping[str, Any], args: Sequence[str], declared: Tr
     if not plan.get("until"):
         return None
     ignored = [STRATEGY, *([declared.plan.evaluate] if declared.plan.evaluate else [])]
-    if drop_run_flags(plan["args"], ignored) != drop_run_flags(args, ignored):
+    if drop_flags_and_paths(plan["args"], ignored) != drop_flags_and_paths(args, ignored):
         return None
     return TargetModel.of(plan["until"]).for_strategy(resolve_strategy(declared, chosen_strategy(args)))
 
@@ -128,8 +128,8 @@ def predict(
 def cluster_shape(inventory: Inventory, vcpus_per_cpu: float) -> ClusterShape:
     """Return the machines of a running cluster.
 
-    Hosts that share processors share those of this machine, of `vcpus_per_cpu` vCPUs each, and their network is its memory.
-    Other hosts have the vCPUs and the network of their machine type.
+    Local hosts share this machine's processors, of `vcpus_per_cpu` vCPUs each, and send data by copies in its memory. Other
+    hosts have the vCPUs and the network of their machine type.
     """
     shared = inventory.shared_cpus
 

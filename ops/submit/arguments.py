@@ -78,8 +78,8 @@ def redirect_output(args: Sequence[str], folder: str) -> list[str]:
     return result
 
 
-def drop_run_flags(args: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Return the arguments without the flags `names`, the data flags and the output flags."""
+def drop_flags_and_paths(args: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Return the arguments without the flags `names` and those that name paths of data or output."""
     data = (flag for flag, _ in flags(args) if _DATA_FLAG.fullmatch(flag))
     return drop_flags(args, (*names, *_OUTPUT_FLAGS, *data))
 

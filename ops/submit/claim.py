@@ -61,7 +61,7 @@ class Submitter:
             record.hosts,
             candidates=record.candidates,
             priority=record.priority,
-            token=me,
+            submission_id=me,
             submittedBy=record.submittedBy,
             createTime=record.createTime,
             maxWaitTime=max_wait,
@@ -84,7 +84,7 @@ class Submitter:
         def enter(queue: Queue) -> Queue:
             before = queue.entry(self._entry.jobId)
             if before is not None:
-                if before.token != self._me:
+                if before.submission_id != self._me:
                     raise UsedBeforeError(self._entry.jobId)
                 return queue
             new = queue.added(self._entry)
@@ -110,7 +110,7 @@ class Submitter:
         """Return the entries that the job waits for; empty if it has its hosts."""
         queue = self._ledger.queue()
         mine = queue.entry(self._entry.jobId)
-        if mine and mine.token == self._me:
+        if mine and mine.submission_id == self._me:
             self._entry = mine
         return queue.ahead_of(self._entry.jobId)
 

@@ -222,7 +222,7 @@ def _push(
     """Send every host its files and the agent's code, and wake the agent; add the package if the job starts now."""
     inventory, job_id = submission.inventory, submission.job.id
     code, version = host_stream.code(CHECKOUT)
-    # A package without files, for a command that the hosts have, is no folder in the stream: hosts fetch it from the bucket.
+    # A package without files (the job runs a command that hosts already have) is not sent: hosts fetch it from the bucket.
     package = (submission.package.host_files if with_package else None) or None
     shared = host_stream.shared_stream(code, package, plan.packageSha256, submission.package.executables)
     files, secrets = host_files.render(inventory), job_plan.secret_files(submission.job)

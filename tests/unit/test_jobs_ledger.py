@@ -176,7 +176,7 @@ def test_a_rebuilt_queue_has_its_submitters_and_assigns_no_host_twice(ledger: Le
         )
     write(tmp_path, paths.QUEUE, b"{")
     queue = ledger.queue()
-    assert [(entry.jobId, entry.hosts, entry.token) for entry in queue.entries] == [
+    assert [(entry.jobId, entry.hosts, entry.submission_id) for entry in queue.entries] == [
         ("waits", ["w"], "ann/1"),
         ("first", ["m"], ""),
         ("second", [], ""),

@@ -67,9 +67,9 @@ def test_the_hosts_that_a_job_can_use_and_those_that_it_needs() -> None:
 
 
 def test_another_submission_of_the_same_id_is_not_removed() -> None:
-    queue = Queue().added(QueueEntry("a", ["m"], token="mine"))
-    assert queue.without(QueueEntry("a", ["m"], token="other")) == queue
-    assert queue.without(QueueEntry("a", [], token="mine")).entries == []
+    queue = Queue().added(QueueEntry("a", ["m"], submission_id="mine"))
+    assert queue.without(QueueEntry("a", ["m"], submission_id="other")) == queue
+    assert queue.without(QueueEntry("a", [], submission_id="mine")).entries == []
 
 
 _entries = st.lists(

@@ -136,12 +136,12 @@ def test_flags_with_a_value_are_read() -> None:
     ]
 
 
-def test_run_flags_are_dropped_with_their_values() -> None:
+def test_flags_and_paths_are_dropped_with_their_values() -> None:
     args = ["--model", "cnn", "--max-steps", "5", "--job-dir=/x", "--train-data", "/d", "--max-steps=6", "last"]
-    assert arguments.drop_run_flags(args, ["--max-steps"]) == ["--model", "cnn", "last"]
+    assert arguments.drop_flags_and_paths(args, ["--max-steps"]) == ["--model", "cnn", "last"]
 
 
 @given(some.lists(some.text(alphabet="-=ab/ ", max_size=8)))
 def test_other_arguments_stay_unchanged(args: list[str]) -> None:
     assert arguments.redirect_output(args, "/new") == args
-    assert arguments.drop_run_flags(args, []) == args
+    assert arguments.drop_flags_and_paths(args, []) == args

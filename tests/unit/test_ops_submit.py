@@ -670,7 +670,7 @@ def leave_claim(ledger: Ledger, submission: Submission, job_id: str, with_record
     else:
         ledger.change_queue(
             lambda queue: queue.added(
-                QueueEntry(job_id, [], candidates=record.candidates, token="ann@laptop/1", createTime=record.createTime)
+                QueueEntry(job_id, [], candidates=record.candidates, submission_id="ann@laptop/1", createTime=record.createTime)
             )
         )
     return submitter

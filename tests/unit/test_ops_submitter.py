@@ -419,7 +419,9 @@ def test_the_record_of_a_job_whose_submitter_died_before_it_wrote_one(bucket: Bu
     monkeypatch.setattr("jobs.queue_monitor.now", lambda: "2026-01-31T13:00:00Z")
     monkeypatch.setattr("jobs.records.now", lambda: "2026-01-31T13:00:00Z")
     old, candidates = QueueEntry("old", ["x"]), {"master-0": ["master-0", "worker-0"]}
-    entry = QueueEntry("job01", [], token="fab 1", submittedBy="me", createTime="2026-01-31T12:00:00Z", candidates=candidates)
+    entry = QueueEntry(
+        "job01", [], submission_id="fab 1", submittedBy="me", createTime="2026-01-31T12:00:00Z", candidates=candidates
+    )
     queue = bucket.ledger.change_queue(lambda queue: queue.added(old).added(entry))
     assert queue.entries == [replace(old, has_hosts=True), replace(entry, hosts=["master-0"], has_hosts=True)]
     bucket.monitor_for(SUBMITTERS - 1)

@@ -89,7 +89,7 @@ def test_stages_are_evaluated_with_the_averages_of_weights() -> None:
     state, batch = TrainingState(network), Batch.of(next(iter(data)))
     averages = [tf.ones(value.shape) for value in state.shared]
     laid = DistributedState.__new__(DistributedState)
-    laid.network, laid.tests_ema = network, True
+    laid.network, laid.evaluates_ema = network, True
     for average, weight in network.ema_pairs(state.shared, state.local):
         average.assign(tf.ones(weight.shape))
     laid.shared, laid.local = state.shared, state.local

@@ -187,11 +187,11 @@ def test_signatures_are_described() -> None:
         rest.get_signature({}, "x")
     with pytest.raises(RestError, match="signature_name must be a string"):
         rest.signature_name({"signature_name": 1})
-    assert ONE.by_rows
-    assert not Signature({"x": Tensor("float32", (2,))}, ONE.outputs).by_rows
-    assert not Signature({"x": Tensor("float32", None)}, ONE.outputs).by_rows
-    assert not Signature({"x": Tensor("float32", ())}, ONE.outputs).by_rows
-    assert not Signature({}, ONE.outputs).by_rows
+    assert ONE.batchable
+    assert not Signature({"x": Tensor("float32", (2,))}, ONE.outputs).batchable
+    assert not Signature({"x": Tensor("float32", None)}, ONE.outputs).batchable
+    assert not Signature({"x": Tensor("float32", ())}, ONE.outputs).batchable
+    assert not Signature({}, ONE.outputs).batchable
 
 
 def test_the_outputs_of_a_batch_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
