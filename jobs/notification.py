@@ -55,7 +55,7 @@ def check_url(url: str) -> SplitResult:
     with suppress(OSError):  # an address in another spelling, such as 2852039166
         host = socket.inet_ntoa(socket.inet_aton(host))
     if _ADDRESS.match(host):
-        check_address(host)  # the host checks the addresses of a name before it connects
+        check_address(host)  # the agent checks a name's addresses before it connects
     return parts
 
 

@@ -79,13 +79,13 @@ def list_handles(variables: Any) -> list[Any]:
 def handle_specs(network: FunctionalModel, devices: int = 1) -> list[Any]:
     """Return the specs of `list_handles` as arguments of a graph.
 
-    The specs have no shapes of variables: with these, TensorFlow would refuse to free a value during a round.
+    They do not declare the variables' shapes: else TensorFlow would not let a round free a variable's memory.
     """
     return [tf.TensorSpec([], tf.resource)] * ((len(network.shared) + len(network.local) + 1) * devices)
 
 
 def named_handles(network: FunctionalModel, handles: Sequence[Any]) -> Variables:
-    """Return the handles of `list_handles`, each with the spec of its variable."""
+    """Return the handles of `list_handles` as `Variables`, each with the spec of its variable."""
     step = VariableSpec("step", (), "int64", None)
     pairs = [Handle(*pair) for pair in zip(handles, (*network.shared, *network.local, step), strict=True)]
     return Variables(pairs[: len(network.shared)], pairs[len(network.shared) : -1], pairs[-1])
@@ -113,18 +113,18 @@ def initial_local(
 
 
 def replica_variables(
-    network: FunctionalModel, state: Any, replica: int, replicas: int, devices: Sequence[str], step: int, is_local: bool = True
+    network: FunctionalModel, state: Any, replica: int, replicas: int, devices: Sequence[str], step: int, use_state: bool = True
 ) -> list[Any]:
     """Return a replica's variables on each of its devices.
 
-    The optimizers continue from the chief's `state`. If the replica `is_local`, its first device has the state itself. On other
+    The optimizers continue from the chief's `state`. With `use_state`, the first device uses the variables of `state`. On other
     devices the `shared` variables are empty until a round.
     """
     with on_this_process():
         values, empty, zero = [one.numpy() for one in state.local], tf.zeros([0]), tf.constant(0, tf.int64)
     results = list[Any]()
     for device, local in zip(devices, initial_local(network, values, replica, replicas, len(devices), step), strict=True):
-        if is_local and not results:
+        if use_state and not results:
             for variable, value in zip(state.local, local, strict=True):
                 variable.assign(value)
             results.append(state)
@@ -190,22 +190,22 @@ def make_round(
         that train now on all hosts.
         """
 
-        def body(steps_done: Any, loss_sum: Any, _results: Any, *measured: Any) -> Any:
+        def body(steps_done: Any, loss_sum: Any, _results: Any, *metric_state: Any) -> Any:
             batch, global_step = Batch.of(iterator.get_next()), begin_step + steps_done * live_devices
-            after, loss, results = step_function(
-                network, variables.shared, variables.local, measured, batch, global_step, live_devices
+            new_metric_state, loss, results = step_function(
+                network, variables.shared, variables.local, metric_state, batch, global_step, live_devices
             )
             with tf.control_dependencies([loss]):
                 counted = variables.step.assign(variables.step.read_value() + 1)
             with tf.control_dependencies([counted]):
-                return steps_done + 1, loss_sum + loss, results, *after
+                return steps_done + 1, loss_sum + loss, results, *new_metric_state
 
-        measured = [variable.read_value() for variable in metrics] or network.initial_metrics()
+        metric_state = [variable.read_value() for variable in metrics] or network.initial_metrics()
         zeros = tf.constant(0, tf.int64), tf.constant(0.0), tf.zeros([1 + len(network.metric_names)])
-        steps_done, loss_sum, results, *measured = tf.while_loop(
-            lambda steps_done, *_: steps_done < steps, body, (*zeros, *measured), parallel_iterations=1
+        steps_done, loss_sum, results, *metric_state = tf.while_loop(
+            lambda steps_done, *_: steps_done < steps, body, (*zeros, *metric_state), parallel_iterations=1
         )
-        for variable, value in zip(metrics, measured, strict=False):
+        for variable, value in zip(metrics, metric_state, strict=False):
             variable.assign(value, read_value=False)
         with tf.control_dependencies([steps_done]):
             return tf.identity(loss_sum), results

@@ -88,11 +88,11 @@ def spawn(launcher_client: Launcher | None, assignment: Assignment) -> Trainer:
     if assignment.plan.study:
         stdin = json.dumps({"cwd": str(cwd), "env": dict(env)}).encode()
         # SIGTERM goes to the tuner and to its trials.
-        tuner = ProgramSpec(job, argv, cwd, own_environment(os.environ), stdin=stdin, stop_signal="all")
+        tuner = ProgramSpec(job, argv, cwd, own_environment(os.environ), stdin=stdin, stop_signal_to="all")
         return Trainer(tuner, assignment.log, Child)
     plan = assignment.plan
     peers = plan.peers(assignment.name)
-    run = ProgramSpec(job, argv, cwd, env, stop_signal=plan.stopSignal, stop_seconds=plan.stopSeconds, peers=peers)
+    run = ProgramSpec(job, argv, cwd, env, stop_signal_to=plan.stopSignal, stop_seconds=plan.stopSeconds, peers=peers)
     return Trainer(run, assignment.log, launcher_client or Child)
 
 

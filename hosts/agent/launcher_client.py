@@ -41,7 +41,7 @@ class Launcher:
 
     def __call__(self, run: ProgramSpec, output: int) -> LaunchedProgram:
         """Start a program; HostBusyError while an earlier one has not ended, OSError if the launcher refuses."""
-        return LaunchedProgram(self._channel(), request(run, self._bucket), output, run.stop_signal)
+        return LaunchedProgram(self._channel(), request(run, self._bucket), output, run.stop_signal_to)
 
     def _channel(self) -> socket.socket:
         while self._early_channels:
@@ -81,12 +81,12 @@ def request(run: ProgramSpec, bucket: str) -> dict[str, Any]:
 class LaunchedProgram:
     """A program of the launcher. If this process ends, the launcher kills the program."""
 
-    def __init__(self, channel: socket.socket, message: dict[str, Any], output: int, stop_signal: str = "main") -> None:
+    def __init__(self, channel: socket.socket, message: dict[str, Any], output: int, stop_signal_to: str = "main") -> None:
         """Start the program; OSError if it did not start.
 
-        A stop sends SIGTERM to its first process if `stop_signal` is `main`, to all its processes if it is `all`.
+        A stop sends SIGTERM to its first process if `stop_signal_to` is `main`, to all its processes if it is `all`.
         """
-        self._channel, self._stop_signal = channel, stop_signal
+        self._channel, self._stop_signal_to = channel, stop_signal_to
         self._exit = Exit(SIGKILL_STATUS)  # if the launcher is gone, its program was killed with it
         self._ended = threading.Event()
         try:
@@ -99,7 +99,7 @@ class LaunchedProgram:
         threading.Thread(target=self._await, name="launched", daemon=True).start()
 
     def stop(self, seconds: float) -> None:
-        self._send(f"{int(signal.SIGTERM)} {self._stop_signal} {seconds:.1f}")
+        self._send(f"{int(signal.SIGTERM)} {self._stop_signal_to} {seconds:.1f}")
 
     def signal(self, number: signal.Signals) -> None:
         self._send(str(int(number)))

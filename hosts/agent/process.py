@@ -25,7 +25,7 @@ UNKILLABLE_SECONDS = 60.0
 class ProgramSpec:
     """A program to run: its job, its command line, its folder and its environment.
 
-    `scratch` is a folder that the program shares with its caller, `stdin` its input. With `stop_signal` `main`
+    `scratch` is a folder that the program shares with its caller, `stdin` its input. With `stop_signal_to` `main`
     SIGTERM goes to its first process alone, with `all` to each of them. With a launcher, processes that outlive the first
     one have `stop_seconds` to end, and only the hosts of `peers`, addresses by name, and the program can reach each other.
     """
@@ -36,7 +36,7 @@ class ProgramSpec:
     env: Mapping[str, str]
     scratch: Path | None = None
     stdin: bytes = b""
-    stop_signal: str = "main"
+    stop_signal_to: str = "main"
     stop_seconds: float = Plan.stopSeconds
     peers: Mapping[str, str] = field(default_factory=dict)
 
@@ -51,7 +51,7 @@ class RunningProgram(Protocol):
     pid: int
 
     def stop(self, seconds: float) -> None:
-        """Send SIGTERM by its `stop_signal`, and write the seconds until SIGKILL to the file that SCALETIER_STOP_FILE names."""
+        """Send SIGTERM by `stop_signal_to`, and write the seconds until SIGKILL to the file that SCALETIER_STOP_FILE names."""
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to all its processes; do nothing if there is none."""
@@ -75,7 +75,7 @@ class Child:
 
     def __init__(self, run: ProgramSpec, output: int) -> None:
         self._oom_kills = cgroup.oom_kills()
-        self._stop_signal, self._stop_file = run.stop_signal, run.env.get(STOP_FILE_VARIABLE)
+        self._stop_signal_to, self._stop_file = run.stop_signal_to, run.env.get(STOP_FILE_VARIABLE)
         if self._stop_file:
             Path(self._stop_file).unlink(missing_ok=True)
         stdin = os.memfd_create("stdin") if run.stdin else os.open(os.devnull, os.O_RDONLY)
@@ -101,7 +101,7 @@ class Child:
             complete = Path(f"{self._stop_file}.new")
             complete.write_text(f"{seconds:.1f}\n")
             complete.rename(self._stop_file)
-        if self._stop_signal == "all":
+        if self._stop_signal_to == "all":
             self.signal(signal.SIGTERM)
         else:
             with suppress(ProcessLookupError):

@@ -39,7 +39,7 @@ class Assignment:
 
     @property
     def argv(self) -> list[str]:
-        """The command line of the job's program, or of the tuner, which runs it as trials and by the Python of this process."""
+        """The command line of the job's program; of a tuning job, that of the tuner, run by the agent's own Python."""
         if self.plan.study:
             return [sys.executable, "-I", str(_TUNER), self.plan.jobId, self.name]
         return variables.expand_command(self.plan.program(self.python), self.environment)
@@ -62,7 +62,7 @@ class Supervisor:
         self._attempt = -1
         self._ending = ""
         self._terminated = False
-        # A restart that an earlier incarnation of this replica began is recorded from here on.
+        # If an earlier run of the agent began a restart, the seconds until its first line count from now.
         pending = bool(record.events) and record.events[-1].seconds is None
         self._ended_at = clock() if pending else None
         self._started_at, self._start_time = 0.0, ""
@@ -73,7 +73,7 @@ class Supervisor:
 
     @property
     def record(self) -> ReplicaRecord:
-        """The present record, without the output since the trainer started."""
+        """The current record; what each line of output changes is in `lines`, `run_seconds` and `progress`."""
         with self._lock:
             self._record_recovery()
             self._record_error()
@@ -133,7 +133,7 @@ class Supervisor:
     def step(self) -> float:
         """Do what is due; return the seconds until the next step, unless a signal comes first.
 
-        A start may take longer, so the next step continues it. Meanwhile other threads read the record.
+        A start that is slow continues in the next step. While a step waits for it, other threads can read the record.
         """
         with self._lock:
             self._reap()

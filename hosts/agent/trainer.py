@@ -42,7 +42,7 @@ class Trainer:
         self._stop_at: float | None = None
         self._signal_rest_at = math.inf
         self._kill_warning = ""
-        self._stop_signal, self._log = run.stop_signal, log
+        self._stop_signal_to, self._log = run.stop_signal_to, log
         self._quiet = is_quiet(run.env)
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self.lines = 0
@@ -82,19 +82,20 @@ class Trainer:
     def stop(self, seconds: float) -> None:
         """Send SIGTERM now, and SIGKILL to all its processes after this many seconds.
 
-        If SIGTERM goes to the first process alone, so that it finds the others alive, they get it before the end.
+        If SIGTERM goes to the first process alone, so that it can still use the others, they get it later, before SIGKILL.
         """
         if self._stop_at is None:
             now = time.monotonic()
             self._stop_at = now + seconds
             self._kill_warning = f"the program had not ended {seconds:g} s after SIGTERM, and was killed" if seconds else ""
-            self._signal_rest_at = now + FIRST_PROCESS_SHARE * seconds if self._stop_signal == "main" else math.inf
+            self._signal_rest_at = now + FIRST_PROCESS_SHARE * seconds if self._stop_signal_to == "main" else math.inf
             self._process.stop(seconds)
 
     def poll(self) -> Exit | None:
-        """Return the exit once it has ended, its output is read and children, which could keep its port in use, are killed.
+        """Return the exit, or None while it runs.
 
-        A program that has not ended UNKILLABLE_SECONDS after SIGKILL counts as killed, so that its job can end.
+        At the exit its output has been read, and its children, which could keep its port in use, are killed. A program
+        that has not ended UNKILLABLE_SECONDS after SIGKILL counts as killed, so that its job can end.
         """
         now = time.monotonic()
         if self._stop_at is not None and now >= self._stop_at:
@@ -114,7 +115,7 @@ class Trainer:
             return None
         os.close(self._end_writer)
         self._pump.join()
-        if end.processes_left and not end.status and not self.stopping:  # systemd counts them after a SIGTERM or SIGINT, too
+        if end.processes_left and not end.status and not self.stopping:  # ended by a signal, it may leave some
             verb = "was" if end.processes_left == 1 else "were"
             running = f"{end.processes_left} of its processes still ran when the program ended with 0, and {verb} ended"
             self._log.write_message(f"{running}: it must wait for what it starts in the background", "WARNING")

@@ -13,7 +13,7 @@ from jobs.bucket import Conflict, RecordStore
 from jobs.serialization import RecordError
 
 _TRIES = 50
-_TOKEN = re.compile(r"[A-Za-z0-9]{0,64}")
+_DEPLOYMENT_ID = re.compile(r"[A-Za-z0-9]{0,64}")
 
 
 class Catalog:
@@ -72,6 +72,6 @@ def _model(name: str, content: bytes) -> Model:
     if model.name != name:
         raise RecordError(f"model.json says that it is that of model {model.name!r}")
     for version in model.versions:
-        if not NAME.fullmatch(version.name) or not _TOKEN.fullmatch(version.token):
-            raise RecordError(f"model.json has an invalid version name or token: {version.name!r}, {version.token!r}")
+        if not NAME.fullmatch(version.name) or not _DEPLOYMENT_ID.fullmatch(version.token):
+            raise RecordError(f"model.json has an invalid version name or deployment id: {version.name!r}, {version.token!r}")
     return model

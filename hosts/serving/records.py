@@ -70,7 +70,7 @@ class Version:
         size: the bytes of its files.
         files: the SHA-256 of each file by its path below the version's folder; empty until all are uploaded.
         manifest: a summary of the manifest of the job that trained it.
-        token: identifies the deployment.
+        token: the id of the deployment, no secret.
     """
 
     name: str

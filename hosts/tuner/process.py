@@ -97,7 +97,7 @@ class TrialUnit:
 
 
 def trial_launcher(
-    launcher: Launcher, job: str, cwd: Path, stop_signal: str = "main", stop_seconds: float = Plan.stopSeconds
+    launcher: Launcher, job: str, cwd: Path, stop_signal_to: str = "main", stop_seconds: float = Plan.stopSeconds
 ) -> Callable[[Sequence[str], Mapping[str, str]], TrialUnit]:
     """Return a function that starts trials of a job in the folder `cwd`.
 
@@ -107,7 +107,8 @@ def trial_launcher(
     def spawn(argv: Sequence[str], environment: Mapping[str, str]) -> TrialUnit:
         scratch = Path(environment[METRIC_FILE]).parent
         return TrialUnit(
-            launcher, ProgramSpec(job, argv, cwd, environment, scratch, stop_signal=stop_signal, stop_seconds=stop_seconds)
+            launcher,
+            ProgramSpec(job, argv, cwd, environment, scratch, stop_signal_to=stop_signal_to, stop_seconds=stop_seconds),
         )
 
     return spawn

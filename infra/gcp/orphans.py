@@ -1,9 +1,9 @@
 """List and delete resources at Google that have this stack's names but are not in its state.
 
 A killed `pulumi up` leaves them. `python -m infra.gcp.orphans` prints those of the selected stack, one per line; `--delete`
-deletes them. They are hosts, networks, firewall rules, service accounts and the custom IAM role. The bucket is never deleted:
-the next `pulumi up` reuses it. If the state is empty, another person's state may have the resources: then `--delete` also needs
-`--state-is-lost`.
+deletes them. They are hosts, addresses, firewall rules, routers, subnetworks, networks, service accounts and the custom IAM
+role. The bucket is never deleted: the next `pulumi up` reuses it. If the state is empty, another person's state may have the
+resources: then `--delete` also needs `--state-is-lost`.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from ops.plan import profile, runs, time_to_target
 from ops.plan.profile import ProcessStart
 from ops.plan.scaling import ClusterShape, PlannedMachine, Prediction, Work, asynchronous, synchronous
 from ops.plan.show import show
-from ops.plan.time_to_target import MetricTarget, TargetModel
+from ops.plan.time_to_target import MetricTarget, TimeToTargetModel
 from ops.submit import program
 from ops.submit.arguments import STRATEGY, drop_flags, drop_flags_and_paths, flags, last_step, redirect_output, whole_number
 from ops.submit.config import RUNTIME_KEYS, chosen_strategy, detect_job_dir_flag, read_config, split_arguments
@@ -130,7 +130,7 @@ def plan(request: PlanRequest, as_json: bool) -> int:
             )
     work = measure(built, declared, module, args, extra_env, request)
     measurement = measure_steps_to_target(built, declared, module, args, extra_env, request.until) if request.until else None
-    target_model = TargetModel.of(measurement) if measurement else None
+    time_model = TimeToTargetModel.of(measurement) if measurement else None
     content = {
         "module": module,
         "args": args,
@@ -146,8 +146,7 @@ def plan(request: PlanRequest, as_json: bool) -> int:
     predicted = {tier: {name: model(work, shape) for name, model in models} for tier, shape in shapes.items()}
     content["predictions"] = {
         tier: {
-            name: prediction_to_dict(each, target_model and target_model.for_strategy(name))
-            for name, each in by_strategy.items()
+            name: prediction_to_dict(each, time_model and time_model.for_strategy(name)) for name, each in by_strategy.items()
         }
         for tier, by_strategy in predicted.items()
     }
@@ -158,7 +157,7 @@ def plan(request: PlanRequest, as_json: bool) -> int:
     if as_json:
         terminal.print_json(content)
         return DONE
-    show(work, vcpus_per_cpu(), predicted, target_model)
+    show(work, vcpus_per_cpu(), predicted, time_model)
     return DONE
 
 
@@ -198,7 +197,10 @@ def measure_steps_to_target(
     extra_env: Mapping[str, str],
     target_runs: TargetRuns,
 ) -> dict[str, Any]:
-    """Measure the steps to a target with each number of replicas, and return the `until` of a plan."""
+    """Measure the steps to a target with each number of replicas, and return the `until` of a plan.
+
+    Each of n replicas is predicted to take `leastSteps` + `noiseSteps` / n steps.
+    """
     declared_flags, target = declared.plan, target_runs.target
     strategy = resolve_strategy(declared, chosen_strategy(args))
     job_steps = last_step(args, declared_flags)
@@ -263,12 +265,12 @@ def resolve_strategy(declared: TrainerConfig, chosen: str | None) -> str:
     speed_models = find_speed_models(declared)
     name = (chosen or declared.strategy or next(iter(speed_models))) if declared.strategies else next(iter(speed_models))
     if name not in speed_models:
-        raise UsageError(f"there is no model of --strategy {name}; there is one of {', '.join(speed_models)}")
+        raise UsageError(f"fab plan cannot predict --strategy {name}; valid are {', '.join(speed_models)}")
     return name
 
 
 def find_speed_models(declared: TrainerConfig) -> dict[str, SpeedModel]:
-    """Return a model for each strategy of the trainer that declares its exchange; if none does, all models."""
+    """Return a speed model for each strategy of the trainer that declares its exchange; if none does, all speed models."""
     declared_models = {
         name: SPEED_MODELS[strategy.exchange] for name, strategy in declared.strategies.items() if strategy.exchange
     }
@@ -302,9 +304,9 @@ def tier_shape(spec: ClusterSpec) -> ClusterShape:
 
 
 def path(module: str, args: Sequence[str], declared: TrainerConfig, environment: Mapping[str, str] | None = None) -> Path:
-    """Return the path of a job's plan: the same if other arguments do not change the cost of a step.
+    """Return the path of a job's plan; arguments that do not change the cost of a step do not change it.
 
-    Such arguments are the number of steps, the strategy, the sync period, the evaluation interval, and paths. `environment`
+    They are the number of steps, the strategy, the sync period, the evaluation interval, and paths. `environment`
     has the variables that the job adds.
     """
     declared_flags = declared.plan
@@ -330,7 +332,7 @@ def read(
                 continue
             Work(**content["work"])
             if content["until"]:
-                TargetModel.of(content["until"])
+                TimeToTargetModel.of(content["until"])
             if not content.keys() >= {"args", "createTime", "package", "vcpusPerCpu"}:
                 raise ValueError("it lacks a key")
         except (KeyError, TypeError, ValueError, UsageError) as error:
@@ -352,8 +354,8 @@ def rounded(value: float) -> float:
     return round(value, 2) if value >= 1 else float(f"{value:.3g}")
 
 
-def prediction_to_dict(prediction: Prediction, target_model: TargetModel | None = None) -> dict[str, Any]:
-    """Return a prediction for JSON: rates in steps/s, and the seconds to the target of a model."""
+def prediction_to_dict(prediction: Prediction, time_model: TimeToTargetModel | None = None) -> dict[str, Any]:
+    """Return a prediction for JSON: rates in steps/s, and the seconds to the target of `time_model`."""
     return {
         "stepsPerSecond": rounded(prediction.rate),
         "alone": rounded(prediction.alone),
@@ -361,6 +363,6 @@ def prediction_to_dict(prediction: Prediction, target_model: TargetModel | None 
         "efficiency": round(prediction.efficiency, 3),
         "replicas": prediction.replicas,
         "bound": prediction.bottleneck,
-        "untilSeconds": rounded(target_model.seconds(prediction)) if target_model else None,
-        "untilSpeedUp": round(target_model.speed_up(prediction), 3) if target_model else None,
+        "untilSeconds": rounded(time_model.seconds(prediction)) if time_model else None,
+        "untilSpeedUp": round(time_model.speed_up(prediction), 3) if time_model else None,
     }

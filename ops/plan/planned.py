@@ -21,7 +21,7 @@ from ops.plan import profile
 from ops.plan.plan import find_speed_models, prediction_to_dict, read, resolve_strategy, rounded, sync_period
 from ops.plan.scaling import ClusterShape, PlannedMachine, Prediction, Work
 from ops.plan.show import format_time_to_target
-from ops.plan.time_to_target import TargetModel, crossing
+from ops.plan.time_to_target import TimeToTargetModel, crossing
 from ops.submit import manifest
 from ops.submit.arguments import STRATEGY, drop_flags_and_paths
 from ops.submit.config import chosen_strategy
@@ -34,14 +34,14 @@ _TRAINING_ROLES = (Role.MASTER, Role.WORKER)
 class PlanCheck:
     """A job's plan, its prediction for this cluster, and the measured steps/s.
 
-    If the plan has a target for jobs with these arguments, `target_model` predicts the steps to it. `reached_seconds` is how
+    If the plan has a target for jobs with these arguments, `time_model` predicts the time to it. `reached_seconds` is how
     long the job trained until it reached the target, None if its log does not show it.
     """
 
     plan: dict[str, Any]
     prediction: Prediction
     measured: float
-    target_model: TargetModel | None = None
+    time_model: TimeToTargetModel | None = None
     reached_seconds: float | None = None
 
     @property
@@ -80,12 +80,12 @@ def compare(
     # An automatic period is chosen while the job runs: only its log has it.
     work = replace(planned, period=sync_period(manifest_content["args"], messages, declared.plan))
     prediction = predict(work, inventory, chosen_strategy(manifest_content["args"]), content["vcpusPerCpu"], declared)
-    target_model = find_target_model(content, manifest_content["args"], declared)
-    reached_seconds = seconds_to_target(target_model, messages) if target_model else None
-    return PlanCheck(content, prediction, measured, target_model, reached_seconds)
+    time_model = find_time_model(content, manifest_content["args"], declared)
+    reached_seconds = seconds_to_target(time_model, messages) if time_model else None
+    return PlanCheck(content, prediction, measured, time_model, reached_seconds)
 
 
-def find_target_model(plan: Mapping[str, Any], args: Sequence[str], declared: TrainerConfig) -> TargetModel | None:
+def find_time_model(plan: Mapping[str, Any], args: Sequence[str], declared: TrainerConfig) -> TimeToTargetModel | None:
     """Return a plan's model of the steps to a target, for a job with these arguments.
 
     The number of steps does not change the cost of a step, but it changes the steps to a target: learning rates decay over it.
@@ -98,17 +98,17 @@ def find_target_model(plan: Mapping[str, Any], args: Sequence[str], declared: Tr
     ignored = [STRATEGY, *([declared.plan.evaluate] if declared.plan.evaluate else [])]
     if drop_flags_and_paths(plan["args"], ignored) != drop_flags_and_paths(args, ignored):
         return None
-    return TargetModel.of(plan["until"]).for_strategy(resolve_strategy(declared, chosen_strategy(args)))
+    return TimeToTargetModel.of(plan["until"]).for_strategy(resolve_strategy(declared, chosen_strategy(args)))
 
 
-def seconds_to_target(target_model: TargetModel, messages: Sequence[str]) -> float | None:
+def seconds_to_target(time_model: TimeToTargetModel, messages: Sequence[str]) -> float | None:
     """Return the seconds of training to the target, by the chief's Eval and Train lines.
 
     Returns:
         None if the lines do not show it, or if the job was restarted: its lines then count seconds from 0 again.
     """
     train_points = [*filter(None, map(progress.parse_train_point, messages))]
-    point = crossing(target_model.target, [*filter(None, map(progress.parse_eval_metrics, messages))])
+    point = crossing(time_model.target, [*filter(None, map(progress.parse_eval_metrics, messages))])
     if point is None or any(after.seconds < before.seconds for before, after in pairwise(train_points)):
         return None
     for before, after in pairwise(train_points):
@@ -147,7 +147,7 @@ def _show(job_id: str, checked: PlanCheck, as_json: bool) -> None:
     content, prediction, measured, error = checked.plan, checked.prediction, checked.measured, checked.error
     if as_json:
         plan = {key: content[key] for key in ("createTime", "package", "work")}
-        predicted, seconds = prediction_to_dict(prediction, checked.target_model), checked.reached_seconds
+        predicted, seconds = prediction_to_dict(prediction, checked.time_model), checked.reached_seconds
         figures = {"predicted": predicted, "measured": rounded(measured), "errorPercent": round(error, 1)}
         until = {"untilSeconds": None if seconds is None else rounded(seconds)}
         terminal.print_json({"job": job_id, "plan": plan, **figures, **until})
@@ -156,9 +156,9 @@ def _show(job_id: str, checked: PlanCheck, as_json: bool) -> None:
     for what, rate in (("predicted", prediction.rate), ("measured", measured)):
         gain = rate / prediction.alone
         rows.append([what, terminal.rate(rate), f"{gain:.2f}", f"{gain / prediction.replicas:.2f}"])
-    if checked.target_model and checked.reached_seconds is not None:
-        heads.append(f"TO {checked.target_model.target}")
-        rows[0].append(format_time_to_target(checked.target_model.seconds(prediction)))
+    if checked.time_model and checked.reached_seconds is not None:
+        heads.append(f"TO {checked.time_model.target}")
+        rows[0].append(format_time_to_target(checked.time_model.seconds(prediction)))
         rows[1].append(format_time_to_target(checked.reached_seconds))
     terminal.table(heads, rows)
     terminal.out()

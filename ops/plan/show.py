@@ -10,13 +10,16 @@ from infra.scale_tiers import Role, ScaleTier, preset
 from ops import terminal
 from ops.plan import runs
 from ops.plan.scaling import Prediction, Work
-from ops.plan.time_to_target import TargetModel
+from ops.plan.time_to_target import TimeToTargetModel
 
 _MEGA = 1e6
 
 
 def show(
-    work: Work, vcpus_per_cpu: float, predicted: Mapping[ScaleTier, Mapping[str, Prediction]], target_model: TargetModel | None
+    work: Work,
+    vcpus_per_cpu: float,
+    predicted: Mapping[ScaleTier, Mapping[str, Prediction]],
+    time_model: TimeToTargetModel | None,
 ) -> None:
     """Print the plan; each processor of this machine counts as `vcpus_per_cpu` vCPUs."""
     kind = "hyperthreads" if vcpus_per_cpu == 1 else "whole cores"
@@ -28,8 +31,8 @@ def show(
     # `share` is the part of the bytes that moves each way per exchange.
     moved = f"{work.parameters * work.share / _MEGA:.1f} MB each way to and from parameter servers, {often}"
     terminal.out(f"parameters: {work.parameters / _MEGA:.1f} MB as float32; {moved}")
-    if target_model:
-        _show_steps_model(target_model)
+    if time_model:
+        _show_steps_model(time_model)
     terminal.out()
     rows = []
     for tier, by_strategy in predicted.items():
@@ -38,16 +41,16 @@ def show(
         for strategy, prediction in by_strategy.items():
             rates = terminal.rate(prediction.rate), terminal.rate(prediction.alone)
             gains = f"{prediction.speed_up:.2f}", f"{prediction.efficiency:.2f}"
-            target = ["", ""] if target_model else []
-            if model := target_model and target_model.for_strategy(strategy):
+            target = ["", ""] if time_model else []
+            if model := time_model and time_model.for_strategy(strategy):
                 target = [format_time_to_target(model.seconds(prediction)), f"{model.speed_up(prediction):.2f}"]
             rows.append((tier, strategy, prediction.replicas, servers, *rates, *gains, prediction.bottleneck, *target))
     heads = ("TIER", "STRATEGY", "REPLICAS", "PS", "STEPS/S", "MASTER ALONE", "SPEED-UP", "EFFICIENCY", "BOUND BY")
-    terminal.table((*heads, f"TO {target_model.target}", "SPEED-UP TO IT") if target_model else heads, rows)
-    if target_model:
-        _note_late_replicas(target_model.measurement)
-        _note_extrapolated(target_model, predicted)
-        _note_too_few_steps(target_model, predicted)
+    terminal.table((*heads, f"TO {time_model.target}", "SPEED-UP TO IT") if time_model else heads, rows)
+    if time_model:
+        _note_late_replicas(time_model.measurement)
+        _note_extrapolated(time_model, predicted)
+        _note_too_few_steps(time_model, predicted)
     terminal.note("a model, not a measurement: fab plan --job ID compares it with a job that ran (docs/plan.md)")
 
 
@@ -56,11 +59,11 @@ def format_time_to_target(seconds: float) -> str:
     return terminal.duration(seconds) if seconds >= 0.95 else f"{seconds:.2g} s"
 
 
-def _show_steps_model(target_model: TargetModel) -> None:
+def _show_steps_model(time_model: TimeToTargetModel) -> None:
     """Print the steps to the target: measured, and by the model."""
-    steps_model, measurement = target_model.steps_model, target_model.measurement
+    steps_model, measurement = time_model.steps_model, time_model.measurement
     measured = ", ".join(f"{run['steps']:.0f} with {run['replicas']}" for run in measurement["runs"])
-    terminal.out(f"steps of all replicas to {target_model.target}, by {target_model.strategy}: {measured}")
+    terminal.out(f"steps of all replicas to {time_model.target}, by {time_model.strategy}: {measured}")
     least, noise, error = f"{steps_model.least:.0f}", f"{steps_model.noise:.0f}", f"{measurement['errorPercent']:.0f}"
     terminal.out(f"model: {least} steps by each replica, and {noise} divided among all; off by {error} % at most")
 
@@ -74,19 +77,19 @@ def _note_late_replicas(measurement: Mapping[str, Any]) -> None:
             )
 
 
-def _note_extrapolated(target_model: TargetModel, predicted: Mapping[ScaleTier, Mapping[str, Prediction]]) -> None:
-    most = target_model.max_replicas
+def _note_extrapolated(time_model: TimeToTargetModel, predicted: Mapping[ScaleTier, Mapping[str, Prediction]]) -> None:
+    most = time_model.max_replicas
     larger = [tier for tier, by_strategy in predicted.items() if max(each.replicas for each in by_strategy.values()) > most]
     if larger:
         verb = "has" if len(larger) == 1 else "have"
         terminal.note(f"{' and '.join(larger)} {verb} more replicas than the {most} that were tried: extrapolated")
 
 
-def _note_too_few_steps(target_model: TargetModel, predicted: Mapping[ScaleTier, Mapping[str, Prediction]]) -> None:
-    if (steps := target_model.measurement["jobSteps"]) is None:
+def _note_too_few_steps(time_model: TimeToTargetModel, predicted: Mapping[ScaleTier, Mapping[str, Prediction]]) -> None:
+    if (steps := time_model.measurement["jobSteps"]) is None:
         return
     for tier, predictions in predicted.items():
-        models = ((target_model.for_strategy(name), each.replicas) for name, each in predictions.items())
+        models = ((time_model.for_strategy(name), each.replicas) for name, each in predictions.items())
         needed = [model.steps_model.steps(replicas) for model, replicas in models if model]
         if needed and max(needed) > steps:
-            terminal.note(f"{tier} would take {max(needed):.0f} steps to {target_model.target}, and the job has {steps}")
+            terminal.note(f"{tier} would take {max(needed):.0f} steps to {time_model.target}, and the job has {steps}")

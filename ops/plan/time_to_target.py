@@ -71,7 +71,7 @@ class StepsModel:
 
 
 @dataclass(frozen=True)
-class TargetModel:
+class TimeToTargetModel:
     """A plan's `until`: a target, and the model of the steps to it, measured by one strategy with at most `max_replicas`."""
 
     target: MetricTarget
@@ -81,7 +81,7 @@ class TargetModel:
     measurement: Mapping[str, Any]
 
     @classmethod
-    def of(cls, measurement: Mapping[str, Any]) -> TargetModel:
+    def of(cls, measurement: Mapping[str, Any]) -> TimeToTargetModel:
         """Parse a plan's `until`."""
         steps_model = StepsModel(measurement["leastSteps"], measurement["noiseSteps"])
         max_replicas = max(run["replicas"] for run in measurement["runs"])
@@ -93,7 +93,7 @@ class TargetModel:
             measurement,
         )
 
-    def for_strategy(self, strategy: str) -> TargetModel | None:
+    def for_strategy(self, strategy: str) -> TimeToTargetModel | None:
         """Return this model if it was measured with that strategy, else None."""
         return self if strategy == self.strategy else None
 

@@ -22,7 +22,7 @@ def runtimes(cluster: ClusterClient, action: str | None, name: str | None, sure:
     """Run `ls`, or `rm NAME`.
 
     Raises:
-        UsageError: for any other action, or for a runtime in which a job of this stack runs.
+        UsageError: for invalid arguments, an unknown runtime, or one that a job of this stack runs in or waits for.
     """
     action = action or "ls"
     if action not in _ACTIONS:

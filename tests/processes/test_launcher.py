@@ -351,7 +351,7 @@ while True:
 
 @pytest.mark.parametrize("launcher", [True, False])
 @pytest.mark.parametrize(
-    ("stop_signal", "stays", "signalled"),
+    ("stop_signal_to", "stays", "signalled"),
     [("main", False, ["first"]), ("main", True, ["child", "first"]), ("all", True, ["child", "first"])],
 )
 def test_sigterm_reaches_the_main_process_or_all(
@@ -359,7 +359,7 @@ def test_sigterm_reaches_the_main_process_or_all(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     launcher: bool,
-    stop_signal: str,
+    stop_signal_to: str,
     stays: bool,
     signalled: list[str],
 ) -> None:
@@ -369,7 +369,7 @@ def test_sigterm_reaches_the_main_process_or_all(
     file = host.root / "run/stop" if launcher else tmp_path / "stop"
     file.write_text("of the run before")
     command = run(host, FAMILY, str(out), *(["stays"] if stays else []), SCALETIER_STOP_FILE=str(file))
-    family = trainer(host, tmp_path, replace(command, stop_signal=stop_signal), host.launcher if launcher else Child)
+    family = trainer(host, tmp_path, replace(command, stop_signal_to=stop_signal_to), host.launcher if launcher else Child)
     until(lambda: len(list(out.iterdir())) == 2)
     assert not file.exists()
     seconds = 2 * scale() if stays else PATIENCE

@@ -379,8 +379,8 @@ def test_a_replica_that_exceeds_the_grace_period_is_named(make: Make) -> None:
     assert (cluster.job.state, cluster.job.events[-1].cause.partition(" when ")[0]) == ("SUCCEEDED", "worker-0 still worked")
 
 
-@pytest.mark.parametrize(("stop_signal", "saves"), [("main", True), ("all", False)])
-def test_a_terminated_program_keeps_its_data_loader(make: Make, stop_signal: str, saves: bool) -> None:
+@pytest.mark.parametrize(("stop_signal_to", "saves"), [("main", True), ("all", False)])
+def test_a_terminated_program_keeps_its_data_loader(make: Make, stop_signal_to: str, saves: bool) -> None:
     """Like PyTorch's DataLoader: a SIGTERM kills the loader, and the loader's death ends its program."""
     cluster = make(
         "import os, pathlib, signal, subprocess, sys, time\n"
@@ -393,7 +393,7 @@ def test_a_terminated_program_keeps_its_data_loader(make: Make, stop_signal: str
         "        sys.exit(143)\n"
         "    raise RuntimeError('the loader is gone')\n"
         "signal.signal(15, told)\n" + SLEEPS,
-        stopSignal=stop_signal,
+        stopSignal=stop_signal_to,
     )
     cluster.start()
     until(lambda: cluster.log("master-0").count("up") == 1 and cluster.job.state == "RUNNING")

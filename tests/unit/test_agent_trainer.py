@@ -56,10 +56,10 @@ class FakeProcess:
 class Started:
     """A trainer with its fake process, its clock and its log."""
 
-    def __init__(self, folder: Path, env: dict[str, str] | None = None, stop_signal: str = "main") -> None:
+    def __init__(self, folder: Path, env: dict[str, str] | None = None, stop_signal_to: str = "main") -> None:
         self.now = 100.0
         self.log = Log(folder, "job01", "master-0")
-        run = ProgramSpec("job01", ["x"], folder, env or {}, stop_signal=stop_signal)
+        run = ProgramSpec("job01", ["x"], folder, env or {}, stop_signal_to=stop_signal_to)
         self.trainer = Trainer(run, self.log, self.start)
 
     def start(self, run: ProgramSpec, output: int) -> FakeProcess:
@@ -167,24 +167,24 @@ def test_processes_that_a_killed_program_left_are_not_reported(tmp_path: Path, c
     assert started.logged() == []
 
 
-@pytest.mark.parametrize("stop_signal", ["main", "all"])
+@pytest.mark.parametrize("stop_signal_to", ["main", "all"])
 def test_a_stop_signals_the_first_process_then_the_rest_and_kills_last(
-    tmp_path: Path, clock: list[float], stop_signal: str
+    tmp_path: Path, clock: list[float], stop_signal_to: str
 ) -> None:
-    started = Started(tmp_path, stop_signal=stop_signal)
+    started = Started(tmp_path, stop_signal_to=stop_signal_to)
     trainer, calls = started.trainer, started.process.calls
     assert (trainer.stopping, trainer.due()) == (False, math.inf)
     trainer.stop(10.0)
     trainer.stop(1.0)
     assert (trainer.stopping, calls) == (True, ["stop 10"])
-    assert trainer.due() == (8.0 if stop_signal == "main" else 10.0)
+    assert trainer.due() == (8.0 if stop_signal_to == "main" else 10.0)
     clock[0] = 107.9
     assert trainer.poll() is None
-    assert trainer.due() == pytest.approx(0.1 if stop_signal == "main" else 2.1)
+    assert trainer.due() == pytest.approx(0.1 if stop_signal_to == "main" else 2.1)
     clock[0] = 108.0
     for _ in range(2):
         assert trainer.poll() is None
-    rest = ["SIGTERM"] if stop_signal == "main" else []
+    rest = ["SIGTERM"] if stop_signal_to == "main" else []
     assert (calls, trainer.due()) == (["stop 10", *rest], 2.0)
     clock[0] = 110.0
     assert trainer.poll() is None

@@ -24,7 +24,7 @@ from ops.package.trainer_config import ExchangeKind, TrainerConfig, read
 from ops.plan import plan, planned, profile, runs, show
 from ops.plan.plan import PlanRequest
 from ops.plan.scaling import ClusterShape, PlannedMachine, Prediction, Work, asynchronous, synchronous
-from ops.plan.time_to_target import Crossing, MetricTarget, TargetModel
+from ops.plan.time_to_target import Crossing, MetricTarget, TimeToTargetModel
 from ops.submit import manifest
 from ops.submit.config import JobFlags, build_job
 from ops.submit.program import SHIPPED
@@ -286,7 +286,7 @@ def test_the_printed_plan(capsys: pytest.CaptureFixture[str]) -> None:
         "jobSteps": 703,
         "runs": [{"replicas": 1, "steps": 300.8, "lateSteps": 0}, {"replicas": 4, "steps": 602.0, "lateSteps": 151}],
     }
-    show.show(Work(0.1, 40e6, 8, 0.5), 1, predicted, TargetModel.of(until))
+    show.show(Work(0.1, 40e6, 8, 0.5), 1, predicted, TimeToTargetModel.of(until))
     output = capsys.readouterr()
     assert output.out.splitlines() == [
         "one process here: 20.0 steps/s, 50.0 ms a step on 2 cpus, counted as hyperthreads",
@@ -304,7 +304,9 @@ def test_the_printed_plan(capsys: pytest.CaptureFixture[str]) -> None:
         "STANDARD_1 has more replicas than the 4 that were tried: extrapolated",
         "a model, not a measurement: fab plan --job ID compares it with a job that ran (docs/plan.md)",
     ]
-    show.show(Work(0.1, 40e6, 1, 1.0), 2, predicted, TargetModel.of({**until, "runs": until["runs"][:1], "jobSteps": 701}))
+    show.show(
+        Work(0.1, 40e6, 1, 1.0), 2, predicted, TimeToTargetModel.of({**until, "runs": until["runs"][:1], "jobSteps": 701})
+    )
     assert capsys.readouterr().err.splitlines()[:2] == [
         "STANDARD_1 has more replicas than the 1 that were tried: extrapolated",
         "STANDARD_1 would take 702 steps to f1=0.5, and the job has 701",
@@ -420,7 +422,7 @@ def test_an_own_evaluation_interval_is_kept(learning_package: Path, capsys: pyte
 
 def test_an_impossible_target_is_refused_before_any_run(package_folder: Path) -> None:
     (package_folder / "task.py").write_text("raise SystemExit('it ran')")
-    with pytest.raises(UsageError, match="there is no model of --strategy layers; there is one of apart, together"):
+    with pytest.raises(UsageError, match="fab plan cannot predict --strategy layers; valid are apart, together"):
         plan.plan(make_request(package_folder, "--strategy layers", until=UNTIL), False)
     (package_folder / "scaletier.yaml").write_text(DECLARES.replace(", evaluate: --look-every", ""))
     message = (
@@ -580,11 +582,11 @@ def test_a_job_with_other_args_or_without_the_target_is_not_compared() -> None:
     until = {"metric": "accuracy", "value": 0.5, "strategy": "apart", "leastSteps": 1, "noiseSteps": 1}
     until |= {"runs": [{"replicas": 2}]}
     stored_plan = {"args": ["--width", "3", "--look-every", "2"], "until": until}
-    model = planned.find_target_model(stored_plan, ["--width", "3", "--job-dir", "/x", "--strategy", "apart"], declared)
+    model = planned.find_time_model(stored_plan, ["--width", "3", "--job-dir", "/x", "--strategy", "apart"], declared)
     assert model
     for args in (["--width", "3", "--stop-at", "9"], ["--width", "3", "--strategy", "together"], ["--width", "4"]):
-        assert planned.find_target_model(stored_plan, args, declared) is None
-    assert planned.find_target_model({"args": ["--width", "3"]}, ["--width", "3"], declared) is None
+        assert planned.find_time_model(stored_plan, args, declared) is None
+    assert planned.find_time_model({"args": ["--width", "3"]}, ["--width", "3"], declared) is None
     evals = [EVAL.format(10, 0.25), EVAL.format(20, 0.75)]
     assert planned.seconds_to_target(model, [LINE.format(10, 1), LINE.format(20, 2), *evals]) == pytest.approx(1.5)
     assert planned.seconds_to_target(model, [LINE.format(10, 1), LINE.format(20, 2), EVAL.format(10, 0.25)]) is None
@@ -613,7 +615,7 @@ def test_an_impossible_comparison_is_one_line(
     with pytest.raises(UsageError, match="job01 logged too few Train lines to measure its speed"):
         planned.compare_with_plan(cluster, "job01", False)
     declared = read({"mine/scaletier.yaml": DECLARES.encode()}, "mine")
-    with pytest.raises(UsageError, match="there is no model of --strategy layers; there is one of apart, together"):
+    with pytest.raises(UsageError, match="fab plan cannot predict --strategy layers; valid are apart, together"):
         planned.predict(Work(1, 1, 1, 1.0), cluster.inventory, "layers", 1, declared)
     fewer = tuple(host for host in cluster.inventory.hosts if host.name != "worker-1")
     cluster.inventory = replace(cluster.inventory, hosts=fewer)

@@ -11,7 +11,7 @@ from jobs.progress import MetricPoint
 from ops.errors import UsageError
 from ops.plan import time_to_target
 from ops.plan.scaling import Prediction
-from ops.plan.time_to_target import MetricTarget, StepsModel, TargetModel
+from ops.plan.time_to_target import MetricTarget, StepsModel, TimeToTargetModel
 
 ACCURACY, LOSS = MetricTarget("accuracy", 0.9), MetricTarget("loss", 0.2)
 counts = st.lists(st.integers(1, 16), min_size=2, max_size=6, unique=True)
@@ -168,10 +168,10 @@ def test_the_largest_error_of_a_model() -> None:
 
 def test_seconds_to_a_target_agree_with_a_calculation_by_hand() -> None:
     stored = {"metric": "accuracy", "value": 0.9, "strategy": "apart", "leastSteps": 50, "noiseSteps": 350}
-    target_model = TargetModel.of({**stored, "runs": [{"replicas": 5}]})
-    assert (target_model.target, target_model.max_replicas) == (ACCURACY, 5)
+    time_model = TimeToTargetModel.of({**stored, "runs": [{"replicas": 5}]})
+    assert (time_model.target, time_model.max_replicas) == (ACCURACY, 5)
     prediction = Prediction(rate=120.0, alone=20.0, replicas=10, bottleneck="compute")
-    assert target_model.seconds(prediction) == pytest.approx((10 * 50 + 350) / 120)
-    assert target_model.speed_up(prediction) == pytest.approx((400 / 20) / (850 / 120))
-    assert target_model.for_strategy("apart") is target_model
-    assert target_model.for_strategy("together") is None
+    assert time_model.seconds(prediction) == pytest.approx((10 * 50 + 350) / 120)
+    assert time_model.speed_up(prediction) == pytest.approx((400 / 20) / (850 / 120))
+    assert time_model.for_strategy("apart") is time_model
+    assert time_model.for_strategy("together") is None
