@@ -236,7 +236,8 @@ trainingInput: {scaleTier: CUSTOM, masterType: n1-highcpu-8, workerType: n1-high
          "scheduling.optionalRoles must be a list such as [worker], not 'worker'"),
         ("trainingInput: {scheduling: {optionalRoles: [ps, master]}}",
          "scheduling.optionalRoles[1] 'master' is unknown; valid are worker, ps, evaluator"),
-        ("trainingInput: {args: --steps 1}", "trainingInput.args must be a list such as [--steps 1], not '--steps 1'"),
+        ("trainingInput: {args: --steps 1}", "trainingInput.args must be a list such as [--steps, 1], not '--steps 1'"),
+        ("trainingInput: {args: --x 'a b'}", "trainingInput.args must be a list such as [--x, 'a b'], not"),
         ("trainingInput: {args: [true]}", "trainingInput.args[0] must be a string, not True: quote it"),
         ("trainingInput: {useChiefInTfConfig: 1}", "must be true or false, not 1"),
         ("trainingInput: {labels: {A: b}}", "label A=b breaks the rule"),
@@ -910,3 +911,12 @@ def test_an_invalid_notify_of_a_package_or_flag_is_refused(inventory: Inventory)
         build_job(JobFlags("job01"), inventory, "mine", {f"mine/{FILE}": b"notify: ftp://x"})
     with pytest.raises(UsageError, match=r"^--notify '' is invalid: it is empty. Valid: "):
         build_job(JobFlags("job01", notify=""), inventory)
+
+
+def test_numbers_where_strings_are_valid_are_as_they_are_written(tmp_path: Path, inventory: Inventory) -> None:
+    """YAML makes 83 of 0123, and 750 of 12:30."""
+    file = tmp_path / "config.yaml"
+    file.write_text("trainingInput: {args: [--since, 12:30, 0123, 1.50, 1_000, -2], environment: {ID: 007, RATE: 0.10}}")
+    job = build_job(JobFlags("job01", config=str(file)), inventory)
+    assert job.args == ("--since", "12:30", "0123", "1.50", "1_000", "-2")
+    assert job.environment == {"ID": "007", "RATE": "0.10"}
