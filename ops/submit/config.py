@@ -501,8 +501,8 @@ def build_job(
     for arg in args:
         if "\0" in arg:
             raise UsageError("an argument of the trainer holds a NUL character, which no program can receive")
-    source_files = flag_sources(folder, command, files or {})
     module = "" if command else flags.module or training_input.get("pythonModule") or f"{package}.task"
+    source_files = flag_sources(folder, command, files or {}, module)
     declaring = module.partition(".")[0] or package
     declared = trainer_config.read(files or {}, declaring, report_old_keys=True)
     tuned = training_input.get(tuning.HYPERPARAMETERS)

@@ -17,6 +17,7 @@ from jobs import paths, variables
 from ops import commands, terminal
 from ops.errors import UsageError
 from ops.package import package
+from ops.package.imports import reachable
 
 SHIPPED = CHECKOUT / "trainer"
 # The Python that is first on the hosts' PATH, and its names.
@@ -62,15 +63,18 @@ def script_of(folder: str, command: Sequence[str], files: Container[str]) -> str
     return path if path in files else None
 
 
-def flag_sources(folder: str, command: Sequence[str], files: Mapping[str, bytes]) -> Mapping[str, bytes] | None:
+def flag_sources(
+    folder: str, command: Sequence[str], files: Mapping[str, bytes], module: str = ""
+) -> Mapping[str, bytes] | None:
     """Return the files that show which flags the arguments may have.
 
-    These are a script alone, or the package of a module. None if another program reads the arguments: its flags are unknown.
+    These are a script alone, or what a module may import, and no other entry point or test of its package. None if another
+    program reads the arguments: its flags are unknown.
     """
     if command and command[0] not in _PYTHONS:
         return None
     script = script_of(folder, command, files)
-    return {script: files[script]} if script else files
+    return {script: files[script]} if script else reachable(files, module) if module else files
 
 
 def find(folder: str | None, module: str | None, script: str | None, command: str | None) -> JobProgram:

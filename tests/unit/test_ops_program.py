@@ -91,6 +91,25 @@ def test_job_dir_is_passed_only_if_the_script_itself_knows_it(inventory: Invento
     assert program.flag_sources(job_program.folder, ("./run.sh",), files) is None
 
 
+def test_job_dir_is_not_passed_for_another_entry_point_or_a_test_of_the_package() -> None:
+    files = {
+        "mine/__init__.py": b"",
+        "mine/train.py": b"def main():\n    from . import flags\n",
+        "mine/flags.py": b"'--job-dir'\n",
+        "mine/evaluate.py": b"import argparse\n",
+        "mine/tests/test_train.py": b"'--job-dir'\n",
+    }
+
+    def sources(module: str, **changes: bytes) -> set[str]:
+        return {*(program.flag_sources("", (), {**files, **{f"mine/{k}.py": v for k, v in changes.items()}}, module) or ())}
+
+    assert sources("mine.train") == {"mine/__init__.py", "mine/train.py", "mine/flags.py"}
+    assert sources("mine.evaluate") == {"mine/__init__.py", "mine/evaluate.py"}
+    assert sources("mine", __main__=b"from mine import train\n") >= {"mine/__main__.py", "mine/flags.py"}
+    assert sources("mine.evaluate", evaluate=b"import importlib\n") == {*files}, "it may start any of them"
+    assert sources("mine.nope") == {*files}
+
+
 def test_a_jobs_pythonpath_has_further_folders_for_imports(inventory: Inventory, folder: Path) -> None:
     (folder / "train.py").write_text("import one, numpy")
     for env, needed in (("A=parts", {"one", "numpy"}), ("PYTHONPATH=parts", {"numpy"})):
