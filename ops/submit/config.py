@@ -6,6 +6,7 @@ import os
 import posixpath
 import re
 import shlex
+import shutil
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -423,8 +424,8 @@ def _unreachable_notes(notify: str, job_id: str, inventory: Inventory) -> Iterat
     yield f"notify {notification.redact_target(notify)} will not arrive, as local hosts have no way out of the cluster: {how}"
 
 
-def _missing_notes(notify: str, folder: str, files: Collection[str]) -> Iterator[str]:
-    """Yield the note that a package lacks the file that its notification runs, which would only show after the training."""
+def _failure_notes(notify: str, folder: str, files: Mapping[str, bytes], executables: Collection[str] | None) -> Iterator[str]:
+    """Yield the note that a notification's command cannot start, which would only show after the training."""
     if notification.is_url(notify):
         return
     words, scripts = shlex.split(notify), {*variables.scripts(shlex.split(notify))}
@@ -434,6 +435,16 @@ def _missing_notes(notify: str, folder: str, files: Collection[str]) -> Iterator
         if not path.startswith("/") and "$" not in path and posixpath.normpath(f"{folder}/{path}").lstrip("/") not in files:
             where = f"the folder {folder}" if folder else "the folder that has the package"
             yield f"notify will fail, as it runs in {where}, and no {path} is sent there"
+    first = words[0] if words else ""
+    file = posixpath.normpath(f"{folder}/{first}").lstrip("/")
+    if first.partition("=")[0].isidentifier() and "=" in first:
+        yield f"notify will fail, as it begins with {first}, which only a shell reads: sh -c '…'"
+    elif file in files and "/" not in first and not shutil.which(first):
+        yield f"notify will fail, as {first} is no program that hosts have; did you mean ./{first}?"
+    elif file in files and "/" in first and executables is not None and file not in executables:
+        yield f"notify will fail, as {first} is not executable: chmod +x"
+    elif re.match(rb"#!.*\r\n", files.get(file, b"")):
+        yield f"notify will fail, as {first} has the line ends of Windows, with which no host finds its program: dos2unix"
 
 
 def _check_variables(
@@ -472,6 +483,7 @@ def build_job(
     files: Mapping[str, bytes] | None = None,
     command: Sequence[str] = (),
     folder: str = "",
+    executables: Collection[str] | None = None,
 ) -> JobSpec:
     """Build the job of the flags and config.yaml; the flags take precedence.
 
@@ -479,6 +491,7 @@ def build_job(
         files: the trainer package's, which may declare what it needs.
         command: as of a JobSpec.
         folder: as of a JobSpec.
+        executables: the package's executable files, None if unknown.
 
     Raises:
         UsageError: if any of them is invalid.
@@ -577,6 +590,6 @@ def build_job(
                 )
             ),
             *_unreachable_notes(notify, job_id, inventory),
-            *(() if files is None else _missing_notes(notify, folder, files)),
+            *(() if files is None else _failure_notes(notify, folder, files, executables)),
         ),
     )

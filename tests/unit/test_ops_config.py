@@ -811,6 +811,24 @@ def test_a_notification_s_file_that_is_not_sent_is_noted(
     assert job.notes == ((note,) if missing else ())
 
 
+@pytest.mark.parametrize(
+    ("notify", "note"),
+    [
+        ("./done.sh ${JOB_ID}", None),
+        ("sh plain.sh", None),
+        ("./plain.sh", "./plain.sh is not executable: chmod +x"),
+        ("./windows.sh", "./windows.sh has the line ends of Windows, with which no host finds its program: dos2unix"),
+        ("done.sh", "done.sh is no program that hosts have; did you mean ./done.sh?"),
+        ("A=1 ./done.sh", "it begins with A=1, which only a shell reads: sh -c '…'"),
+    ],
+)
+def test_a_notification_s_command_that_cannot_start_is_noted(inventory: Inventory, notify: str, note: str | None) -> None:
+    files = {"mine/done.sh": b"#!/bin/sh\n", "mine/plain.sh": b"#!/bin/sh\n", "mine/windows.sh": b"#!/bin/sh\r\n"}
+    executables = {"mine/done.sh", "mine/windows.sh"}
+    job = build_job(JobFlags("job01", notify=notify), inventory, "mine", files, ("echo",), "mine", executables)
+    assert job.notes == ((f"notify will fail, as {note}",) if note else ())
+
+
 def test_a_variable_that_refers_to_itself_is_refused(inventory: Inventory) -> None:
     with pytest.raises(
         UsageError, match=r"^the environment's PATH has \$PATH, which no host fills in: write all of it, or set "
