@@ -93,7 +93,7 @@ def find(folder: str | None, module: str | None, script: str | None, command: st
     local_trainer = Path("trainer")
     if folder is None and not local_trainer.is_dir():
         terminal.note("there is no package trainer in this folder: it is the shipped one that runs")
-    return JobProgram(package.find(folder or (local_trainer if local_trainer.is_dir() else SHIPPED)))
+    return JobProgram(package.find(folder or (local_trainer if local_trainer.is_dir() else SHIPPED), module))
 
 
 def _script(folder: str | None, script: str) -> JobProgram:
