@@ -511,9 +511,8 @@ def build_job(
     if chosen_dir:
         what = "--job-dir" if flags.job_dir else f"{where}: trainingInput.jobDir"
         chosen_dir = check_job_dir(chosen_dir, inventory.bucket, default_dir, what)
-    for arg in args:
-        if "\0" in arg:
-            raise UsageError("an argument of the trainer holds a NUL character, which no program can receive")
+    for word in (*command, *args):
+        environment.check_word(word, "an argument of the trainer")
     module = "" if command else flags.module or training_input.get("pythonModule") or f"{package}.task"
     source_files = flag_sources(folder, command, files or {}, module)
     declaring = module.partition(".")[0] or package

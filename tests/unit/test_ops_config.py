@@ -354,6 +354,8 @@ def test_the_environment_merges_config_file_and_flags(inventory: Inventory, tmp_
         ({"env": ["CLOUD_ML_JOB={}"]}, "--env: CLOUD_ML_JOB is set by the cluster, and cannot be changed"),
         ({"env": ["CLOUD_ML_JOB_ID=x"]}, "--env: CLOUD_ML_JOB_ID is set by the cluster, and cannot be changed"),
         ({"env": ["A=\0"]}, "the environment's A holds a NUL character"),
+        ({"env": [f"A={'é' * 65_536}"]}, "the environment's A is invalid: it has 131,074 bytes. Valid: 131,071 at most; put "),
+        ({"more_args": ["x" * 131_072]}, "an argument of the trainer is invalid: it has 131,072 bytes. Valid: 131,071 "),
         ({"env_file": "nowhere"}, "--env-file nowhere cannot be read: No such file"),
         ({"secret": ["SURELY_NOT_SET"]}, "--secret SURELY_NOT_SET is not set in this shell: export SURELY_NOT_SET=…"),
         ({"secret": ["TOKEN=hunter2"]}, "--secret takes the NAME of a variable of this shell, and no value: --secret TOKEN"),
@@ -404,6 +406,13 @@ def test_only_line_ends_separate_the_lines_of_an_env_file(inventory: Inventory, 
     (tmp_path / "vars").write_bytes("A=x\fB=z\v\x85\u2028C=1\r\nD=2\n".encode())
     variables = build_job(JobFlags("j", env_file=str(tmp_path / "vars")), inventory).training_input["environment"]
     assert variables == {"A": "x\fB=z\v\x85\u2028C=1", "D": "2"}
+
+
+def test_quotes_of_an_env_file_are_noted(inventory: Inventory, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "vars").write_text("A=\"a b\"\nB=it's\nC='c'\nD=\"\n")
+    job = build_job(JobFlags("j", env_file=str(tmp_path / "vars")), inventory)
+    assert job.environment == {"A": '"a b"', "B": "it's", "C": "'c'", "D": '"'}
+    assert "vars: the quotes in line 1, 3 are part of the value, as with docker run" in capsys.readouterr().err
 
 
 def test_an_env_files_error_names_the_line(inventory: Inventory, tmp_path: Path) -> None:
