@@ -9,6 +9,7 @@ import os
 import re
 import sys
 import tarfile
+import zipfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -333,7 +334,7 @@ def _imports(
     files, imports = source.files, dict[str, str]()
     if module:
         imports = check_module(files, name, module, source.folder)
-    elif script:
+    elif script and not zipfile.is_zipfile(io.BytesIO(files[script])):  # `python app.pyz` runs an archive
         imports = check_script(files, script, source.folder, source.alone)
     # On hosts, these are in one folder, which is on PYTHONPATH.
     tops = {path.partition("/")[0].partition(".")[0] for path in (*dependency_files, *files)}

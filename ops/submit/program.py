@@ -116,8 +116,9 @@ def _check_python(content: bytes, script: str) -> None:
     if script.endswith(".ipynb"):
         raise UsageError(f"--script {script} is a notebook: jupyter nbconvert --to script {script} makes a program of it")
     first = content.partition(b"\n")[0]
-    if first.startswith(b"#!") and b"python" not in first and not script.endswith(".py"):
-        raise UsageError(f"--script {script} is no Python, by its first line: --command ./{Path(script).name}")
+    if (first.startswith(b"#!") and b"python" not in first and not script.endswith(".py")) or script.endswith(".sh"):
+        by = "first line" if first.startswith(b"#!") else "name"
+        raise UsageError(f"--script {script} is no Python, by its {by}: --command ./{Path(script).name}")
 
 
 def _command(folder: str | None, text: str) -> JobProgram:
@@ -141,6 +142,13 @@ def _command(folder: str | None, text: str) -> JobProgram:
         if Path(folder or "", words[0]).is_file() and "/" not in words[0] and not shutil.which(words[0]):
             raise UsageError(f"--command {words[0]} is no program that hosts have; did you mean ./{words[0]}?")
         _check_files(words, folder, source)
+        if source and words[0] in variables.SHELLS:
+            for script in _scripts(words):
+                content = source.files.get(posixpath.normpath(f"{source.name}/{script}"), b"")
+                if content.partition(b"\n")[0].endswith(b"\r"):
+                    raise UsageError(
+                        f"--command runs {script}, which has Windows' line ends, as no shell reads them: dos2unix {script}"
+                    )
         source = source or package.PackageSource(Path(words[0]).name, {})
         return JobProgram(source, tuple(words))
     if folder is None or source is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import zipapp
 from pathlib import Path
 
 import pytest
@@ -265,6 +266,9 @@ def test_a_module_that_is_not_sent_is_noted_as_hosts_may_have_it(
 
 
 def test_a_script_has_any_first_line_if_its_name_is_of_python(folder: Path) -> None:
+    (folder / "plain.sh").write_text("echo hi\n")
+    with pytest.raises(UsageError, match=r"^--script .*plain\.sh is no Python, by its name: --command \./plain\.sh$"):
+        program.find(None, None, str(folder / "plain.sh"), None)
     (folder / "deps.py").write_text("#!/usr/bin/env -S uv run --script\nprint(1)\n")
     assert program.find(str(folder), None, "deps.py", None).command == ("python", "deps.py")
 
@@ -322,6 +326,26 @@ def test_a_file_that_no_host_can_start_is_refused(folder: Path, content: bytes, 
         return
     with pytest.raises(UsageError, match=f"^--command ./run.sh {re.escape(message.format(folder))}"):
         program.find(str(folder), None, None, "./run.sh")
+
+
+def test_a_shell_s_script_with_line_ends_of_windows_is_refused(folder: Path) -> None:
+    (folder / "run.sh").write_bytes(b"set -e\r\npython train.py\r\n")
+    with pytest.raises(UsageError, match=r"^--command runs \./run\.sh, which has Windows' line ends, as no shell reads them: "):
+        program.find(str(folder), None, None, "bash -e ./run.sh")
+    assert program.find(str(folder), None, None, "sh -c 'cat run.sh'").command[0] == "sh"
+    assert program.find(str(folder), None, None, "cat run.sh").command[0] == "cat"
+
+
+def test_an_archive_of_python_is_a_script(folder: Path) -> None:
+    (folder / "code").mkdir()
+    (folder / "code" / "__main__.py").write_text("import far\n")
+    zipapp.create_archive(folder / "code", folder / "app.pyz", "/usr/bin/env python3")
+    for job_program in (
+        program.find(None, None, str(folder / "app.pyz"), None),
+        program.find(str(folder), None, None, "python app.pyz"),
+    ):
+        assert package.build(job_program.source, "", job_program.script).imports == {}
+        assert job_program.command == ("python", "app.pyz")
 
 
 def test_a_package_has_the_name_of_the_link_to_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
