@@ -122,6 +122,10 @@ def fetch(
     for path, file in _paths(cached).items():
         sizes[path.partition("/")[0]] += file.stat().st_size
     check({name: size // _COMPRESSION for name, size in sizes.items()})
+    folder = requirements.parent.name
+    if (cached / _SITE / folder / "__init__.py").is_file() and not any(map(hostpython.is_own_folder, lines)):
+        how = "rename the folder, or give --package a link to it of another name"
+        raise UsageError(f"folder {folder} has the name of a package that its requirements.txt installs beside it: {how}")
     return read(cached)
 
 

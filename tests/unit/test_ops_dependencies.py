@@ -246,6 +246,19 @@ def test_constraints_count_for_packages_that_a_line_requires(tmp_path: Path) -> 
         )
 
 
+def test_a_folder_with_the_name_of_a_dependency_is_refused(tmp_path: Path, index: Path) -> None:
+    """Both would be one folder, from which the script would import the modules of the dependency by their bare names."""
+    make_wheel(index, files={"far/__init__.py": "", "far/json.py": ""})
+    root = write_files(tmp_path / "far", {"train.py": "import far\n", "requirements.txt": "far\n"})
+    with pytest.raises(
+        UsageError, match=r"^folder far has the name of a package that its requirements\.txt installs beside it: "
+    ):
+        package.build(package.find_folder(root), "", "far/train.py")
+    (tmp_path / "mine").symlink_to(root)
+    built = package.build(package.find_folder(tmp_path / "mine"), "", "mine/train.py")
+    assert {"far/json.py", "mine/train.py"} <= built.host_files.keys()
+
+
 def test_what_an_extra_of_a_host_package_requires_is_fetched(
     tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
