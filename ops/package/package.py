@@ -120,6 +120,11 @@ def build(
     if module and len(source.names) > 1 and name not in source.names:
         raise UsageError(f"project {source.name} has the packages {', '.join(source.names)}: name the one to run by --module")
     name = name if module and len(source.names) > 1 else source.name
+    if not module and f"{name}/__init__.py" in source.files and name in {*sys.stdlib_module_names, *(installed or ())}:
+        how = "rename the folder, or delete its __init__.py"
+        terminal.note(
+            f"{name} is also a module of the job's Python, which its program could not import beside this folder: {how}"
+        )
     dependency_files = _dependencies(source, installed, python)
     imports = _imports(source, dependency_files, name, module, script)
     with terminal.ProgressLine(f"packing {source.name}"):
@@ -178,9 +183,6 @@ def find(folder: str | Path, module: str | None = None) -> PackageSource:
 def find_folder(path: str | Path) -> PackageSource:
     """Return the files of any directory, for a script or a command."""
     root = _check_directory(path, "a directory")
-    if root.name in sys.stdlib_module_names and (root / "__init__.py").is_file():
-        how = "rename the folder, or delete its __init__.py"
-        terminal.note(f"{root.name} is also a module of Python, which no program could import beside this package: {how}")
     return _from_folder(root, f"{root.name}/")
 
 

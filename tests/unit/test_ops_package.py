@@ -306,14 +306,19 @@ def test_a_module_of_a_folder_without_an_init_is_of_a_namespace_package(tmp_path
         package.find(root, "corp.nowhere")
 
 
-def test_a_script_s_folder_that_hides_a_module_of_python_is_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("name", ["code", "far"])
+def test_a_script_s_folder_that_hides_a_module_of_python_is_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
     """Its parent is on PYTHONPATH, before the standard library: pdb, which PyTorch imports, would get this `code`."""
-    root = write_files(tmp_path / "code", {"train.py": ""})
-    package.find_folder(root)
+    root = write_files(tmp_path / name, {"train.py": ""})
+    package.build(package.find_folder(root), "", f"{name}/train.py", {"far": "1.0"})
     assert capsys.readouterr().err == ""
     (root / "__init__.py").touch()
-    package.find_folder(root)
-    assert capsys.readouterr().err.startswith("code is also a module of Python, which no program could import beside this ")
+    package.build(package.find_folder(root), "", f"{name}/train.py", {"far": "1.0"})
+    assert capsys.readouterr().err.startswith(
+        f"{name} is also a module of the job's Python, which its program could not import "
+    )
 
 
 def test_files_of_a_project_s_packages_that_its_wheel_lacks_are_noted(capsys: pytest.CaptureFixture[str]) -> None:
