@@ -80,15 +80,16 @@ def check_script(files: Mapping[str, bytes], script: str, root: str = "", alone:
         for name, parts, line in _imports(_top_level(tree.body, path == start), _package_of(path)):
             neighbours = _paths_of_import(name, parts, own)
             yield from neighbours
-            if not neighbours and not _contains(own, name.partition(".")[0]):
-                _add_external(external, name, f"{shown}{path}:{line}")
+            top = name.partition(".")[0]
+            if neighbours or _contains(own, top):
+                continue
+            beside = any(Path(root, f"{top}{end}").is_file() for end in (".py", "/__init__.py"))
+            if alone and beside and not _contains(files, top):  # it may also hide a module of the standard library
+                how = f"--package {root} --script {start} sends the folder"
+                raise UsageError(f"{path}:{line} imports {top}, which is beside it here, and a script is sent alone: {how}")
+            _add_external(external, name, f"{shown}{path}:{line}")
 
     _traverse(start, follow)
-    for name, where in external.items() if alone else ():
-        beside = any(Path(root, f"{name}{end}").is_file() for end in (".py", "/__init__.py"))
-        if beside and not _contains(files, name):
-            how = f"--package {root} --script {start} sends the folder"
-            raise UsageError(f"{where} imports {name}, which is beside it here, and a script is sent alone: {how}")
     return external
 
 

@@ -336,6 +336,14 @@ def test_a_shell_s_script_with_line_ends_of_windows_is_refused(folder: Path) -> 
     assert program.find(str(folder), None, None, "cat run.sh").command[0] == "cat"
 
 
+def test_a_script_alone_that_imports_a_file_named_like_a_module_of_python_is_refused(folder: Path) -> None:
+    (folder / "one.py").write_text("import queue\n")
+    assert package.build(program.find(None, None, str(folder / "one.py"), None).source, "", "one/one.py").imports == {}
+    (folder / "queue.py").touch()
+    with pytest.raises(UsageError, match=r"^one\.py:1 imports queue, which is beside it here, and a script is sent alone: "):
+        package.build(program.find(None, None, str(folder / "one.py"), None).source, "", "one/one.py")
+
+
 def test_an_archive_of_python_is_a_script(folder: Path) -> None:
     (folder / "code").mkdir()
     (folder / "code" / "__main__.py").write_text("import far\n")
