@@ -54,6 +54,7 @@ _LIGHTNING = re.compile(rb"^[ \t]*(?:from|import)[ \t]+(?:pytorch_)?lightning\b"
 # Programs that set the ranks of the processes that they start: on several hosts they need one of the options below.
 _RANK_LAUNCHERS = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate"})
 _HOST_COUNT_OPTIONS = ("nnode", "pet-nnodes", "num-machine", "config-file")
+_OUTPUT_FLAG = re.compile(r"-[oO]$|--?(\w+[-_])?(out|save|log|job[-_]dir|model[-_]dir)")
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 GRACE_SECONDS = 30.0
 """The default grace period of replicas that still work when their job is done."""
@@ -424,6 +425,24 @@ def _unreachable_notes(notify: str, job_id: str, inventory: Inventory) -> Iterat
     yield f"notify {notification.redact_target(notify)} will not arrive, as local hosts have no way out of the cluster: {how}"
 
 
+def _absent_notes(args: Sequence[str], folder: str, files: Collection[str]) -> Iterator[str]:
+    """Yield the note that arguments name files of this machine that no host will have; one for output may be among them."""
+    absent, data = [], arguments.data_paths(args)
+    for before, arg in pairwise(("", *args)):
+        flag, equals, value = arg.partition("=") if arg.startswith("-") else (before, "=", arg)
+        path, place = Path(value), posixpath.normpath(f"{folder}/{value}").lstrip("/")
+        if not equals or _OUTPUT_FLAG.match(flag) or not os.access(path, os.F_OK):
+            continue
+        is_named = path.is_file() or (path.is_dir() and value in data)
+        is_own = not path.is_absolute() or path.is_relative_to(Path.home())
+        if is_named and is_own and not any(f"{file}/".startswith(f"{place}/") for file in files):
+            absent.append(value)
+    if absent:
+        where = f"the folder {folder}" if folder else "the folder that has the package"
+        how = f"put files into the package, data into the bucket (fab data put); the program runs in {where}"
+        yield f"the arguments name {list_some([*dict.fromkeys(absent)])}, which exists on this machine alone: {how}"
+
+
 def _failure_notes(notify: str, folder: str, files: Mapping[str, bytes], executables: Collection[str] | None) -> Iterator[str]:
     """Yield the note that a notification's command cannot start, which would only show after the training."""
     if notification.is_url(notify):
@@ -589,6 +608,7 @@ def build_job(
                 )
             ),
             *_unreachable_notes(notify, job_id, inventory),
+            *(() if files is None else _absent_notes([*command[1:], *args], folder, files)),
             *(() if files is None else _failure_notes(notify, folder, files, executables)),
         ),
     )

@@ -12,6 +12,7 @@ from typing import ClassVar
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from opsdata import write_files
 
 from infra.inventory import Inventory
 from infra.scale_tiers import Role
@@ -791,6 +792,28 @@ def test_a_notify_url_that_local_hosts_cannot_reach_is_noted(inventory: Inventor
     inside = ("./done.sh", "http://localhost:8080/", "http://master-0:8080/", f"http://{inventory.hosts[0].address}/")
     assert [notes(target) for target in inside] == [()] * 4
     assert notes("https://example.com/hook", "gs://bucket") == ()
+
+
+@pytest.mark.parametrize(
+    ("args", "folder", "absent"),
+    [
+        (["--config", "here.yaml"], "mine", "here.yaml"),
+        (["--config=mine/in.yaml", "--n=3", "-v"], "mine", "mine/in.yaml"),
+        (["--config=in.yaml"], "mine", None),
+        (["mine/in.yaml", "in.yaml"], "", None),
+        (["--data-dir", "set", "--model", "set", "here.yaml"], "", "set, here.yaml"),
+        (["--data-dir=gone", "--out", "here.yaml", "-o", "here.yaml", "--save-to=here.yaml", "/etc/hostname"], "", None),
+    ],
+)
+def test_arguments_that_name_files_of_this_machine_alone_are_noted(
+    inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: list[str], folder: str, absent: str | None
+) -> None:
+    write_files(tmp_path, {"here.yaml": "", "set/a.csv": "", "mine/in.yaml": "", "mine/task.py": ""})
+    monkeypatch.chdir(tmp_path)
+    files, command = {"mine/task.py": b"", "mine/in.yaml": b""}, ("python", "task.py") if folder else ()
+    notes = build_job(JobFlags("job01", more_args=args), inventory, "mine", files, command, folder).notes
+    shown = [note.partition(", which exists on this machine alone: put files into the package, ")[0] for note in notes]
+    assert shown == ([f"the arguments name {absent}"] if absent else [])
 
 
 @pytest.mark.parametrize(
