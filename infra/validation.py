@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -10,6 +11,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 _REFUSAL = "refusal"
 _MAX_SHOWN = 100
+_WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|\S)+""")
 # pydantic's words for a type, and plain words for a user who writes YAML.
 _WORDS = {
     "a valid boolean": "true or false",
@@ -105,7 +107,7 @@ def _format_error(item: ErrorDetails, path: str, separator: str) -> str:
         for word, plain in _WORDS.items():
             text = text.replace(word, plain)
         if text.endswith("a list") and isinstance(value, str | int | float):
-            text = f"{text} such as [{value}]"
+            text = f"{text} such as [{', '.join(_WORD.findall(str(value)))}]"
         quote = ": quote it" if item["type"] == "string_type" and not isinstance(value, list | dict) else ""
         return f"{where} {text}, not {_show(value)}{quote}"
     if text.startswith("must be "):

@@ -27,12 +27,38 @@ _VALID_EXIT_CODES = "Valid: whole numbers from 1 to 255, as a shell gives them (
 Model = TypeVar("Model", bound=Section)
 
 
+class _WrittenInt(int):
+    """Keep the text of a number: where a string is valid, 0123 is not 83 and 12:30 not 750."""
+
+    text = ""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class _WrittenFloat(float):
+    """Keep the text of a number: where a string is valid, 1.50 is not 1.5."""
+
+    text = ""
+
+    def __str__(self) -> str:
+        return self.text
+
+
 def read_yaml(content: bytes, path: str) -> Any:
     """Parse a YAML file, None if it is empty; UsageError names the line of invalid YAML or of a repeated key."""
     import yaml
 
+    class Loader(yaml.SafeLoader):
+        def construct_object(self, node: Node, deep: bool = False) -> Any:
+            value = super().construct_object(node, deep)
+            if type(value) in (int, float):
+                value = _WrittenInt(value) if type(value) is int else _WrittenFloat(value)
+                value.text = node.value
+            return value
+
     try:
-        loader = yaml.SafeLoader(content.decode())
+        loader = Loader(content.decode())
         if (node := loader.get_single_node()) is None:
             return None
         for line, key in _repeated_keys(node):

@@ -88,7 +88,7 @@ def digest(paths: Sequence[str]) -> dict[str, Any]:
             with file.open() as content:
                 line = f"{_sha256(content)}  {name}\n"
             lines.update(line.encode("utf-8", "surrogateescape"))
-    except (FactsError, OSError) as error:
+    except (ValueError, OSError) as error:  # also of a pattern that pathlib refuses, such as `**.csv`
         return {"paths": list(paths), "notHashed": str(error)}
     return {"paths": list(paths), "sha256": lines.hexdigest(), "files": len(files), "bytes": size}
 

@@ -133,6 +133,8 @@ class Leader:
                     ("disruption", name), (record.attempt, record.restarts, record.awaits_restart, expired), now
                 )
         printed = tuple(record.lines for record in replicas.values())
+        # While a needed replica waits for its busy host, the others may wait for it: this time does not count.
+        busy = any(r.hostBusy and not self._plan.is_optional(n) for n, r in replicas.items())
         return View(
             self._plan,
             replicas,
@@ -141,7 +143,7 @@ class Leader:
             since_exit,
             since_disruption,
             max(timer.observe("state", (job.state, job.attempt)), job.attemptSeconds),
-            timer.observe("printed", (printed, job.attempt)),
+            timer.observe("printed", (printed, job.attempt, now if busy else None), now),
             cancel_requested,
             self._startable,
         )

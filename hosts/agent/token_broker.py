@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import chain
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -37,8 +38,9 @@ Boundary = list[dict[str, Any]]
 PORT = "@port@"
 """An argument of the command that is replaced by the port."""
 MOST_BUCKETS = 6
-"""The most buckets outside the stack: a boundary has at most ten rules, and the stack's bucket takes four."""
-_PREFIXES_PER_RULE, _MOST_PREFIXES = 3, 6  # a condition may have twelve logical operators
+"""The most buckets outside the stack: these leave two of a boundary's rules for folders that the job reads."""
+_MOST_RULES, _OWN_RULES = 10, 2
+_PREFIXES_PER_RULE, _LONGEST_CONDITION = 3, 2048  # a condition may have twelve logical operators
 _MOST_AT_ONCE, _SILENCE_SECONDS = 32, 10.0
 _LOOPBACK = "127.0.0.1"
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
@@ -52,12 +54,16 @@ _URL = re.compile(r"gs://([a-z0-9][a-z0-9._-]{1,220}[a-z0-9])((?:/[^\s'\",;:]*)?
 
 @dataclass(frozen=True)
 class Access:
-    """A job's rights: prefixes of names in the stack's `bucket`, and whole other buckets, which it may also write."""
+    """A job's rights: prefixes of names in the stack's `bucket`, and whole other buckets, which it may also write.
+
+    `left_out` names folders and buckets for which a boundary has no room.
+    """
 
     bucket: str
     writes: tuple[str, ...]
     reads: tuple[str, ...]
     others: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
 
 def access(plan: Plan, task: Task, bucket: str) -> Access:
@@ -74,16 +80,32 @@ def access(plan: Plan, task: Task, bucket: str) -> Access:
     reads = dict.fromkeys(
         (paths.DATA, *(path for path in inputs if path and not f"{path}/".startswith(tuple(f"{k}/" for k in own_folders))))
     )
-    others = dict.fromkeys(name for name, _ in urls if name != bucket)
-    return Access(bucket, (output,), tuple(reads)[:_MOST_PREFIXES], tuple(others)[:MOST_BUCKETS])
+    others = tuple(dict.fromkeys(name for name, _ in urls if name != bucket))
+    groups = _groups(bucket, reads)
+    room = _MOST_RULES - _OWN_RULES - len(others[:MOST_BUCKETS])
+    left_out = [f"gs://{bucket}/{folder}" for folder in chain(*groups[room:])]
+    left_out += [f"gs://{other}" for other in others[MOST_BUCKETS:]]
+    return Access(bucket, (output,), tuple(chain(*groups[:room])), others[:MOST_BUCKETS], tuple(left_out))
+
+
+def _groups(bucket: str, folders: Iterable[str]) -> list[tuple[str, ...]]:
+    """Divide folders among conditions of a length and number of operators that Google accepts."""
+    groups: list[tuple[str, ...]] = []
+    for folder in folders:
+        longer = (*groups.pop(), folder) if groups else (folder,)
+        fits = len(longer) <= _PREFIXES_PER_RULE and len(_within(bucket, longer, dotted=True)) <= _LONGEST_CONDITION
+        groups += [longer] if fits or len(longer) == 1 else [longer[:-1], (folder,)]
+    return groups
 
 
 def boundary(rights: Access) -> Boundary:
     """Return the rules of a credential access boundary, in the form of Google's API; pure."""
-    groups = [rights.reads[place : place + _PREFIXES_PER_RULE] for place in range(0, len(rights.reads), _PREFIXES_PER_RULE)]
     return [
         _rule(rights.bucket, "roles/storage.objectUser", _within(rights.bucket, rights.writes)),
-        *(_rule(rights.bucket, "roles/storage.objectViewer", _within(rights.bucket, each, dotted=True)) for each in groups),
+        *(
+            _rule(rights.bucket, "roles/storage.objectViewer", _within(rights.bucket, each, dotted=True))
+            for each in _groups(rights.bucket, rights.reads)
+        ),
         # TensorFlow asks whether the bucket exists before it makes a folder.
         _rule(rights.bucket, "roles/storage.bucketViewer"),
         *(_rule(other, "roles/storage.objectUser") for other in rights.others),

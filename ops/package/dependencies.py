@@ -83,7 +83,10 @@ def fetch(
     available = hostpython.host_packages() if installed is None else hostpython.add_aliases(installed)
     replaced = hostpython.find_conflicts(lines, available, python)
     remaining = {name: version for name, version in available.items() if name not in replaced}
-    unmet = [line for line in lines if not hostpython.is_met(line, remaining, python)]
+    extras = hostpython.with_extras(lines, remaining, python) if installed is None else frozenset[str]()
+    stubbed = {name: version for name, version in remaining.items() if name not in extras}
+    unmet = [line for line in lines if not hostpython.is_met(line, stubbed, python)]
+    unmet += [f"{name}=={remaining[name]}" for name in sorted(extras) if not any(" --hash" in line for line in unmet)]
     if not any(map(hostpython.requires_packages, unmet)):
         return {}
     pins = [f"{name}=={version}" for name, version in sorted(remaining.items())]
@@ -96,8 +99,9 @@ def fetch(
         with tempfile.TemporaryDirectory() as folder:
             # uv resolves with empty wheels in place of the available packages, each with a hash if a line has one.
             hashed = any(" --hash" in line for line in unmet)
-            stubs = [_stub_line(name, stub, hashed) for name, stub in hostpython.make_stubs(Path(folder), remaining).items()]
-            install(site, python, [*unmet, *stubs], requirements.parent, step, wheels_only_options(python), check)
+            stubs = [_stub_line(name, stub, hashed) for name, stub in hostpython.make_stubs(Path(folder), stubbed).items()]
+            wanted = [hostpython.without_constraints(line, stubbed, Path(folder)) for line in unmet]
+            install(site, python, [*wanted, *stubs], requirements.parent, step, wheels_only_options(python), check)
         for info in site.glob("*.dist-info"):
             distribution = Distribution.at(info)
             name = canonicalize_name(distribution.name)
@@ -118,6 +122,10 @@ def fetch(
     for path, file in _paths(cached).items():
         sizes[path.partition("/")[0]] += file.stat().st_size
     check({name: size // _COMPRESSION for name, size in sizes.items()})
+    folder = requirements.parent.name
+    if (cached / _SITE / folder / "__init__.py").is_file() and not any(map(hostpython.is_own_folder, lines)):
+        how = "rename the folder, or give --package a link to it of another name"
+        raise UsageError(f"folder {folder} has the name of a package that its requirements.txt installs beside it: {how}")
     return read(cached)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import zipfile
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from packaging.markers import UndefinedEnvironmentName
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
+from infra.runtime.atomic_dir import digest_of
 from infra.scale_tiers import PYTHON
 from infra.templates import ROOT as CHECKOUT
 from ops.errors import UsageError
@@ -60,6 +61,16 @@ def add_aliases(packages: Mapping[str, str]) -> dict[str, str]:
     return {**packages, **{alias: packages[name] for alias, name in _ALIASES.items() if name in packages}}
 
 
+def with_extras(lines: Iterable[str], packages: Mapping[str, str], python: str = PYTHON) -> frozenset[str]:
+    """Return the names of the packages that a line requires with extras, whose own requirements the hosts may lack.
+
+    TensorFlow's extra is CUDA, which a job's own Python has.
+    """
+    requirements = [requirement for line in lines if (requirement := _requirement(line)) and _applies(requirement, python)]
+    names = {canonicalize_name(requirement.name) for requirement in requirements if requirement.extras}
+    return frozenset(names & packages.keys() - {TENSORFLOW, *_ALIASES})
+
+
 def is_met(line: str, packages: Mapping[str, str], python: str = PYTHON) -> bool:
     """Return True if `packages` meet a requirement, or if its marker does not apply to the hosts."""
     if (requirement := _requirement(line)) is None:
@@ -67,17 +78,43 @@ def is_met(line: str, packages: Mapping[str, str], python: str = PYTHON) -> bool
     return not _applies(requirement, python) or _meets(requirement, packages.get(canonicalize_name(requirement.name)))
 
 
-def find_conflicts(lines: Iterable[str], packages: Mapping[str, str], python: str = PYTHON) -> dict[str, str]:
-    """Return the lines that require another version of a package, by its name; UsageError if no job may replace it."""
+def find_conflicts(lines: Sequence[str], packages: Mapping[str, str], python: str = PYTHON) -> dict[str, str]:
+    """Return the lines that require another version of a package, by its name; UsageError if no job may replace it.
+
+    A line of a constraints file counts if another line requires its package.
+    """
+    requirements = [requirement for line in lines if (requirement := _requirement(line)) and _applies(requirement, python)]
+    required = {canonicalize_name(requirement.name) for requirement in requirements}
+    files = [Path(option[1]) for line in lines if line.startswith(_CONSTRAINT) and (option := _INCLUDE_OPTION.fullmatch(line))]
     lines_by_name = {}
-    for line in lines:
+    for line in (*lines, *(each for file in files if file.is_file() for each in flat_lines(file))):
         requirement = _requirement(line)
         name = canonicalize_name(requirement.name) if requirement else ""
-        if requirement and name in packages and _applies(requirement, python) and not _meets(requirement, packages[name]):
+        if (
+            requirement
+            and name in required & packages.keys()
+            and _applies(requirement, python)
+            and not _meets(requirement, packages[name])
+        ):
             if name in _protected_packages():
                 raise version_error(line, name, packages[name])
             lines_by_name[name] = line
     return lines_by_name
+
+
+def without_constraints(line: str, names: Collection[str], folder: Path) -> str:
+    """Return a line; if it names a constraints file, name a copy in `folder` that does not constrain these packages."""
+    option = _INCLUDE_OPTION.fullmatch(line)
+    if option is None or not line.startswith(_CONSTRAINT) or not Path(option[1]).is_file():
+        return line
+    lines = [
+        each
+        for each in flat_lines(Path(option[1]))
+        if (found := _requirement(each)) is None or canonicalize_name(found.name) not in names
+    ]
+    copy = folder / f"{digest_of([line.encode()])}.txt"
+    copy.write_text("\n".join(lines))
+    return f"-c {copy}"
 
 
 def version_error(line: str, name: str, version: str) -> UsageError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import posixpath
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 from ops import terminal
 from ops.errors import UsageError
 
+_BY_NAME = re.compile(rb"importlib|__import__|runpy|subprocess|os\.(?:exec|spawn|system)")  # ways to run modules by their names
 # Exceptions that a program catches around an optional import.
 _IMPORT_ERRORS = frozenset({"ImportError", "ModuleNotFoundError", "SyntaxError", "Exception", "BaseException"})
 
@@ -37,7 +39,7 @@ def check_module(files: Mapping[str, bytes], package: str, module: str, root: st
         if statement := _import_above(tree, files[path], _package_of(path)):
             how = f"give --package the folder above, such as above/, and --module above.{module}"
             raise UsageError(f"{path}:{statement}, which is above the package {package}: {how}")
-        for name, parts, line in _imports(tree, _package_of(path), path == start):
+        for name, parts, line in _imports(_top_level(tree.body, path == start), _package_of(path)):
             where = f"{path}:{line}"
             if name.partition(".")[0] != package:
                 _add_external(external, name, where)
@@ -75,19 +77,36 @@ def check_script(files: Mapping[str, bytes], script: str, root: str = "", alone:
         if statement := _import_above(tree, own[path], _package_of(path)):
             how = f"leave out the dots, or run a package: --package FOLDER --module FOLDER.{start.removesuffix('.py')}"
             raise UsageError(f"{shown}{path}:{statement}, and a script has no package to start from: {how}")
-        for name, parts, line in _imports(tree, _package_of(path), path == start):
+        for name, parts, line in _imports(_top_level(tree.body, path == start), _package_of(path)):
             neighbours = _paths_of_import(name, parts, own)
             yield from neighbours
-            if not neighbours and not _contains(own, name.partition(".")[0]):
-                _add_external(external, name, f"{shown}{path}:{line}")
+            top = name.partition(".")[0]
+            if neighbours or _contains(own, top):
+                continue
+            beside = any(Path(root, f"{top}{end}").is_file() for end in (".py", "/__init__.py"))
+            if alone and beside and not _contains(files, top):  # it may also hide a module of the standard library
+                how = f"--package {root} --script {start} sends the folder"
+                raise UsageError(f"{path}:{line} imports {top}, which is beside it here, and a script is sent alone: {how}")
+            _add_external(external, name, f"{shown}{path}:{line}")
 
     _traverse(start, follow)
-    for name, where in external.items() if alone else ():
-        beside = any(Path(root, f"{name}{end}").is_file() for end in (".py", "/__init__.py"))
-        if beside and not _contains(files, name):
-            how = f"--package {root} --script {start} sends the folder"
-            raise UsageError(f"{where} imports {name}, which is beside it here, and a script is sent alone: {how}")
     return external
+
+
+def reachable(files: Mapping[str, bytes], module: str) -> Mapping[str, bytes]:
+    """Return the files that may run with a module: it imports them, be it in a function; all if it may start others by name."""
+
+    def follow(path: str) -> Iterator[str]:
+        for name, parts, _ in _imports(ast.walk(_parse(path, files[path], "")), _package_of(path)):
+            yield from _paths_of_import(name, parts, files)
+        yield from _files_run_by(_name_of(path) or "", files)
+
+    starts = [path for path in (_path_of(module, files), _path_of(f"{module}.__main__", files)) if path]
+    try:
+        paths = set().union(*(_traverse(start, follow) for start in starts))
+    except UsageError:  # another check reports a file that does not compile
+        return files
+    return files if not paths or any(_BY_NAME.search(files[path]) for path in paths) else {path: files[path] for path in paths}
 
 
 def _traverse(start: str, follow: Callable[[str], Iterable[str]]) -> set[str]:
@@ -188,12 +207,12 @@ def _paths_of_import(name: str, parts: Sequence[str], files: Mapping[str, bytes]
     return [path for module in (name, *(f"{name}.{part}" for part in parts)) for path in _files_run_by(module, files)]
 
 
-def _imports(tree: ast.Module, package: str, main: bool) -> Iterator[tuple[str, list[str], int]]:
-    """Yield the absolute name, the imported names and the line of each import that surely runs; `main` if in `__main__`.
+def _imports(nodes: Iterable[ast.AST], package: str) -> Iterator[tuple[str, list[str], int]]:
+    """Yield the absolute name, the imported names and the line of each import among these nodes.
 
     An imported name may be a module or any object, as in `from trainer import model`.
     """
-    for node in _top_level(tree.body, main):
+    for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield alias.name, [], node.lineno

@@ -7,7 +7,9 @@ import hashlib
 import io
 import os
 import re
+import sys
 import tarfile
+import zipfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,6 +34,8 @@ _SKIPPED_FILES = (".pyc", ".pyo", ".swp")
 # The training library, which is added to a package that imports it.
 _LIBRARY = CHECKOUT / trainer_config.LIBRARY
 _EXECUTABLE = 0o100
+# Files in a package that no program reads: sources of compiled modules, and documentation.
+_SOURCES = (".c", ".cc", ".cpp", ".cu", ".h", ".pyx", ".md", ".rst")
 # Leftovers of earlier builds in a project, which a new one would include.
 _BUILT = re.compile(r"[^/]+/(build|dist)/|.*\.egg-info/")
 
@@ -116,6 +120,11 @@ def build(
     if module and len(source.names) > 1 and name not in source.names:
         raise UsageError(f"project {source.name} has the packages {', '.join(source.names)}: name the one to run by --module")
     name = name if module and len(source.names) > 1 else source.name
+    if not module and f"{name}/__init__.py" in source.files and name in {*sys.stdlib_module_names, *(installed or ())}:
+        how = "rename the folder, or delete its __init__.py"
+        terminal.note(
+            f"{name} is also a module of the job's Python, which its program could not import beside this folder: {how}"
+        )
     dependency_files = _dependencies(source, installed, python)
     imports = _imports(source, dependency_files, name, module, script)
     with terminal.ProgressLine(f"packing {source.name}"):
@@ -150,8 +159,11 @@ def absolute(path: str | Path) -> Path:
     return Path(os.path.abspath(path))  # noqa: PTH100  `resolve` would follow links
 
 
-def find(folder: str | Path) -> PackageSource:
-    """Find the package in a directory, or the one that its setup.py or pyproject.toml builds."""
+def find(folder: str | Path, module: str | None = None) -> PackageSource:
+    """Find the package in a directory, or the one that its setup.py or pyproject.toml builds.
+
+    Without any of these files it is a namespace package if it has the `module`.
+    """
     root = _check_directory(folder, "the directory of a Python package")
     if (root / "__init__.py").is_file():
         if not root.name.isidentifier():
@@ -159,10 +171,13 @@ def find(folder: str | Path) -> PackageSource:
         return _from_folder(root)
     if any((root / name).is_file() for name in _PROJECT):
         return _from_project(root)
-    raise UsageError(
-        f"package {folder} has no __init__.py, setup.py or pyproject.toml: make an empty __init__.py there, name a program by "
-        "--script or --command, or give --package another directory"
-    )
+    path = f"{(module or '').replace('.', '/')}.py"
+    if path.startswith(f"{root.name}/") and (root.parent / path).is_file():
+        return _from_folder(root)
+    how = "make an empty __init__.py there, name a program by --script or --command, or give --package another directory"
+    if "/" in path and (root / path).is_file():
+        how = f"give --package {Path(folder, path.partition('/')[0])}"
+    raise UsageError(f"package {folder} has no __init__.py, setup.py or pyproject.toml: {how}")
 
 
 def find_folder(path: str | Path) -> PackageSource:
@@ -209,14 +224,27 @@ def _from_project(root: Path) -> PackageSource:
     tree = _walk(root)
     files = {path: content for path, content in _read(tree, root.name).items() if not _BUILT.match(path)}
     built = dependencies.build_project(root, files)
-    source = PackageSource(
-        root.name, add_library(dependencies.read(built)), built / "requirements.txt", ignored=tree.ignored_paths
-    )
+    installed = dependencies.read(built)
+    _note_left_out(root.name, files, installed)
+    source = PackageSource(root.name, add_library(installed), built / "requirements.txt", ignored=tree.ignored_paths)
     if not source.names:
         raise UsageError(
             f"project {root} builds a wheel without a Python package: name its packages in setup.py or pyproject.toml"
         )
     return replace(source, name=source.names[0]) if len(source.names) == 1 else source
+
+
+def _note_left_out(name: str, files: Collection[str], installed: Collection[str]) -> None:
+    """Print the files in a project's packages that its wheel lacks: a program that runs here finds them beside its modules."""
+    left_out: list[str] = []
+    for start in (path for path in installed if re.fullmatch(r"[^/]+/__init__\.py", path)):
+        own = min((path for path in files if path.endswith(f"/{start}")), key=len, default="")
+        above, top = own.removesuffix(start), own.removesuffix("__init__.py")
+        paths = (path for path in files if own and path.startswith(top) and not path.endswith(_SOURCES))
+        left_out += [path for path in paths if path.removeprefix(above) not in installed]
+    if left_out:
+        how = "package data includes files, and find_packages the folders with an __init__.py"
+        terminal.note(f"{name}: its wheel, and so each host, lacks {terminal.list_some(sorted(left_out))}; {how}")
 
 
 def find_entry_point(path: str | Path, script: str) -> tuple[str, str, str] | None:
@@ -241,11 +269,17 @@ def _note_requirements(root: Path) -> None:
 
 
 def _note_dependencies(root: Path) -> None:
-    """Print that a pyproject.toml's dependencies are ignored, unless a requirements.txt exists, too."""
+    """Print that a project's dependencies are ignored, unless a requirements.txt exists, too."""
     import tomllib
 
+    if (root / "requirements.txt").is_file():
+        return
+    how = "the folder is sent as it is: name them in requirements.txt"
+    for name in ("setup.py", "setup.cfg"):
+        if (root / name).is_file() and b"install_requires" in (root / name).read_bytes():
+            terminal.note(f"{root.name}: the dependencies in {name} are ignored, as {how}")
     file = root / "pyproject.toml"
-    if not file.is_file() or (root / "requirements.txt").is_file():
+    if not file.is_file():
         return
     try:
         project = tomllib.loads(file.read_text("utf-8")).get("project")
@@ -253,7 +287,6 @@ def _note_dependencies(root: Path) -> None:
         terminal.note(f"{root.name}: pyproject.toml is ignored, as it cannot be read: {error}")
         return
     if isinstance(project, dict) and project.get("dependencies"):
-        how = "the folder is sent as it is: name them in requirements.txt"
         terminal.note(f"{root.name}: the dependencies in pyproject.toml are ignored, as {how}")
 
 
@@ -303,7 +336,7 @@ def _imports(
     files, imports = source.files, dict[str, str]()
     if module:
         imports = check_module(files, name, module, source.folder)
-    elif script:
+    elif script and not zipfile.is_zipfile(io.BytesIO(files[script])):  # `python app.pyz` runs an archive
         imports = check_script(files, script, source.folder, source.alone)
     # On hosts, these are in one folder, which is on PYTHONPATH.
     tops = {path.partition("/")[0].partition(".")[0] for path in (*dependency_files, *files)}

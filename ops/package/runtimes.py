@@ -87,9 +87,12 @@ def from_file(path: str, where: str, gpus: bool = False) -> RuntimeRequest:
     file = Path(path)
     if not file.is_file():
         raise UsageError(f"{where} {path} is no file: give the path of a requirements.txt")
-    if not (lines := hostpython.lines_of(file)):
+    if not (lines := hostpython.flat_lines(file)):
         raise UsageError(f"{where} {path} has no requirement: write a requirement on each line, such as scikit-learn==1.7.2")
-    if editable := next((line for line in lines if line.startswith(hostpython.EDITABLE) or line in (".", "./")), None):
+    if editable := next(
+        (line for line in (*hostpython.lines_of(file), *lines) if line.startswith(hostpython.EDITABLE) or line in (".", "./")),
+        None,
+    ):
         raise UsageError(f"{where} {path} requires {editable}, which stays in a folder of this machine: name a wheel of it")
     builds, cpu_torch = lines if gpus else cpu_builds(lines), not gpus and names_torch(lines)
     request = _make_request(file.stem, builds, file.absolute(), cpu_torch)

@@ -6,6 +6,7 @@ import os
 import posixpath
 import re
 import shlex
+import shutil
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -53,6 +54,7 @@ _LIGHTNING = re.compile(rb"^[ \t]*(?:from|import)[ \t]+(?:pytorch_)?lightning\b"
 # Programs that set the ranks of the processes that they start: on several hosts they need one of the options below.
 _RANK_LAUNCHERS = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate"})
 _HOST_COUNT_OPTIONS = ("nnode", "pet-nnodes", "num-machine", "config-file")
+_OUTPUT_FLAG = re.compile(r"-[oO]$|--?(\w+[-_])?(out|save|log|job[-_]dir|model[-_]dir)")
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 GRACE_SECONDS = 30.0
 """The default grace period of replicas that still work when their job is done."""
@@ -423,8 +425,26 @@ def _unreachable_notes(notify: str, job_id: str, inventory: Inventory) -> Iterat
     yield f"notify {notification.redact_target(notify)} will not arrive, as local hosts have no way out of the cluster: {how}"
 
 
-def _missing_notes(notify: str, folder: str, files: Collection[str]) -> Iterator[str]:
-    """Yield the note that a package lacks the file that its notification runs, which would only show after the training."""
+def _absent_notes(args: Sequence[str], folder: str, files: Collection[str]) -> Iterator[str]:
+    """Yield the note that arguments name files of this machine that no host will have; one for output may be among them."""
+    absent, data = [], arguments.data_paths(args)
+    for before, arg in pairwise(("", *args)):
+        flag, equals, value = arg.partition("=") if arg.startswith("-") else (before, "=", arg)
+        path, place = Path(value), posixpath.normpath(f"{folder}/{value}").lstrip("/")
+        if not equals or _OUTPUT_FLAG.match(flag) or not os.access(path, os.F_OK):
+            continue
+        is_named = path.is_file() or (path.is_dir() and value in data)
+        is_own = not path.is_absolute() or path.is_relative_to(Path.home())
+        if is_named and is_own and not any(f"{file}/".startswith(f"{place}/") for file in files):
+            absent.append(value)
+    if absent:
+        where = f"the folder {folder}" if folder else "the folder that has the package"
+        how = f"put files into the package, data into the bucket (fab data put); the program runs in {where}"
+        yield f"the arguments name {list_some([*dict.fromkeys(absent)])}, which exists on this machine alone: {how}"
+
+
+def _failure_notes(notify: str, folder: str, files: Mapping[str, bytes], executables: Collection[str] | None) -> Iterator[str]:
+    """Yield the note that a notification's command cannot start, which would only show after the training."""
     if notification.is_url(notify):
         return
     words, scripts = shlex.split(notify), {*variables.scripts(shlex.split(notify))}
@@ -434,6 +454,16 @@ def _missing_notes(notify: str, folder: str, files: Collection[str]) -> Iterator
         if not path.startswith("/") and "$" not in path and posixpath.normpath(f"{folder}/{path}").lstrip("/") not in files:
             where = f"the folder {folder}" if folder else "the folder that has the package"
             yield f"notify will fail, as it runs in {where}, and no {path} is sent there"
+    first = words[0] if words else ""
+    file = posixpath.normpath(f"{folder}/{first}").lstrip("/")
+    if first.partition("=")[0].isidentifier() and "=" in first:
+        yield f"notify will fail, as it begins with {first}, which only a shell reads: sh -c '…'"
+    elif file in files and "/" not in first and not shutil.which(first):
+        yield f"notify will fail, as {first} is no program that hosts have; did you mean ./{first}?"
+    elif file in files and "/" in first and executables is not None and file not in executables:
+        yield f"notify will fail, as {first} is not executable: chmod +x"
+    elif re.match(rb"#!.*\r\n", files.get(file, b"")):
+        yield f"notify will fail, as {first} has the line ends of Windows, with which no host finds its program: dos2unix"
 
 
 def _check_variables(
@@ -472,6 +502,7 @@ def build_job(
     files: Mapping[str, bytes] | None = None,
     command: Sequence[str] = (),
     folder: str = "",
+    executables: Collection[str] | None = None,
 ) -> JobSpec:
     """Build the job of the flags and config.yaml; the flags take precedence.
 
@@ -479,6 +510,7 @@ def build_job(
         files: the trainer package's, which may declare what it needs.
         command: as of a JobSpec.
         folder: as of a JobSpec.
+        executables: the package's executable files, None if unknown.
 
     Raises:
         UsageError: if any of them is invalid.
@@ -498,11 +530,10 @@ def build_job(
     if chosen_dir:
         what = "--job-dir" if flags.job_dir else f"{where}: trainingInput.jobDir"
         chosen_dir = check_job_dir(chosen_dir, inventory.bucket, default_dir, what)
-    for arg in args:
-        if "\0" in arg:
-            raise UsageError("an argument of the trainer holds a NUL character, which no program can receive")
-    source_files = files_defining_flags(folder, command, files or {})
+    for word in (*command, *args):
+        environment.check_word(word, "an argument of the trainer")
     module = "" if command else flags.module or training_input.get("pythonModule") or f"{package}.task"
+    source_files = files_defining_flags(folder, command, files or {}, module)
     declaring = module.partition(".")[0] or package
     declared = trainer_config.read(files or {}, declaring, report_old_keys=True)
     tuned = training_input.get(tuning.HYPERPARAMETERS)
@@ -577,6 +608,7 @@ def build_job(
                 )
             ),
             *_unreachable_notes(notify, job_id, inventory),
-            *(() if files is None else _missing_notes(notify, folder, files)),
+            *(() if files is None else _absent_notes([*command[1:], *args], folder, files)),
+            *(() if files is None else _failure_notes(notify, folder, files, executables)),
         ),
     )

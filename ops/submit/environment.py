@@ -12,9 +12,11 @@ from infra.scale_tiers import Role
 from jobs import variables
 from jobs.records import STOP_FILE_VARIABLE
 from jobs.variables import JAX_COORDINATOR, MASTER_ADDR
+from ops import terminal
 from ops.errors import UsageError
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_LONGEST_WORD = 32 * 4096 - 1  # MAX_ARG_STRLEN of Linux, without the final NUL
 # The roles that train together, in PyTorch's order: the master is rank 0, and the workers follow.
 RANKED_ROLES = (Role.MASTER, Role.WORKER)
 # A port of jobs that neither TensorFlow nor PyTorch's rank 0 uses, outside the ephemeral port range.
@@ -97,9 +99,17 @@ def merge_environment(config_values: Mapping[str, str], file: str | None, pairs:
         _check(name, "--env")
         variables_by_name[name] = value
     for name, value in variables_by_name.items():
-        if "\0" in value:
-            raise UsageError(f"the environment's {name} holds a NUL character, which no program can receive")
+        check_word(f"{name}={value}", f"the environment's {name}")
     return variables_by_name
+
+
+def check_word(word: str, what: str) -> None:
+    """Raise UsageError for an argument or a variable that the kernel passes to no program."""
+    if "\0" in word:
+        raise UsageError(f"{what} holds a NUL character, which no program can receive")
+    if (size := len(word.encode("utf-8", "surrogateescape"))) > _LONGEST_WORD:
+        how = f"Valid: {_LONGEST_WORD:,} at most; put more into a file of the package"
+        raise UsageError(f"{what} is invalid: it has {size:,} bytes. {how}")
 
 
 def read_secrets(names: Sequence[str], file: str | None, environ: Mapping[str, str]) -> dict[str, str]:
@@ -139,7 +149,7 @@ def _read(file: str, flag: str, hidden: bool = False) -> dict[str, str]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
         raise UsageError(f"{flag} {file} cannot be read: {reason}") from None
-    values = {}
+    values, quoted = {}, []
     for number, line in enumerate(lines, 1):
         if line.strip() and not line.lstrip().startswith("#"):
             name, equals, value = line.partition("=")
@@ -147,4 +157,8 @@ def _read(file: str, flag: str, hidden: bool = False) -> dict[str, str]:
                 raise UsageError(f"{flag} {file}:{number} is not of the form NAME=VALUE")
             _check(name.strip(), f"{flag} {file}:{number}")
             values[name.strip()] = value
+            quoted += [str(number)] if re.fullmatch(r"""(['"]).*\1""", value.strip()) else []
+    if quoted:
+        how = "as with docker run --env-file: take them out if the program is to get the value alone"
+        terminal.note(f"{flag} {file}: the quotes in line {terminal.list_some(quoted)} are part of the value, {how}")
     return values

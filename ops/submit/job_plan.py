@@ -13,6 +13,7 @@ from jobs import paths, variables
 from jobs.paths import DATA
 from jobs.records import Plan, Task
 from ops.cluster.host_files import RemoteFile, heartbeat_seconds
+from ops.errors import UsageError
 from ops.submit.arguments import data_paths
 from ops.submit.config import JobSpec
 from ops.submit.environment import DEFAULTS, task_variables
@@ -38,7 +39,7 @@ def plan(inventory: Inventory, job: JobSpec, package_sha256: str) -> Plan:
         host.name: task(_as_single_host_cluster(addressed, host) if job.study else addressed, host.name, job) for host in hosts
     }
     data = data_paths(variables.expand_command(job.args, tasks[hosts[0].name].environment))
-    return Plan(
+    result = Plan(
         jobId=job.id,
         replicas=[host.name for host in hosts],
         module=job.module,
@@ -55,6 +56,22 @@ def plan(inventory: Inventory, job: JobSpec, package_sha256: str) -> Plan:
         python=python(inventory, job),
         **{"heartbeatSeconds": heartbeat_seconds(inventory.poll_seconds), **job.policy},
     )
+    if inventory.bucket.startswith("gs://"):
+        _check_rights(result, inventory.bucket.removeprefix("gs://"))
+    return result
+
+
+def _check_rights(new: Plan, bucket: str) -> None:
+    """Check that the token of the job's hosts has room for every folder and bucket that the job names."""
+    from hosts.agent.token_broker import MOST_BUCKETS, access  # imports an HTTP server, which is slow
+
+    rights = access(new, new.tasks[new.chief], bucket)
+    if rights.left_out:
+        raise UsageError(
+            f"the job names more folders and buckets than a token on Google Cloud has room for; it could not use "
+            f"{', '.join(rights.left_out)}. Valid: any number of files below gs://{bucket}/{DATA} (fab data put), one folder "
+            f"above the others, at most {MOST_BUCKETS} other buckets"
+        )
 
 
 def task(inventory: Inventory, name: str, job: JobSpec) -> Task:

@@ -17,6 +17,7 @@ from jobs import paths, variables
 from ops import commands, terminal
 from ops.errors import UsageError
 from ops.package import package
+from ops.package.imports import reachable
 
 SHIPPED = CHECKOUT / "trainer"
 # The Python that is first on the hosts' PATH, and its names.
@@ -62,15 +63,18 @@ def script_of(folder: str, command: Sequence[str], files: Container[str]) -> str
     return path if path in files else None
 
 
-def files_defining_flags(folder: str, command: Sequence[str], files: Mapping[str, bytes]) -> Mapping[str, bytes] | None:
-    """Return the files that may define the flags of the trainer's arguments.
+def files_defining_flags(
+    folder: str, command: Sequence[str], files: Mapping[str, bytes], module: str = ""
+) -> Mapping[str, bytes] | None:
+    """Return the files that show which flags the arguments may have.
 
-    These are a script alone, or the package of a module. None if another program reads the arguments: its flags are unknown.
+    These are a script alone, or what a module may import, and no other entry point or test of its package. None if another
+    program reads the arguments: its flags are unknown.
     """
     if command and command[0] not in _PYTHONS:
         return None
     script = script_of(folder, command, files)
-    return {script: files[script]} if script else files
+    return {script: files[script]} if script else reachable(files, module) if module else files
 
 
 def find(folder: str | None, module: str | None, script: str | None, command: str | None) -> JobProgram:
@@ -89,7 +93,7 @@ def find(folder: str | None, module: str | None, script: str | None, command: st
     local_trainer = Path("trainer")
     if folder is None and not local_trainer.is_dir():
         terminal.note("there is no package trainer in this folder: it is the shipped one that runs")
-    return JobProgram(package.find(folder or (local_trainer if local_trainer.is_dir() else SHIPPED)))
+    return JobProgram(package.find(folder or (local_trainer if local_trainer.is_dir() else SHIPPED), module))
 
 
 def _script(folder: str | None, script: str) -> JobProgram:
@@ -112,8 +116,9 @@ def _check_python(content: bytes, script: str) -> None:
     if script.endswith(".ipynb"):
         raise UsageError(f"--script {script} is a notebook: jupyter nbconvert --to script {script} makes a program of it")
     first = content.partition(b"\n")[0]
-    if first.startswith(b"#!") and b"python" not in first and not script.endswith(".py"):
-        raise UsageError(f"--script {script} is no Python, by its first line: --command ./{Path(script).name}")
+    if (first.startswith(b"#!") and b"python" not in first and not script.endswith(".py")) or script.endswith(".sh"):
+        by = "first line" if first.startswith(b"#!") else "name"
+        raise UsageError(f"--script {script} is no Python, by its {by}: --command ./{Path(script).name}")
 
 
 def _command(folder: str | None, text: str) -> JobProgram:
@@ -137,6 +142,13 @@ def _command(folder: str | None, text: str) -> JobProgram:
         if Path(folder or "", words[0]).is_file() and "/" not in words[0] and not shutil.which(words[0]):
             raise UsageError(f"--command {words[0]} is no program that hosts have; did you mean ./{words[0]}?")
         _check_files(words, folder, source)
+        if source and words[0] in variables.SHELLS:
+            for script in _scripts(words):
+                content = source.files.get(posixpath.normpath(f"{source.name}/{script}"), b"")
+                if content.partition(b"\n")[0].endswith(b"\r"):
+                    raise UsageError(
+                        f"--command runs {script}, which has Windows' line ends, as no shell reads them: dos2unix {script}"
+                    )
         source = source or package.PackageSource(Path(words[0]).name, {})
         return JobProgram(source, tuple(words))
     if folder is None or source is None:

@@ -183,7 +183,8 @@ def build_job(
     command = tuple(content.get("command", ()))
     runs = {"command": [*command]} if command else {"pythonModule": content["module"]}
     own = {"runtime": runtime.name} if runtime else {}
-    flag = detect_job_dir_flag(args, declared, files_defining_flags(content.get("folder", ""), command, package.files))
+    sources = files_defining_flags(content.get("folder", ""), command, package.files, content["module"])
+    flag = detect_job_dir_flag(args, declared, sources)
     tuned = config.get(tuning.HYPERPARAMETERS)
     study = tuning.build_study(tuned, args, folder, flag) if tuned else None
     if study and original_study:

@@ -67,8 +67,8 @@ def check_labels(labels: dict[str, str]) -> dict[str, str]:
 
 def _version(value: Any) -> Any:
     """Check a version, which must be quoted: YAML reads 2.20 as the number 2.2. Versions 1.x are ignored later."""
-    if isinstance(value, float) and value >= 2 and len(str(value)) == len("2.2"):
-        raise ValueError(f'{value} or {value}0? YAML makes one number of both: quote it, "{value}0"')
+    if isinstance(value, float) and value >= 2 and len(repr(value)) == len("2.2"):
+        raise ValueError(f'{value!r} or {value!r}0? YAML makes one number of both: quote it, "{value!r}0"')
     return value
 
 

@@ -94,7 +94,8 @@ def prepare(inventory: Inventory, flags: JobFlags, folder: str | None, dry: bool
 def prepare_program(inventory: Inventory, flags: JobFlags, job_program: program.JobProgram, dry: bool = False) -> Submission:
     """Prepare a job of a program. With `dry` no runtime is built: the existing one is used, else an empty one."""
     source = job_program.source
-    job = build_job(flags, inventory, source.name, source.files, job_program.command, job_program.folder)
+    command, folder = job_program.command, job_program.folder
+    job = build_job(flags, inventory, source.name, source.files, command, folder, source.executables)
     source = replace(source, sets_pythonpath="PYTHONPATH" in job.environment)
     installed = None
     if job.runtime:

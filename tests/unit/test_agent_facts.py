@@ -72,6 +72,8 @@ def test_unhashed_data_has_a_reason(data: Path, monkeypatch: pytest.MonkeyPatch)
         }
     assert facts.digest(["nowhere://x"])["notHashed"].startswith("nowhere://x cannot be read: ")
     monkeypatch.setattr(facts, "LIMIT", 10)
+    assert "'**' can only be an entire path component" in facts.digest([f"{data}/**.csv"])["notHashed"]
+    assert facts.digest(["/"])["notHashed"] == "Unacceptable pattern: ''"
     assert facts.digest([]) == {"paths": [], "notHashed": "no argument of the trainer names any"}
     assert facts.digest([str(data)])["notHashed"] == "0.0 GB are more than the 0 GB that are hashed at most"
     monkeypatch.setattr(facts, "LIMIT", 11)

@@ -553,6 +553,13 @@ def test_a_lost_host_fails_the_job_after_max_wait_time() -> None:
     assert optional is None or optional.state == "RUNNING"
 
 
+def test_an_optional_replica_that_exits_with_a_code_ends_the_job() -> None:
+    """Its role lets the job continue only after crashes and losses."""
+    for plan in (OPTIONAL_WORKERS, replace(OPTIONAL_WORKERS, restartPolicy="all")):
+        failed = view(record("worker-1", "EXITED", 1), plan=plan, since_exit={"worker-1": 5.0})
+        assert advance(job(), failed).state == "FAILED"
+
+
 def test_a_lost_replica_is_reported_once_and_its_return_too() -> None:
     lost = view(silence={"ps-0": 60.0})
     new = advance(job(), lost)

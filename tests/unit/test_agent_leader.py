@@ -315,3 +315,19 @@ def test_the_leader_times_silence_exits_and_kills_of_this_attempt(bucket: Bucket
     ended = dict.fromkeys(("master-0", "worker-2", "worker-4"), 4.0)
     killed = {"worker-1": 4.0, "worker-2": 4.0, "worker-3": 0.0}
     assert view == View(plan, beats, bucket.wall, silent, ended, killed, 4.0, 4.0, True, frozenset())
+
+
+@pytest.mark.parametrize(
+    ("busy", "waiting", "started"), [("worker-0", 0.0, 2.0), ("ps-0", 6.0, 10.0)], ids=["needed", "optional"]
+)
+def test_the_wait_of_a_needed_replica_for_its_busy_host_is_no_stall(
+    bucket: Bucket, busy: str, waiting: float, started: float
+) -> None:
+    leader = bucket.leading(plan=replace(PLAN, optionalRoles=["ps"]))
+    replicas = running_replicas()
+    replicas[busy] = replace(replicas[busy], state=ReplicaState.PREPARING, hostBusy=True)
+    seen = []
+    for shown in (*[replicas] * 4, *[running_replicas()] * 2):
+        seen.append(leader._view(bucket.job, shown, False).since_output)
+        bucket.clock.pass_(2.0)
+    assert (seen[3], seen[5]) == (waiting, started)

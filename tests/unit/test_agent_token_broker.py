@@ -62,6 +62,24 @@ def test_a_job_reads_the_folder_of_files_that_a_pattern_matches() -> None:
         assert access_of(f"gs://mine/{pattern}").reads == ("data",)
 
 
+def test_a_boundary_has_room_for_more_folders_the_fewer_buckets_a_job_names() -> None:
+    """Google accepts ten rules, and conditions of twelve operators and 2048 characters."""
+    folders, buckets = [f"gs://mine/in{n}/*.csv" for n in range(30)], [f"gs://bucket{n}" for n in range(8)]
+    many = access_of(*folders)
+    assert many.reads == ("data", *(f"in{n}" for n in range(23)))
+    assert many.left_out == tuple(f"gs://mine/in{n}" for n in range(23, 30))
+    both = access_of(*folders[:6], *buckets)
+    assert (len(both.reads), len(both.others)) == (6, 6)
+    assert both.left_out == ("gs://mine/in5", "gs://bucket6", "gs://bucket7")
+    long = access_of(*(f"gs://mine/{n}{'x' * 200}/*.csv" for n in range(20)))
+    for granted in (many, both, long):
+        conditions = [rule["availabilityCondition"]["expression"] for rule in boundary(granted) if len(rule) == 3]
+        assert len(boundary(granted)) <= 10
+        assert all(len(text) <= 2048 and text.count("||") <= 12 for text in conditions)
+        assert all(f"/{folder}/'" in "".join(conditions) for folder in granted.reads)
+    assert len(long.reads) + len(long.left_out) == 21
+
+
 def test_a_job_that_continues_another_s_output_may_write_there() -> None:
     assert access_of(JOB_DIR="gs://mine/jobs/job01/output").writes == ("jobs/job01/output",)
     other_bucket = access_of(JOB_DIR="gs://results/x")

@@ -195,6 +195,16 @@ def test_a_trial_has_its_own_output(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (environment["LOGS"], environment["OTHER"]) == (f"{tmp_path}/output/2/logs", "$JOB_DIR")
 
 
+def test_more_folders_than_a_token_of_google_has_room_for_are_refused(inventory: Inventory) -> None:
+    job = build_job(JobFlags("job01", more_args=[f"gs://mine/in{n}/*.csv" for n in range(24)]), inventory)
+    assert job_plan.plan(inventory, job, "").args, "local hosts have no such limit"
+    with pytest.raises(
+        UsageError, match=r"it could not use gs://mine/in23\. Valid: any number of files below gs://mine/data "
+    ) as error:
+        job_plan.plan(replace(inventory, bucket="gs://mine"), job, "")
+    assert "\n" not in str(error.value)
+
+
 def test_data_paths_with_a_variable_are_in_the_plan(inventory: Inventory) -> None:
     job = build_job(JobFlags("job01", more_args=["--data-dir", "${SCALETIER_DATA}/x"]), inventory)
     assert job_plan.plan(inventory, job, "").data == ["/bucket/data/x"]

@@ -42,6 +42,7 @@ ALLOWED_MODULES = {
         "hosts.serving.signatures",
         "hosts.batch.request",
         "hosts.agent.cgroup",
+        "hosts.agent.token_broker",
     },
     "fabfile.py": {"ops.cli"},
     "hosts/agent": {"hosts.agent", "jobs"},

@@ -12,6 +12,7 @@ from typing import ClassVar
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from opsdata import write_files
 
 from infra.inventory import Inventory
 from infra.scale_tiers import Role
@@ -236,7 +237,8 @@ trainingInput: {scaleTier: CUSTOM, masterType: n1-highcpu-8, workerType: n1-high
          "scheduling.optionalRoles must be a list such as [worker], not 'worker'"),
         ("trainingInput: {scheduling: {optionalRoles: [ps, master]}}",
          "scheduling.optionalRoles[1] 'master' is unknown; valid are worker, ps, evaluator"),
-        ("trainingInput: {args: --steps 1}", "trainingInput.args must be a list such as [--steps 1], not '--steps 1'"),
+        ("trainingInput: {args: --steps 1}", "trainingInput.args must be a list such as [--steps, 1], not '--steps 1'"),
+        ("trainingInput: {args: --x 'a b'}", "trainingInput.args must be a list such as [--x, 'a b'], not"),
         ("trainingInput: {args: [true]}", "trainingInput.args[0] must be a string, not True: quote it"),
         ("trainingInput: {useChiefInTfConfig: 1}", "must be true or false, not 1"),
         ("trainingInput: {labels: {A: b}}", "label A=b breaks the rule"),
@@ -353,6 +355,8 @@ def test_the_environment_merges_config_file_and_flags(inventory: Inventory, tmp_
         ({"env": ["CLOUD_ML_JOB={}"]}, "--env: CLOUD_ML_JOB is set by the cluster, and cannot be changed"),
         ({"env": ["CLOUD_ML_JOB_ID=x"]}, "--env: CLOUD_ML_JOB_ID is set by the cluster, and cannot be changed"),
         ({"env": ["A=\0"]}, "the environment's A holds a NUL character"),
+        ({"env": [f"A={'é' * 65_536}"]}, "the environment's A is invalid: it has 131,074 bytes. Valid: 131,071 at most; put "),
+        ({"more_args": ["x" * 131_072]}, "an argument of the trainer is invalid: it has 131,072 bytes. Valid: 131,071 "),
         ({"env_file": "nowhere"}, "--env-file nowhere cannot be read: No such file"),
         ({"secret": ["SURELY_NOT_SET"]}, "--secret SURELY_NOT_SET is not set in this shell: export SURELY_NOT_SET=…"),
         ({"secret": ["TOKEN=hunter2"]}, "--secret takes the NAME of a variable of this shell, and no value: --secret TOKEN"),
@@ -403,6 +407,13 @@ def test_only_line_ends_separate_the_lines_of_an_env_file(inventory: Inventory, 
     (tmp_path / "vars").write_bytes("A=x\fB=z\v\x85\u2028C=1\r\nD=2\n".encode())
     variables = build_job(JobFlags("j", env_file=str(tmp_path / "vars")), inventory).training_input["environment"]
     assert variables == {"A": "x\fB=z\v\x85\u2028C=1", "D": "2"}
+
+
+def test_quotes_of_an_env_file_are_noted(inventory: Inventory, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "vars").write_text("A=\"a b\"\nB=it's\nC='c'\nD=\"\n")
+    job = build_job(JobFlags("j", env_file=str(tmp_path / "vars")), inventory)
+    assert job.environment == {"A": '"a b"', "B": "it's", "C": "'c'", "D": '"'}
+    assert "vars: the quotes in line 1, 3 are part of the value, as with docker run" in capsys.readouterr().err
 
 
 def test_an_env_files_error_names_the_line(inventory: Inventory, tmp_path: Path) -> None:
@@ -784,6 +795,28 @@ def test_a_notify_url_that_local_hosts_cannot_reach_is_noted(inventory: Inventor
 
 
 @pytest.mark.parametrize(
+    ("args", "folder", "absent"),
+    [
+        (["--config", "here.yaml"], "mine", "here.yaml"),
+        (["--config=mine/in.yaml", "--n=3", "-v"], "mine", "mine/in.yaml"),
+        (["--config=in.yaml"], "mine", None),
+        (["mine/in.yaml", "in.yaml"], "", None),
+        (["--data-dir", "set", "--model", "set", "here.yaml"], "", "set, here.yaml"),
+        (["--data-dir=gone", "--out", "here.yaml", "-o", "here.yaml", "--save-to=here.yaml", "/etc/hostname"], "", None),
+    ],
+)
+def test_arguments_that_name_files_of_this_machine_alone_are_noted(
+    inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: list[str], folder: str, absent: str | None
+) -> None:
+    write_files(tmp_path, {"here.yaml": "", "set/a.csv": "", "mine/in.yaml": "", "mine/task.py": ""})
+    monkeypatch.chdir(tmp_path)
+    files, command = {"mine/task.py": b"", "mine/in.yaml": b""}, ("python", "task.py") if folder else ()
+    notes = build_job(JobFlags("job01", more_args=args), inventory, "mine", files, command, folder).notes
+    shown = [note.partition(", which exists on this machine alone: put files into the package, ")[0] for note in notes]
+    assert shown == ([f"the arguments name {absent}"] if absent else [])
+
+
+@pytest.mark.parametrize(
     ("notify", "folder", "missing"),
     [
         ("./done.sh ${JOB_ID}", "mine", None),
@@ -808,6 +841,24 @@ def test_a_notification_s_file_that_is_not_sent_is_noted(
     where = "the folder mine" if folder else "the folder that has the package"
     note = f"notify will fail, as it runs in {where}, and no {missing} is sent there"
     assert job.notes == ((note,) if missing else ())
+
+
+@pytest.mark.parametrize(
+    ("notify", "note"),
+    [
+        ("./done.sh ${JOB_ID}", None),
+        ("sh plain.sh", None),
+        ("./plain.sh", "./plain.sh is not executable: chmod +x"),
+        ("./windows.sh", "./windows.sh has the line ends of Windows, with which no host finds its program: dos2unix"),
+        ("done.sh", "done.sh is no program that hosts have; did you mean ./done.sh?"),
+        ("A=1 ./done.sh", "it begins with A=1, which only a shell reads: sh -c '…'"),
+    ],
+)
+def test_a_notification_s_command_that_cannot_start_is_noted(inventory: Inventory, notify: str, note: str | None) -> None:
+    files = {"mine/done.sh": b"#!/bin/sh\n", "mine/plain.sh": b"#!/bin/sh\n", "mine/windows.sh": b"#!/bin/sh\r\n"}
+    executables = {"mine/done.sh", "mine/windows.sh"}
+    job = build_job(JobFlags("job01", notify=notify), inventory, "mine", files, ("echo",), "mine", executables)
+    assert job.notes == ((f"notify will fail, as {note}",) if note else ())
 
 
 def test_a_variable_that_refers_to_itself_is_refused(inventory: Inventory) -> None:
@@ -910,3 +961,12 @@ def test_an_invalid_notify_of_a_package_or_flag_is_refused(inventory: Inventory)
         build_job(JobFlags("job01"), inventory, "mine", {f"mine/{FILE}": b"notify: ftp://x"})
     with pytest.raises(UsageError, match=r"^--notify '' is invalid: it is empty. Valid: "):
         build_job(JobFlags("job01", notify=""), inventory)
+
+
+def test_numbers_where_strings_are_valid_are_as_they_are_written(tmp_path: Path, inventory: Inventory) -> None:
+    """YAML makes 83 of 0123, and 750 of 12:30."""
+    file = tmp_path / "config.yaml"
+    file.write_text("trainingInput: {args: [--since, 12:30, 0123, 1.50, 1_000, -2], environment: {ID: 007, RATE: 0.10}}")
+    job = build_job(JobFlags("job01", config=str(file)), inventory)
+    assert job.args == ("--since", "12:30", "0123", "1.50", "1_000", "-2")
+    assert job.environment == {"ID": "007", "RATE": "0.10"}

@@ -233,6 +233,44 @@ def test_a_package_that_installs_its_own_folder_is_built_again_if_it_changed(
         assert installed == [line.removeprefix("-e ")] * builds
 
 
+def test_constraints_count_for_packages_that_a_line_requires(tmp_path: Path) -> None:
+    files = write_files(tmp_path, {"c.txt": "near==1.0\nother==1.0\nfar==2.0\n", "requirements.txt": "-c c.txt\nnear\nfar\n"})
+    lines, packages = hostpython.flat_lines(files / "requirements.txt"), {"near": "1.5", "other": "1.5", "far": "2.0"}
+    assert hostpython.find_conflicts(lines, packages) == {"near": "near==1.0"}
+    narrowed = hostpython.without_constraints(lines[0], {"other", "far"}, tmp_path)
+    assert hostpython.lines_of(Path(narrowed.removeprefix("-c "))) == ["near==1.0"]
+    assert hostpython.without_constraints("near", {"near"}, tmp_path) == "near"
+    with pytest.raises(UsageError, match=r"^numpy==1\.0 is required, but the job's Python has numpy 2\.0: "):
+        hostpython.find_conflicts(
+            ["-c https://x/c.txt", f"-c {write_files(tmp_path, {'d.txt': 'numpy==1.0'})}/d.txt", "numpy"], {"numpy": "2.0"}
+        )
+
+
+def test_a_folder_with_the_name_of_a_dependency_is_refused(tmp_path: Path, index: Path) -> None:
+    """Both would be one folder, from which the script would import the modules of the dependency by their bare names."""
+    make_wheel(index, files={"far/__init__.py": "", "far/json.py": ""})
+    root = write_files(tmp_path / "far", {"train.py": "import far\n", "requirements.txt": "far\n"})
+    with pytest.raises(
+        UsageError, match=r"^folder far has the name of a package that its requirements\.txt installs beside it: "
+    ):
+        package.build(package.find_folder(root), "", "far/train.py")
+    (tmp_path / "mine").symlink_to(root)
+    built = package.build(package.find_folder(tmp_path / "mine"), "", "mine/train.py")
+    assert {"far/json.py", "mine/train.py"} <= built.host_files.keys()
+
+
+def test_what_an_extra_of_a_host_package_requires_is_fetched(
+    tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_wheel(index, "near", needs="far; extra == 'more'\nProvides-Extra: more")
+    make_wheel(index)
+    monkeypatch.setattr(hostpython, "host_packages", lambda: {"near": "1.0"})
+    built = package.build(make_trainer(tmp_path, "near[more]>=1\n"), "mine.task")
+    assert {"far/__init__.py", "near/__init__.py"} <= built.dependency_files.keys()
+    lines = ["near[x]", "tensorflow[and-cuda]", "far", "six[x]; sys_platform == 'win32'"]
+    assert hostpython.with_extras(lines, {"near": "1", "tensorflow": "2", "far": "1", "six": "1"}) == {"near"}
+
+
 def test_a_stub_is_a_wheel_without_content(tmp_path: Path) -> None:
     wheels = hostpython.make_stubs(tmp_path, {"some-far": "1.0"})
     assert wheels == {"some-far": tmp_path / "some_far-1.0-py3-none-any.whl"}

@@ -294,6 +294,44 @@ def test_an_invalid_package_folder_is_refused(tmp_path: Path) -> None:
     assert "has no name that Python can import" in build_error(make_package(tmp_path, {}, "my-trainer"))
 
 
+def test_a_module_of_a_folder_without_an_init_is_of_a_namespace_package(tmp_path: Path) -> None:
+    root = write_files(tmp_path / "corp", {"mine/task.py": "from corp.mine import net\n", "mine/net.py": "", "data.txt": ""})
+    source = package.find(root, "corp.mine.task")
+    assert package.build(source, "corp.mine.task").files.keys() == {
+        f"corp/{p}" for p in ("mine/task.py", "mine/net.py", "data.txt")
+    }
+    with pytest.raises(UsageError, match=rf"^package {root} has no __init__.py, .*: give --package {root}/mine$"):
+        package.find(root, "mine.task")
+    with pytest.raises(UsageError, match=r"make an empty __init__\.py there"):
+        package.find(root, "corp.nowhere")
+
+
+@pytest.mark.parametrize("name", ["code", "far"])
+def test_a_script_s_folder_that_hides_a_module_of_python_is_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """Its parent is on PYTHONPATH, before the standard library: pdb, which PyTorch imports, would get this `code`."""
+    root = write_files(tmp_path / name, {"train.py": ""})
+    package.build(package.find_folder(root), "", f"{name}/train.py", {"far": "1.0"})
+    assert capsys.readouterr().err == ""
+    (root / "__init__.py").touch()
+    package.build(package.find_folder(root), "", f"{name}/train.py", {"far": "1.0"})
+    assert capsys.readouterr().err.startswith(
+        f"{name} is also a module of the job's Python, which its program could not import "
+    )
+
+
+def test_files_of_a_project_s_packages_that_its_wheel_lacks_are_noted(capsys: pytest.CaptureFixture[str]) -> None:
+    files = ("setup.py", "README.md", "src/mine/__init__.py", "src/mine/fast.pyx", "src/mine/words.txt", "src/mine/net/a.py")
+    own, installed = {f"proj/{path}" for path in files}, {"mine/__init__.py", "mine/net.py", "mine-1.dist-info/METADATA"}
+    package._note_left_out("proj", own, installed)
+    assert capsys.readouterr().err.startswith(
+        "proj: its wheel, and so each host, lacks proj/src/mine/net/a.py, proj/src/mine/words.txt; package data includes "
+    )
+    package._note_left_out("proj", own, {*installed, "mine/words.txt", "mine/net/a.py"})
+    assert capsys.readouterr().err == ""
+
+
 def test_a_too_large_package_is_refused(tmp_path: Path) -> None:
     root = make_package(tmp_path, {"task.py": "", "data/small.bin": "x"})
     with (root / "data" / "train.bin").open("wb") as file:
@@ -367,6 +405,17 @@ def test_dependencies_in_a_folder_s_pyproject_are_noted(
         assert printed.startswith(f"mine: {note}") if note else printed == ""
         assert printed.count("\n") == bool(note)
     (root / "requirements.txt").touch()
+    package.find(root)
+    assert capsys.readouterr().err == ""
+
+
+def test_dependencies_in_a_folder_s_setup_are_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = write_files(tmp_path / "mine", {"__init__.py": "", "setup.py": "setup(install_requires=['far'])"})
+    package.find(root)
+    assert capsys.readouterr().err.startswith(
+        "mine: the dependencies in setup.py are ignored, as the folder is sent as it is: "
+    )
+    (root / "setup.py").write_text("setup()")
     package.find(root)
     assert capsys.readouterr().err == ""
 

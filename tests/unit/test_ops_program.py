@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import zipapp
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,27 @@ def test_job_dir_is_passed_only_if_the_script_itself_knows_it(inventory: Invento
     reproduced = reproduce.build_job(inventory, manifest.manifest(inventory, job, built), "j2", built)
     assert (job.job_dir_flag, reproduced.job_dir_flag, reproduced.command) == (None, None, ("python", "helper.py"))
     assert program.files_defining_flags(job_program.folder, ("./run.sh",), files) is None
+
+
+def test_job_dir_is_not_passed_for_another_entry_point_or_a_test_of_the_package() -> None:
+    files = {
+        "mine/__init__.py": b"",
+        "mine/train.py": b"def main():\n    from . import flags\n",
+        "mine/flags.py": b"'--job-dir'\n",
+        "mine/evaluate.py": b"import argparse\n",
+        "mine/tests/test_train.py": b"'--job-dir'\n",
+    }
+
+    def sources(module: str, **changes: bytes) -> set[str]:
+        return {
+            *(program.files_defining_flags("", (), {**files, **{f"mine/{k}.py": v for k, v in changes.items()}}, module) or ())
+        }
+
+    assert sources("mine.train") == {"mine/__init__.py", "mine/train.py", "mine/flags.py"}
+    assert sources("mine.evaluate") == {"mine/__init__.py", "mine/evaluate.py"}
+    assert sources("mine", __main__=b"from mine import train\n") >= {"mine/__main__.py", "mine/flags.py"}
+    assert sources("mine.evaluate", evaluate=b"import importlib\n") == {*files}, "it may start any of them"
+    assert sources("mine.nope") == {*files}
 
 
 def test_a_jobs_pythonpath_has_further_folders_for_imports(inventory: Inventory, folder: Path) -> None:
@@ -248,6 +270,9 @@ def test_a_module_that_is_not_sent_is_noted_as_hosts_may_have_it(
 
 
 def test_a_script_has_any_first_line_if_its_name_is_of_python(folder: Path) -> None:
+    (folder / "plain.sh").write_text("echo hi\n")
+    with pytest.raises(UsageError, match=r"^--script .*plain\.sh is no Python, by its name: --command \./plain\.sh$"):
+        program.find(None, None, str(folder / "plain.sh"), None)
     (folder / "deps.py").write_text("#!/usr/bin/env -S uv run --script\nprint(1)\n")
     assert program.find(str(folder), None, "deps.py", None).command == ("python", "deps.py")
 
@@ -305,6 +330,34 @@ def test_a_file_that_no_host_can_start_is_refused(folder: Path, content: bytes, 
         return
     with pytest.raises(UsageError, match=f"^--command ./run.sh {re.escape(message.format(folder))}"):
         program.find(str(folder), None, None, "./run.sh")
+
+
+def test_a_shell_s_script_with_line_ends_of_windows_is_refused(folder: Path) -> None:
+    (folder / "run.sh").write_bytes(b"set -e\r\npython train.py\r\n")
+    with pytest.raises(UsageError, match=r"^--command runs \./run\.sh, which has Windows' line ends, as no shell reads them: "):
+        program.find(str(folder), None, None, "bash -e ./run.sh")
+    assert program.find(str(folder), None, None, "sh -c 'cat run.sh'").command[0] == "sh"
+    assert program.find(str(folder), None, None, "cat run.sh").command[0] == "cat"
+
+
+def test_a_script_alone_that_imports_a_file_named_like_a_module_of_python_is_refused(folder: Path) -> None:
+    (folder / "one.py").write_text("import queue\n")
+    assert package.build(program.find(None, None, str(folder / "one.py"), None).source, "", "one/one.py").imports == {}
+    (folder / "queue.py").touch()
+    with pytest.raises(UsageError, match=r"^one\.py:1 imports queue, which is beside it here, and a script is sent alone: "):
+        package.build(program.find(None, None, str(folder / "one.py"), None).source, "", "one/one.py")
+
+
+def test_an_archive_of_python_is_a_script(folder: Path) -> None:
+    (folder / "code").mkdir()
+    (folder / "code" / "__main__.py").write_text("import far\n")
+    zipapp.create_archive(folder / "code", folder / "app.pyz", "/usr/bin/env python3")
+    for job_program in (
+        program.find(None, None, str(folder / "app.pyz"), None),
+        program.find(str(folder), None, None, "python app.pyz"),
+    ):
+        assert package.build(job_program.source, "", job_program.script).imports == {}
+        assert job_program.command == ("python", "app.pyz")
 
 
 def test_a_package_has_the_name_of_the_link_to_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -374,6 +374,12 @@ def test_included_requirements_are_built_and_part_of_the_key(local_inventory: In
     assert runtimes.build(local_inventory, first) == {"far": "1.0"}
     (tmp_path / "most.txt").write_text("far>=1\n")
     assert runtimes.from_file(requirements_file, "--runtime").folder_name != first.folder_name
+    (tmp_path / "most.txt").write_text("torch\nxgboost\n")
+    request = runtimes.from_file(requirements_file, "--runtime")
+    assert (request.lines, request.cpu_torch) == (("torch", "xgboost-cpu"), True), "CPU builds, as no host has a GPU"
+    (tmp_path / "most.txt").write_text("-e .\n")
+    with pytest.raises(UsageError, match="which stays in a folder of this machine: name a wheel of it"):
+        runtimes.from_file(requirements_file, "--runtime")
 
 
 def test_a_folder_named_like_a_distribution_is_ignored(tmp_path: Path) -> None:
