@@ -57,7 +57,7 @@ system() {
   answers || needed="$needed $(missing_daemon)"
   needed=$(echo $needed)
   if [ -n "$needed" ]; then
-    may_install || fail "install $needed first$(command -v apt-get >/dev/null && echo ': \`sudo setup/lxd.sh system\` does')"
+    may_install || fail "install $needed first$(command -v apt-get >/dev/null && echo ': `sudo setup/lxd.sh system` does')"
     apt $needed
   fi
   if ! answers; then

@@ -24,6 +24,7 @@ made_here() {
   return 1
 }
 
+alone
 if [ -x .venv/bin/python ] && made_here && [ "$(cat "$stamp" 2>/dev/null)" = "$recipe" ]; then
   compile_checkout
   exit 0

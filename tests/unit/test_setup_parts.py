@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import io
 import os
@@ -67,7 +68,7 @@ def test_the_first_suitable_python_is_used(checkout: Path) -> None:
     write_program(checkout / "bin" / "python3.11", "exit 1")  # like pyenv's for a version that is not selected
     write_program(checkout / "bin" / "python3.12", "exit 0")
     assert run_common(checkout, "find_python; echo $python").stdout == "python3.12\n"
-    python = write_program(checkout / "mine", "exit 0")
+    python = write_program(checkout / "my python", "exit 0")
     assert run_common(checkout, "find_python; echo $python", PYTHON=str(python)).stdout == f"{python}\n"
 
 
@@ -155,6 +156,14 @@ def test_a_download_that_cannot_be_unpacked_is_not_used(checkout: Path) -> None:
     assert not list((checkout / ".cache/pulumi").glob("*.tar.gz"))
 
 
+def test_a_download_whose_unpacking_was_killed_is_fetched_again(checkout: Path) -> None:
+    """Beside its first program there may be those of an older version."""
+    for name in ("pulumi", "pulumi-resource-pulumi-python"):
+        write_program(checkout / ".cache/pulumi" / name, f"echo v{LEAST}")
+    downloads, sums = publish_release(checkout / "release", LEAST)
+    assert "Pulumi's download" in run_choose(checkout, PULUMI_DOWNLOADS=downloads, PULUMI_SUMS=sums).stdout
+
+
 def test_a_build_leaves_out_unused_files(checkout: Path) -> None:
     """Go builds from a copy of the module, also in a folder with a space, and only Go's own library is optimized."""
     root = checkout.rename(checkout.with_name("check out"))
@@ -218,6 +227,9 @@ def test_the_wrapper_runs_the_chosen_pulumi(checkout: Path) -> None:
     (link := checkout / "mine").symlink_to(".venv/bin/pulumi")
     for called in (checkout / ".venv/bin/pulumi", link):
         assert run_script(checkout, str(called), "up").stdout == f"v3.300.0 {checkout}/.pulumi-state/passphrase up\n"
+    for folder in (".venv/bin", "setup"):
+        (checkout / "elsewhere" / folder).mkdir(parents=True)
+    assert run_script(checkout, ".venv/bin/pulumi", "up", CDPATH=f"{checkout}/elsewhere").stdout.startswith("v3.300.0 ")
     (checkout / "bin/pulumi").unlink()
     result = run_script(checkout, ".venv/bin/pulumi", "up")
     assert (result.returncode, result.stderr) == (2, f"pulumi: {checkout}/bin/pulumi is not there: run `make pulumi`\n")
@@ -337,6 +349,14 @@ def test_needs_of_root_are_reported_before_any_change(checkout: Path) -> None:
     ):
         assert message in result.stderr
     assert not (checkout / ".venv").exists()
+
+
+def test_missing_packages_are_one_line_with_the_command_that_installs_them(checkout: Path) -> None:
+    for name, script in {"id": "echo 1000", "python3": "exit 1", "dpkg-query": "", "apt-get": ""}.items():
+        write_program(checkout / "bin" / name, script)
+    result = run_script(checkout, "setup/lxd.sh", "system", SCALETIER_LXD_SOCKET=str(checkout / "none"), SETUP_ALONE="lxd")
+    assert (result.returncode, len(result.stderr.splitlines())) == (2, 1)
+    assert result.stderr.endswith(" uidmap first: `sudo setup/lxd.sh system` does\n")
 
 
 def write_recipe(root: Path) -> None:
@@ -717,6 +737,23 @@ def test_a_part_of_set_up_waits_for_that_of_another_checkout(checkout: Path) -> 
             assert second.stdout.readline() == f"{second.pid}\n"
 
 
+@pytest.mark.parametrize("script", ["venv", "pulumi-cli", "stack", "data", "runtime", "fake-gcs"])
+def test_a_part_of_set_up_waits_for_that_of_the_same_checkout(checkout: Path, script: str) -> None:
+    """Two new passphrases, or two environments in one folder, would destroy one another."""
+    write_recipe(checkout)
+    lock = checkout / ".cache/locks" / script.removesuffix("-cli")
+    lock.mkdir(parents=True)
+    held = os.open(lock, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    environment = {"PATH": f"{checkout}/bin:{BASE}", "HOME": str(checkout)}
+    command = [checkout / f"setup/{script}.sh"]
+    with subprocess.Popen(command, cwd=checkout, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"{lock.name}: waiting for the set-up of this checkout\n"
+        process.kill()
+    os.close(held)
+
+
 def test_a_daemon_does_not_hold_the_lock_of_set_up(checkout: Path) -> None:
     places = {"/run/lock/": f"{checkout}/lock-", "/etc/sub": f"{checkout}/sub", "/var/lib/lxcfs": f"{checkout}/lxcfs"}
     for file in (write_lxd_tools(checkout), checkout / "setup/common.sh"):
@@ -820,7 +857,8 @@ def test_make_runs_all_tests_of_this_checkout(checkout: Path) -> None:
     shutil.copy(SETUP.parent / "Makefile", checkout)
     write_program(checkout / "setup/venv.sh", "exit 0")
     write_program(checkout / ".venv/bin/pytest", "env")
-    names = ("PYTHONPATH", "MYPYPATH", "PYTEST_ADDOPTS", "PYTEST_PLUGINS")
+    names = ("PYTHONPATH", "MYPYPATH", "PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD", "CDPATH")
+    names += ("PYTHONHOME", "PYTHONOPTIMIZE", "PYTHONSAFEPATH", "PYTHONWARNINGS")
     result = run_script(checkout, "make", "unit", **dict.fromkeys(names, "other"))
     assert result.returncode == 0, result.stderr
     assert not {*names} & {line.partition("=")[0] for line in result.stdout.splitlines()}
