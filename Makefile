@@ -8,8 +8,9 @@ SECONDS ?= 600
 COUNT ?= 100
 SEED ?= 1
 export PYTHON STACK
-# They may name another checkout, or leave out tests.
-unexport PYTHONPATH MYPYPATH PYTEST_ADDOPTS PYTEST_PLUGINS
+# They may name another checkout or Python, make errors of warnings, or leave out tests.
+unexport CDPATH MYPYPATH PYTHONHOME PYTHONOPTIMIZE PYTHONPATH PYTHONSAFEPATH PYTHONWARNINGS
+unexport PYTEST_ADDOPTS PYTEST_DISABLE_PLUGIN_AUTOLOAD PYTEST_PLUGINS
 # Parts of set-up that need nothing of one another are made side by side.
 TOGETHER = setup/together.sh $(MAKE) -j8
 LOCAL := venv pulumi lxd image data stack
