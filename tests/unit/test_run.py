@@ -9,6 +9,7 @@ import getpass
 import json
 import os
 import pwd
+import shutil
 import signal
 import subprocess
 import sys
@@ -68,6 +69,25 @@ def test_a_signal_interrupts_pytest_once_if_the_output_is_closed(lock: run.Lock,
             phases.interrupt(signal.SIGTERM, None)
     assert child.signals == [signal.SIGINT]
     assert phases.signal == signal.SIGTERM
+
+
+def test_a_signal_during_a_print_leaves_the_rest_of_the_output(lock: run.Lock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python refuses to print in a handler if the line that it interrupts waits for a reader, such as `less`."""
+    lines: list[str] = []
+
+    def write(text: str) -> None:
+        lines.append(text)
+        if phases.signal == 0:
+            phases.interrupt(signal.SIGINT, None)
+        elif "cleaning up" in text:
+            raise RuntimeError("reentrant call")
+
+    phases = run.Run(lock)
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(write=write, flush=lambda: None))
+    for text in ("one", "summary"):
+        run.say(text)
+    assert phases.signal == signal.SIGINT
+    assert [line for line in lines if line.isalpha()] == ["one", "summary"]
 
 
 def test_a_second_run_of_a_checkout_is_refused_by_name(lock: run.Lock, capsys: pytest.CaptureFixture[str]) -> None:
@@ -235,6 +255,13 @@ def test_make_lint_runs_the_commands_of_make_test(lock: run.Lock, monkeypatch: p
     assert f"\t@{recipe}\n" in (run.ROOT / "Makefile").read_text()
 
 
+def test_lint_leaves_out_what_set_up_made_without_git_too(tmp_path: Path) -> None:
+    shutil.copy(run.ROOT / "pyproject.toml", tmp_path)
+    (tmp_path / ".cache").mkdir()
+    (tmp_path / ".cache/made.py").write_text("x  = 1\n")
+    assert subprocess.run([run.BIN / "ruff", "format", "--check", "."], cwd=tmp_path).returncode == 0
+
+
 def test_no_story_begins_after_a_signal(lock: run.Lock, monkeypatch: pytest.MonkeyPatch) -> None:
     def shards(run: run.Run, shards: Mapping[str, Shard]) -> None:
         run.outcomes += map(Outcome, shards)
@@ -284,12 +311,14 @@ def test_the_exit_code_says_how_the_run_ended(
 
     monkeypatch.setattr(run, "CACHE", tmp_path)
     monkeypatch.setattr(run, "check_disk", lambda: None)
-    monkeypatch.setattr(run, "check_stacks", lambda _: None)
+    handled: list[object] = []
+    monkeypatch.setattr(run, "check_stacks", lambda _: handled.append("stacks"))
     monkeypatch.setattr(run, "test", test)
-    monkeypatch.setattr(run.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(run.signal, "signal", lambda number, _: handled.append(number))
     monkeypatch.setattr(sys, "argv", ["run.py", "test"])
     assert run.main() == result
     assert "\n0 of 7 tests ran in " in capsys.readouterr().out
+    assert (handled[0], handled[-1]) == (signal.SIGINT, "stacks"), "Ctrl-C while Pulumi lists stacks is no traceback"
 
 
 REPORT = """<testsuites><testsuite>
