@@ -75,7 +75,8 @@ def test_the_first_suitable_python_is_used(checkout: Path) -> None:
 def test_pip_installs_into_environments(checkout: Path) -> None:
     (checkout / "pip.conf").write_text("[install]\nuser = true\n")
     pip = f"{sys.executable} -m pip install --dry-run --no-index --disable-pip-version-check pip"
-    result = run_common(checkout, pip, PIP_USER="1", PIP_CONFIG_FILE=str(checkout / "pip.conf"))
+    elsewhere = dict.fromkeys(("PIP_PREFIX", "PIP_ROOT", "PIP_TARGET"), str(checkout / "elsewhere"))
+    result = run_common(checkout, pip, PIP_USER="1", PIP_CONFIG_FILE=str(checkout / "pip.conf"), **elsewhere)
     assert result.returncode == 0, result.stderr
 
 
@@ -422,17 +423,22 @@ def test_a_venv_left_half_made_is_made_again(checkout: Path) -> None:
     assert (result.returncode, result.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("fault", ["copied", "half made", "shared", "none"])
-def test_a_venv_of_another_folder_is_made_again(checkout: Path, fault: str) -> None:
+@pytest.mark.parametrize("fault", ["copied", "half made", "another PYTHON", "shared", "none"])
+def test_a_venv_of_another_folder_or_python_is_made_again(checkout: Path, fault: str) -> None:
     """Its programs and the editable install name the folder in which it was made; its stamps fit packages that it loses."""
     write_recipe(checkout)
     (checkout / "fabfile.py").touch()
     (checkout / "infra").mkdir()
     (checkout / "infra/__init__.py").touch()
     (checkout / "setup/packages.py").write_text("")
-    whole = write_program(checkout / "whole", f'[ "$2" = "import grpc" ] || exec {sys.executable} "$@"')
-    made = f"rm -rf .venv; mkdir -p .venv/bin; cp {whole} .venv/bin/python; echo 'command = it -m venv {checkout}/.venv'"
-    python = write_program(checkout / "python", f'[ "$2" != venv ] || {{ echo "$@" >>made; {made} >.venv/pyvenv.cfg; }}')
+    (version := checkout / "version").write_text("Python 3.11.7")
+    script = '[ "$1" != -V ] || exec cat {}\n{}'
+    run = f'[ "$2" = "import grpc" ] || exec {sys.executable} "$@"'
+    whole = write_program(checkout / "whole", script.format(".venv/version", run))
+    made = f"rm -rf .venv; mkdir -p .venv/bin; cp {whole} .venv/bin/python; cp version .venv; "
+    made += f"echo 'command = it -m venv {checkout}/.venv' >.venv/pyvenv.cfg"
+    make = f'[ "$2" != venv ] || {{ echo "$@" >>made; {made}; }}'
+    python = write_program(checkout / "python", script.format("version", make))
 
     def run_venv(*extra: str) -> list[str]:
         result = run_script(checkout, "setup/venv.sh", *extra, PYTHON=str(python))
@@ -445,10 +451,12 @@ def test_a_venv_of_another_folder_is_made_again(checkout: Path, fault: str) -> N
     if fault == "half made":
         (checkout / ".venv/.image").unlink()
         write_program(checkout / ".venv/bin/python", "exit 1")
+    if fault == "another PYTHON":
+        version.write_text("Python 3.12.3")
     if fault == "shared":
         (checkout / ".venv").rename(checkout / "other")
         (checkout / ".venv").symlink_to("other")
-    remade = fault in ("copied", "half made")
+    remade = fault in ("copied", "half made", "another PYTHON")
     assert run_venv() == ["-m venv --clear .venv"] * (2 if remade else 1)
     assert (checkout / ".venv/.dev").exists() is not remade
     assert run_venv() == ["-m venv --clear .venv"] * (2 if remade else 1)
