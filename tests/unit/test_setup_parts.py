@@ -864,11 +864,14 @@ def test_the_tests_use_no_repository_or_state_of_the_shell(checkout: Path) -> No
 def test_make_runs_all_tests_of_this_checkout(checkout: Path) -> None:
     shutil.copy(SETUP.parent / "Makefile", checkout)
     write_program(checkout / "setup/venv.sh", "exit 0")
+    write_program(checkout / "setup/pulumi-cli.sh", "exit 0")
+    write_program(checkout / "setup/stack.sh", 'echo "stack ${PULUMI_BACKEND_URL:-here}"')
     write_program(checkout / ".venv/bin/pytest", "env")
     names = ("PYTHONPATH", "MYPYPATH", "PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD", "CDPATH")
     names += ("PYTHONHOME", "PYTHONOPTIMIZE", "PYTHONSAFEPATH", "PYTHONWARNINGS")
-    result = run_script(checkout, "make", "unit", **dict.fromkeys(names, "other"))
+    result = run_script(checkout, "make", "unit", PULUMI_BACKEND_URL="gs://team", **dict.fromkeys(names, "other"))
     assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("stack here\n"), "fab asks Pulumi for the stacks of this checkout"
     assert not {*names} & {line.partition("=")[0] for line in result.stdout.splitlines()}
 
 
