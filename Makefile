@@ -76,7 +76,8 @@ demo: ## STANDARD_1 up, train MNIST, show its logs, destroy, in a stack of its o
 lint: dev ## ruff, mypy --strict, and a check that the names that tests use exist
 	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy && $(BIN)/python tests/names.py
 
-unit: dev ## tests with no network, in seconds, and stack tests under Pulumi's mocks; PYTEST="-k cancel" or PYTEST=FILES for some
+unit mutants: PULUMI_BACKEND_URL =
+unit: dev stack ## tests with no network, in seconds, and stack tests under Pulumi's mocks; PYTEST="-k cancel" or PYTEST=FILES for some
 	@$(BIN)/pytest -n auto --dist worksteal -m "not full" $(if $(filter tests/%,$(firstword $(PYTEST))),,tests/unit tests/stack) $(PYTEST)
 
 test: ## what a change must pass: lint, tests without hosts, and one story on real hosts
@@ -88,7 +89,7 @@ test-load: ## make test beside two busy loops a core
 test-all: ## every test, shard after shard; SHARD=serving for one
 	@SET_UP="$(TOGETHER) $(LOCAL) dev" setup/test.sh all $(addprefix --shard ,$(SHARD))
 
-mutants: dev ## how many of COUNT (100) changed lines, drawn by SEED (1), make test notices
+mutants: dev stack ## how many of COUNT (100) changed lines, drawn by SEED (1), make test notices
 	@$(BIN)/python tests/mutants.py --count $(COUNT) --seed $(SEED)
 
 soak: dev ## schedules of the simulated world, as many as SECONDS (600) allow
