@@ -828,12 +828,16 @@ def test_an_image_is_built_in_a_folder_with_a_space(checkout: Path, importing: s
         f"""case $1$2$3 in
   -minfra.lxd.imageimport) {importing} ;; -minfra.lxd.image) exit 1 ;; *) exec {sys.executable} "$@" ;; esac""",
     )
-    write_program(root / ".venv/bin/ansible-playbook", 'echo "$2 $3" >>ran')
+    write_program(root / ".venv/bin/ansible-playbook", 'echo "$2 $3" >>ran; env >environment')
     write_nice(root)
-    result = run_script(root, "setup/image.sh", SETUP_ALONE="image")
+    of_the_user = {"LC_ALL": "de_DE.UTF-8", "ANSIBLE_HOME": "/nowhere", "ANSIBLE_STRATEGY": "mine", "ANSIBLE_CONFIG": "/mine"}
+    result = run_script(root, "setup/image.sh", SETUP_ALONE="image", **of_the_user)
     assert result.returncode == (3 if "exit" in importing else 0), result.stderr
     assert (root / "ansible/ran").read_text() == f"-e cache='{root}/.cache/image'\n" * 2
     assert (root / "niced").read_text() == "-n 5 ansible-playbook\n"
+    environment = {*(root / "ansible/environment").read_text().splitlines()}
+    settings = {"LC_ALL=C.UTF-8", "ANSIBLE_CONFIG=ansible.cfg", f"ANSIBLE_HOME={root}/.cache/image/ansible"}
+    assert {line for line in environment if line.startswith(("LC_", "ANSIBLE_"))} == settings
 
 
 def write_nice(root: Path) -> None:
