@@ -314,7 +314,9 @@ def busy_loops(count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 def check_disk() -> None:
-    """Exit with 2 if a disk has too little space, which would fail tests in many ways."""
+    """Exit with 2 if a disk has too little space, or the temporary folder a space in its path: many tests would fail."""
+    if " " in tempfile.gettempdir():
+        refuse(f"TMPDIR is invalid: {tempfile.gettempdir()} has a space, which the scripts of tests do not quote. Set another")
     for folder, least in ((ROOT, _LEAST_GIB), (Path(tempfile.gettempdir()), _LEAST_TEMPORARY_GIB)):
         free = shutil.disk_usage(folder).free / 2**30
         if free < least:

@@ -143,6 +143,15 @@ def test_too_little_space_is_reported_first(
     assert problem in capsys.readouterr().err
 
 
+def test_a_space_in_the_temporary_folder_is_reported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run.tempfile, "gettempdir", lambda: "/my files")
+    with pytest.raises(SystemExit):
+        run.check_disk()
+    assert capsys.readouterr().err.startswith("error: TMPDIR is invalid: /my files has a space")
+
+
 @pytest.mark.parametrize("created", [True, False], ids=["by a test", "by the user"])
 def test_a_stack_of_the_same_name_is_refused(
     created: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
