@@ -204,15 +204,16 @@ def test_busy_loops_are_counted_by_the_core(monkeypatch: pytest.MonkeyPatch, tmp
     assert counts == [16]
 
 
-def test_the_user_s_name_is_that_of_the_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tests_use_no_name_and_backend_of_the_shell(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain `su` leaves USER and LOGNAME as they were, and tests give files to the user of that name."""
-    for name in ("LOGNAME", "USER", "no_proxy", "NO_PROXY"):
+    for name in ("LOGNAME", "USER", "no_proxy", "NO_PROXY", "KERAS_BACKEND", "KERAS_HOME"):
         monkeypatch.setenv(name, "nobody")
     monkeypatch.setattr(gc, "disable", lambda: None)
     plugins = {getattr(plugin, "__file__", ""): plugin for plugin in request.config.pluginmanager.get_plugins()}
     conftest = plugins[str(Path(run.__file__).with_name("conftest.py"))]
     conftest.pytest_configure(SimpleNamespace(getini=lambda _: ""))
     assert {os.environ["LOGNAME"], os.environ["USER"], getpass.getuser()} == {pwd.getpwuid(os.getuid()).pw_name}
+    assert (os.environ["KERAS_BACKEND"], os.environ["KERAS_HOME"]) == ("tensorflow", os.devnull)
 
 
 def test_a_full_disk_leaves_no_pytest_behind(lock: run.Lock, monkeypatch: pytest.MonkeyPatch) -> None:
