@@ -9,6 +9,7 @@ import getpass
 import json
 import os
 import pwd
+import re
 import shutil
 import signal
 import subprocess
@@ -204,7 +205,9 @@ def test_busy_loops_are_counted_by_the_core(monkeypatch: pytest.MonkeyPatch, tmp
     assert counts == [16]
 
 
-def test_the_tests_use_no_name_and_backend_of_the_shell(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tests_use_no_name_and_backend_of_the_shell(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Plain `su` leaves USER and LOGNAME as they were, and tests give files to the user of that name."""
     for name in ("LOGNAME", "USER", "no_proxy", "NO_PROXY", "KERAS_BACKEND", "KERAS_HOME"):
         monkeypatch.setenv(name, "nobody")
@@ -223,6 +226,49 @@ def test_a_full_disk_leaves_no_pytest_behind(lock: run.Lock, monkeypatch: pytest
     monkeypatch.setattr(run, "BIN", Path("/bin"))
     monkeypatch.setattr(Path, "write_text", write_text)
     assert run.Run(lock).phase("one", ["true"]).code == 0
+
+
+def test_a_phase_runs_all_commands_in_sessions_of_their_own_that_hold_the_lock(
+    lock: run.Lock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(run, "BIN", Path("/bin"))
+    (tmp_path / "one.xml").write_text(REPORT.format(""))  # of an earlier run
+    script = f"cut -d' ' -f6 /proc/$$/stat; echo $$; readlink /proc/$$/fd/{lock.descriptor}"
+    with (tmp_path / "log").open("w+b") as log:
+        outcome = run.Run(lock).phase("one", ["sh", "-c", "exit 3"], ["sh", "-c", script], log=log)
+        log.seek(0)
+        session, process, file = log.read().decode().split()
+    assert (outcome.code, outcome.seconds) == (3, {})
+    assert (session, file) == (process, str((tmp_path / "lock").resolve()))
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_a_signal_while_a_command_starts_reaches_it(lock: run.Lock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "BIN", Path("/bin"))
+    phases = run.Run(lock)
+    monkeypatch.setattr(run.Lock, "write", lambda *_: setattr(phases, "signal", signal.SIGINT))
+    assert phases.phase("one", ["sleep", "600"]).code == -signal.SIGINT
+
+
+def test_no_shard_begins_after_a_signal(lock: run.Lock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "set_up", lambda _: None)
+    monkeypatch.setattr(run.Run, "shards", lambda *_: pytest.fail("a shard was started"))
+    phases = run.Run(lock)
+    phases.signal = signal.SIGTERM
+    assert run.test_all(phases, ["pages", "jobs"]) == 0
+
+
+def test_a_set_up_that_fails_or_needs_root_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 7))
+    monkeypatch.setattr(run.os, "geteuid", lambda: 1000)
+    run.set_up([SHARDS["jobs"]])
+    for name, code in {"storage": 7, "gcp-cluster": 2}.items():
+        with pytest.raises(SystemExit) as ended:
+            run.set_up([SHARDS[name]])
+        assert ended.value.code == code
+    assert capsys.readouterr().err.startswith("error: the emulated Google needs root. Without: make test-all SHARD='here ")
 
 
 def test_no_tests_are_counted_after_a_signal(lock: run.Lock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,10 +371,12 @@ def test_the_exit_code_says_how_the_run_ended(
     monkeypatch.setattr(run, "check_stacks", lambda _: handled.append("stacks"))
     monkeypatch.setattr(run, "test", test)
     monkeypatch.setattr(run.signal, "signal", lambda number, _: handled.append(number))
+    monkeypatch.setattr(run.signal, "getsignal", lambda _: signal.SIG_IGN if code else signal.SIG_DFL)
     monkeypatch.setattr(sys, "argv", ["run.py", "test"])
     assert run.main() == result
     assert "\n0 of 7 tests ran in " in capsys.readouterr().out
     assert (handled[0], handled[-1]) == (signal.SIGINT, "stacks"), "Ctrl-C while Pulumi lists stacks is no traceback"
+    assert (signal.SIGHUP in handled) == (not code), "nohup ignores it"
 
 
 REPORT = """<testsuites><testsuite>
@@ -389,16 +437,22 @@ def test_shards_of_one_cluster_run_in_one_call_beside_those_of_others(
 
 
 def test_the_tests_of_a_cluster_get_its_name(lock: run.Lock, monkeypatch: pytest.MonkeyPatch) -> None:
-    environments = []
+    environments, commands = [], []
 
-    def phase(_: run.Run, name: str, *__: Sequence[str], environment: Mapping[str, str], log: None) -> Outcome:
+    def phase(_: run.Run, name: str, command: Sequence[str], environment: Mapping[str, str], log: None) -> Outcome:
         environments.append(environment)
+        commands.append(" ".join(command))
         return Outcome(name)
 
     monkeypatch.setattr(run.Run, "phase", phase)
+    monkeypatch.setattr(run, "cores", lambda: 3)
+    run.Run(lock).shards({"here": run.QUICK})
+    assert re.fullmatch(r"pytest -n 3 --dist worksteal --junitxml=\S+ -m not full tests/unit .*", commands.pop())
+    assert environments.pop() == {}
     for name in ("examples", "storage"):
         run.Run(lock).shards({name: SHARDS[name]})
     assert environments == [{"CLUSTER": SHARDS["examples"].cluster}, SHARDS["storage"].environment]
+    assert " -n " not in commands[0], "hosts are shared"
 
 
 @pytest.fixture
