@@ -262,9 +262,9 @@ def test_a_set_up_that_fails_or_needs_root_ends_the_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(run.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 7))
-    monkeypatch.setattr(run.os, "geteuid", lambda: 1000)
     run.set_up([SHARDS["jobs"]])
-    for name, code in {"storage": 7, "gcp-cluster": 2}.items():
+    for user, name, code in ((1000, "storage", 7), (0, "gcp-cluster", 7), (1000, "gcp-cluster", 2)):
+        monkeypatch.setattr(run.os, "geteuid", lambda user=user: user)
         with pytest.raises(SystemExit) as ended:
             run.set_up([SHARDS[name]])
         assert ended.value.code == code
