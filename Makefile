@@ -8,8 +8,9 @@ SECONDS ?= 600
 COUNT ?= 100
 SEED ?= 1
 export PYTHON STACK
-# They may name another checkout, or leave out tests.
-unexport PYTHONPATH MYPYPATH PYTEST_ADDOPTS PYTEST_PLUGINS
+# They may name another checkout or Python, make errors of warnings, or leave out tests.
+unexport CDPATH MYPYPATH PYTHONHOME PYTHONOPTIMIZE PYTHONPATH PYTHONSAFEPATH PYTHONWARNINGS
+unexport PYTEST_ADDOPTS PYTEST_DISABLE_PLUGIN_AUTOLOAD PYTEST_PLUGINS
 # Parts of set-up that need nothing of one another are made side by side.
 TOGETHER = setup/together.sh $(MAKE) -j8
 LOCAL := venv pulumi lxd image data stack
@@ -75,7 +76,8 @@ demo: ## STANDARD_1 up, train MNIST, show its logs, destroy, in a stack of its o
 lint: dev ## ruff, mypy --strict, and a check that the names that tests use exist
 	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy && $(BIN)/python tests/names.py
 
-unit: dev ## tests with no network, in seconds, and stack tests under Pulumi's mocks; PYTEST="-k cancel" or PYTEST=FILES for some
+unit mutants: PULUMI_BACKEND_URL =
+unit: dev stack ## tests with no network, in seconds, and stack tests under Pulumi's mocks; PYTEST="-k cancel" or PYTEST=FILES for some
 	@$(BIN)/pytest -n auto --dist worksteal -m "not full" $(if $(filter tests/%,$(firstword $(PYTEST))),,tests/unit tests/stack) $(PYTEST)
 
 test: ## what a change must pass: lint, tests without hosts, and one story on real hosts
@@ -87,7 +89,7 @@ test-load: ## make test beside two busy loops a core
 test-all: ## every test, shard after shard; SHARD=serving for one
 	@SET_UP="$(TOGETHER) $(LOCAL) dev" setup/test.sh all $(addprefix --shard ,$(SHARD))
 
-mutants: dev ## how many of COUNT (100) changed lines, drawn by SEED (1), make test notices
+mutants: dev stack ## how many of COUNT (100) changed lines, drawn by SEED (1), make test notices
 	@$(BIN)/python tests/mutants.py --count $(COUNT) --seed $(SEED)
 
 soak: dev ## schedules of the simulated world, as many as SECONDS (600) allow

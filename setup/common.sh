@@ -4,6 +4,7 @@ root=$(pwd -P)
 umask 022 # the hosts' users read what is made here
 least_pulumi=3.250.0
 export PIP_USER=0 # a user's setting for pip outside of environments, which fails in each
+unset PIP_PREFIX PIP_ROOT PIP_TARGET
 
 began=$(date +%s)
 
@@ -38,7 +39,8 @@ owned() {
 
 # Sets `python` to what can make .venv: PYTHON, or the first of 3.11 to 3.13.
 find_python() {
-  for python in ${PYTHON:-python3.11 python3.12 python3.13 python3}; do
+  if [ -n "${PYTHON:-}" ]; then set -- "$PYTHON"; else set -- python3.11 python3.12 python3.13 python3; fi
+  for python; do
     "$python" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && return 0
   done
   return 1
@@ -139,15 +141,15 @@ nft_path() { PATH=$PATH:/usr/sbin:/sbin command -v nft || echo /usr/sbin/nft; }
 # True where the firewall between hosts can be set: by root, or by this user without a password.
 firewall() { [ "$(id -u)" = 0 ] || sudo -n "$(nft_path)" list tables >/dev/null 2>&1; }
 
-# alone NAME: waits while another checkout on this machine runs the same part of set-up, and keeps others waiting until this
-# script and its commands end. Descriptor 9 is the lock: daemons are started without it. With SETUP_ALONE=NAME it takes none, as in
-# tests of these scripts.
+# alone [NAME]: waits while this checkout, or with a NAME any checkout of this machine, runs the same part of set-up, and keeps others
+# waiting until this script and its commands end. Descriptor 9 is the lock: daemons are started without it. With SETUP_ALONE=NAME it
+# takes none, as in tests of these scripts.
 alone() {
-  [ "${SETUP_ALONE:-}" != "$1" ] || return 0
-  lock=/run/lock/scaletier-$1 # a folder, as other users may lock it too
-  mkdir -p "$lock" 2>/dev/null || return 0
+  [ "${SETUP_ALONE:-}" != "${1:-.}" ] || return 0
+  lock=${1:+/run/lock/scaletier-$1} whose=${1:+another} # a folder, as other users may lock it too
+  mkdir -p "${lock:=$root/.cache/locks/$part}" 2>/dev/null && command -v flock >/dev/null || return 0
   exec 9<"$lock"
-  flock -n 9 || { say "waiting for the set-up of another checkout"; flock 9; }
+  flock -n 9 || { say "waiting for the set-up of ${whose:-this} checkout"; flock 9 || true; } # NFS may have none
 }
 
 # apt PACKAGE …: by root, on Debian and its kin; one part of set-up at a time.

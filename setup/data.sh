@@ -4,6 +4,7 @@ set -eu
 cd "$(dirname "$0")/.."
 part=data
 . setup/common.sh
+alone
 there=$([ ! -e .cache/mnist/manifest.json ] || echo yes)
 
 progress data -- .venv/bin/python -m trainer.records --dest .cache/mnist

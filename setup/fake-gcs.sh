@@ -4,6 +4,7 @@ set -eu
 cd "$(dirname "$0")/.."
 part=fake-gcs
 . setup/common.sh
+alone
 out=$root/.cache/fake-gcs
 cd setup/fake-gcs
 version=$(sed -n 's|^require github.com/fsouza/fake-gcs-server ||p' go.mod)

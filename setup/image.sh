@@ -14,7 +14,9 @@ say "making the image by Ansible"
 mkdir -p "$cache"
 trap 'owned "$cache"*' EXIT # also if it fails
 trap 'exit 130' INT
-export PATH="$bin:$PATH:/usr/sbin:/sbin" ANSIBLE_CONFIG=ansible.cfg
+# Of a user's environment, Ansible refuses a locale that this machine lacks, or that is not UTF-8, and a home that it cannot write.
+unset $(env | sed -n 's/^\(ANSIBLE_[A-Z_]*\)=.*/\1/p')
+export PATH="$bin:$PATH:/usr/sbin:/sbin" LC_ALL=C.UTF-8 ANSIBLE_CONFIG=ansible.cfg ANSIBLE_HOME="$cache/ansible"
 set -- ansible-playbook image.yml -e "cache='$cache'" -i localhost,
 cd ansible
 total=$("$@" --list-tasks 2>/dev/null | grep -c '^      .*TAGS:' || true)

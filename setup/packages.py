@@ -8,6 +8,7 @@ start.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -29,6 +30,14 @@ def run(*command: str, environment: Mapping[str, str] | None = None) -> int:
     return subprocess.run(command, env=environment, check=False).returncode
 
 
+def drop_unfinished(site: Path) -> None:
+    """Forget the packages whose installation was killed, which uv and pip would take for complete: they write RECORD last."""
+    for info in site.glob("*.dist-info"):
+        record = info / "RECORD"
+        if not record.exists() or f"{info.name}/INSTALLER" not in record.read_text():
+            shutil.rmtree(info)
+
+
 def install(extra: str) -> int:
     """Install the project and what the extra needs; return an exit code."""
     pip = (sys.executable, "-m", "pip")
@@ -46,12 +55,13 @@ def install(extra: str) -> int:
 
 def main() -> int:
     """Install, put this project's `fab` into place, and compile."""
+    drop_unfinished(site := Path(sysconfig.get_path("purelib")))
     code = install(sys.argv[1])
     fab = Path(sys.executable).with_name("fab")
     if not code and "ops.cli.start" not in fab.read_text():  # Fabric has a script of that name too
         code = run(sys.executable, "-m", "pip", "install", "-q", _QUIET, "--force-reinstall", "--no-deps", "--editable", ".")
     if not code:
-        run(sys.executable, "-m", "compileall", "-qq", "-j0", "-x", _UNCOMPILED, sysconfig.get_path("purelib"))
+        run(sys.executable, "-m", "compileall", "-qq", "-j0", "-x", _UNCOMPILED, str(site))
     return code
 
 

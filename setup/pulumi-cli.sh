@@ -19,7 +19,7 @@ use() {
   "$1" "$3"
 }
 
-made() { [ -x "$out/pulumi" ] && [ "$("$out/pulumi" version 2>/dev/null)" = "$version" ] && [ -x "$out/pulumi-resource-pulumi-python" ]; }
+made() { [ -e "$out/cli" ] && [ -x "$out/pulumi" ] && [ "$("$out/pulumi" version 2>/dev/null)" = "$version" ] && [ -x "$out/pulumi-resource-pulumi-python" ]; }
 
 # Runs where `set -e` counts for nothing.
 download() {
@@ -98,6 +98,7 @@ build() {
   install -m 0755 "$sdk/python/cmd/pulumi-language-python-exec" "$sdk/python/dist/pulumi-resource-pulumi-python" "$out"
 }
 
+alone
 if find_own; then use say "$own" "your own, $own ($("$own" version))"; exit 0; fi
 if [ -n "$old" ]; then say "your own is older than $version, which this needs, and is left alone ($old)"; fi
 if made; then use say "$out/pulumi" "$version is there"; exit 0; fi

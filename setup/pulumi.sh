@@ -7,7 +7,7 @@ while [ -L "$self" ]; do
   link=$(readlink "$self")
   case $link in /*) self=$link ;; *) self=$(dirname "$self")/$link ;; esac
 done
-root=$(cd "$(dirname "$self")/.." && pwd -P)
+root=$(unset CDPATH && cd "$(dirname "$self")/.." && pwd -P)
 cli=$(cat "$root/.cache/pulumi/cli" 2>/dev/null || echo "$root/.cache/pulumi/pulumi")
 if [ ! -x "$cli" ]; then
   echo "pulumi: $cli is not there: run \`make pulumi\`" >&2

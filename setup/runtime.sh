@@ -4,6 +4,7 @@ set -eu
 cd "$(dirname "$0")/.."
 part=runtime
 . setup/common.sh
+alone
 there=$(ls -d .cache/hosts/runtime-*/ 2>/dev/null || true)
 
 progress runtime --match '^ Downloaded (\S+)' -- nice -n 5 .venv/bin/python -m infra.runtime

@@ -7,6 +7,7 @@ part=stack
 stack=${STACK:-local}
 pulumi=.venv/bin/pulumi
 
+alone
 . setup/state.sh
 if ! own_state; then
   why=$($pulumi stack select "$stack" --non-interactive 2>&1) ||

@@ -17,13 +17,16 @@ compile_checkout() {
   .venv/bin/python -m compileall -q fabfile.py "$@"
 }
 
-# made_here: false if .venv comes from another folder, by `cp` or `mv` of the checkout: its programs name that folder.
+# made_here: false if .venv is of another version than PYTHON, or comes from another folder, by `cp` or `mv` of the checkout: its
+# programs name that folder.
 made_here() {
   [ ! -L .venv ] || return 0 # another checkout's, shared on purpose
+  [ -z "${PYTHON:-}" ] || [ "$("$PYTHON" -V 2>&1)" = "$(.venv/bin/python -V 2>&1)" ] || return 1
   case $(grep '^command = ' .venv/pyvenv.cfg 2>/dev/null) in '' | *" $root/.venv") return 0 ;; esac
   return 1
 }
 
+alone
 if [ -x .venv/bin/python ] && made_here && [ "$(cat "$stamp" 2>/dev/null)" = "$recipe" ]; then
   compile_checkout
   exit 0

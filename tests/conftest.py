@@ -20,6 +20,7 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.disable()  # what collection makes is kept
     with contextlib.suppress(KeyError):  # a container's user may have no name; plain `su` leaves the caller's in these
         os.environ |= dict.fromkeys(("LOGNAME", "USER"), pwd.getpwuid(os.getuid()).pw_name)
+    os.environ |= {"KERAS_BACKEND": "tensorflow", "KERAS_HOME": os.devnull}  # the user's may be another
     for name in ("no_proxy", "NO_PROXY"):
         os.environ[name] = ",".join(filter(None, ["127.0.0.1,localhost", os.environ.get(name)]))
     scale()

@@ -113,7 +113,8 @@ class Run:
         self.signal = number
         for child in list(self._children):
             child.send_signal(signal.SIGINT)
-        say(f"\n{signal.Signals(number).name}: cleaning up")
+        with contextlib.suppress(RuntimeError):  # it comes while a line is printed, as to a full pipe
+            say(f"\n{signal.Signals(number).name}: cleaning up")
 
     def phase(
         self, name: str, *commands: Sequence[str], environment: Mapping[str, str] | None = None, log: IO[bytes] | None = None
@@ -313,7 +314,9 @@ def busy_loops(count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 def check_disk() -> None:
-    """Exit with 2 if a disk has too little space, which would fail tests in many ways."""
+    """Exit with 2 if a disk has too little space, or the temporary folder a space in its path: many tests would fail."""
+    if " " in tempfile.gettempdir():
+        refuse(f"TMPDIR is invalid: {tempfile.gettempdir()} has a space, which the scripts of tests do not quote. Set another")
     for folder, least in ((ROOT, _LEAST_GIB), (Path(tempfile.gettempdir()), _LEAST_TEMPORARY_GIB)):
         free = shutil.disk_usage(folder).free / 2**30
         if free < least:
@@ -394,11 +397,11 @@ def main() -> int:
     names = [name for shard in options.shard for name in named(shard)]
     check_disk()
     chosen = (names or [*SHARDS]) if options.what == "all" else ["story"]
-    check_stacks(stack for cluster in {SHARDS[name].cluster for name in chosen} for stack in STACKS.get(cluster, ()))
     run = Run(Lock(f"make {'test' if options.what == 'test' else 'test-all'}"))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as set by nohup
             signal.signal(number, run.interrupt)  # handled even if the parent shell ignores it
+    check_stacks(stack for cluster in {SHARDS[name].cluster for name in chosen} for stack in STACKS.get(cluster, ()))
     with busy_loops(options.load * available_cpus()):
         start = time.monotonic()
         say(f"{cores()} cores, load {os.getloadavg()[0]:.1f}, calibration {scale():.2f}")

@@ -387,7 +387,7 @@ def test_a_terminated_program_keeps_its_data_loader(make: Make, stop_signal_to: 
         "loader = subprocess.Popen(['sleep', '600'])\n"
         "def told(*_):\n"
         "    try:\n"
-        "        loader.wait(0.5)\n"
+        f"        loader.wait({0.5 if saves else PATIENCE})\n"
         "    except subprocess.TimeoutExpired:\n"
         "        pathlib.Path('saved').write_text(pathlib.Path(os.environ['SCALETIER_STOP_FILE']).read_text())\n"
         "        sys.exit(143)\n"

@@ -37,7 +37,7 @@ def no_external_calls() -> Iterator[None]:
         patch.setattr(lxd_target, "preflight", lambda *_: preflight_result)
         patch.setattr(gcp_target, "discover", discover_offline)
         patch.setattr(gcp_target, "preflight", lambda *_: None)
-        for name in [name for name in os.environ if name.startswith(("GOOGLE_", "GCLOUD_", "CLOUDSDK_"))]:
+        for name in [name for name in os.environ if name.startswith(("CLOUDSDK_", "GCLOUD_", "GOOGLE_", "PULUMI_"))]:
             patch.delenv(name)
         yield
 

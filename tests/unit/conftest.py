@@ -57,9 +57,9 @@ sys.addaudithook(_guard)
 
 @pytest.fixture(autouse=True)
 def no_network(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Block the network, ~/.ssh, the user's stack, and the user's repository, which a git hook names."""
+    """Block the network, ~/.ssh, the user's settings of Pulumi, and the user's repository, which a git hook names."""
     global _guarded
-    for name in ("PULUMI_STACK", "SSH_AUTH_SOCK", *GIT_REPOSITORY):
+    for name in (*(name for name in os.environ if name.startswith("PULUMI_")), "SSH_AUTH_SOCK", *GIT_REPOSITORY):
         monkeypatch.delenv(name, raising=False)
     _guarded = True
     try:
@@ -124,10 +124,10 @@ def socket_folder() -> Iterator[Path]:
 @pytest.fixture
 def index(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Make a folder of wheels, in the place of the package index."""
+    for name in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
+        monkeypatch.delenv(name)
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "uv"))
     (folder := tmp_path / "index").mkdir()
-    for name in ("PIP_CONSTRAINT", "PIP_REQUIRE_VIRTUALENV"):
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     return folder

@@ -5,18 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import pytest
 
 from infra import backend, doctor
 from infra.findings import Finding
-
-
-@pytest.fixture(autouse=True)
-def clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("PULUMI_BACKEND_URL", "PULUMI_CONFIG_PASSPHRASE", "PULUMI_CONFIG_PASSPHRASE_FILE"):
-        monkeypatch.delenv(name, raising=False)
 
 
 def test_the_checkout_s_own_state_has_no_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,11 +56,11 @@ def test_files_that_a_killed_pulumi_left_cut_off_are_named(tmp_path: Path, end: 
         (stacks / name).write_bytes(content)
     begin, no_copy = f"Pulumi was killed as it wrote {stacks}", "there is no readable backup of it"
     assert sorted(backend.damaged_files(f"file://{tmp_path}")) == sorted([
-        (f"{begin}/lost{attributes}, and cannot read stack lost", f"rm {stacks}/lost{attributes}"),
+        (f"{begin}/lost{attributes}, and cannot read stack lost", f"rm {quote(f'{stacks}/lost{attributes}')}"),
         (f"{begin}/it's{attributes}, and cannot read stack it's", f"""rm '{stacks}/it'"'"'s{attributes}'"""),
         (
             f"the state of stack mine is truncated ({stacks}/mine.json{end}); Pulumi's backup of it is readable",
-            f"cp {stacks}/mine{bak} {stacks}/mine.json{end}",
+            f"cp {quote(f'{stacks}/mine{bak}')} {quote(f'{stacks}/mine.json{end}')}",
         ),
         (f"the state of stack last is truncated ({stacks}/last.json{end}); {no_copy}", ""),
         (f"the state of stack new is truncated ({stacks}/new.json{end}); {no_copy}", ""),
@@ -197,7 +192,7 @@ def test_the_doctor_names_a_file_that_a_killed_pulumi_left_cut_off(checkout: Pat
     cut_off = Finding(
         "error",  # type: ignore[arg-type]
         f"Pulumi was killed as it wrote {file}, and cannot read stack local",
-        f"rm {file}",
+        f"rm {quote(str(file))}",
     )
     assert state(monkeypatch, backend.BackendError("the state in x cannot be read: failed to load checkpoint: EOF")) == [
         cut_off

@@ -292,7 +292,8 @@ def test_a_queued_job_is_followed_from_the_queue_to_its_end(
     ]
 
 
-def test_a_follower_reports_replicas_and_ticks(inventory: Inventory, tmp_path: Path) -> None:
+def test_a_follower_reports_replicas_and_ticks(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ops.logs.follow._TICK_SECONDS", 0.01)  # far less than the time between two events
     ledger = Ledger(FolderBucket(tmp_path))
     running = JobRecord("job01", JobState.RUNNING, hosts=["master-0"])
     put_job(ledger, running)

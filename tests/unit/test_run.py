@@ -9,6 +9,8 @@ import getpass
 import json
 import os
 import pwd
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -70,6 +72,25 @@ def test_a_signal_interrupts_pytest_once_if_the_output_is_closed(lock: run.Lock,
     assert phases.signal == signal.SIGTERM
 
 
+def test_a_signal_during_a_print_leaves_the_rest_of_the_output(lock: run.Lock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python refuses to print in a handler if the line that it interrupts waits for a reader, such as `less`."""
+    lines: list[str] = []
+
+    def write(text: str) -> None:
+        lines.append(text)
+        if phases.signal == 0:
+            phases.interrupt(signal.SIGINT, None)
+        elif "cleaning up" in text:
+            raise RuntimeError("reentrant call")
+
+    phases = run.Run(lock)
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(write=write, flush=lambda: None))
+    for text in ("one", "summary"):
+        run.say(text)
+    assert phases.signal == signal.SIGINT
+    assert [line for line in lines if line.isalpha()] == ["one", "summary"]
+
+
 def test_a_second_run_of_a_checkout_is_refused_by_name(lock: run.Lock, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as refused:
         run.Lock("make test-all")
@@ -121,6 +142,15 @@ def test_too_little_space_is_reported_first(
     needed = least[folders[full]]
     problem = f"{needed - 0.5:.1f} GiB of disk are free in {folders[full]}, and the tests need {needed}: make room first"
     assert problem in capsys.readouterr().err
+
+
+def test_a_space_in_the_temporary_folder_is_reported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run.tempfile, "gettempdir", lambda: "/my files")
+    with pytest.raises(SystemExit):
+        run.check_disk()
+    assert capsys.readouterr().err.startswith("error: TMPDIR is invalid: /my files has a space")
 
 
 @pytest.mark.parametrize("created", [True, False], ids=["by a test", "by the user"])
@@ -175,15 +205,18 @@ def test_busy_loops_are_counted_by_the_core(monkeypatch: pytest.MonkeyPatch, tmp
     assert counts == [16]
 
 
-def test_the_user_s_name_is_that_of_the_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tests_use_no_name_and_backend_of_the_shell(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Plain `su` leaves USER and LOGNAME as they were, and tests give files to the user of that name."""
-    for name in ("LOGNAME", "USER", "no_proxy", "NO_PROXY"):
+    for name in ("LOGNAME", "USER", "no_proxy", "NO_PROXY", "KERAS_BACKEND", "KERAS_HOME"):
         monkeypatch.setenv(name, "nobody")
     monkeypatch.setattr(gc, "disable", lambda: None)
     plugins = {getattr(plugin, "__file__", ""): plugin for plugin in request.config.pluginmanager.get_plugins()}
     conftest = plugins[str(Path(run.__file__).with_name("conftest.py"))]
     conftest.pytest_configure(SimpleNamespace(getini=lambda _: ""))
     assert {os.environ["LOGNAME"], os.environ["USER"], getpass.getuser()} == {pwd.getpwuid(os.getuid()).pw_name}
+    assert (os.environ["KERAS_BACKEND"], os.environ["KERAS_HOME"]) == ("tensorflow", os.devnull)
 
 
 def test_a_full_disk_leaves_no_pytest_behind(lock: run.Lock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,6 +226,49 @@ def test_a_full_disk_leaves_no_pytest_behind(lock: run.Lock, monkeypatch: pytest
     monkeypatch.setattr(run, "BIN", Path("/bin"))
     monkeypatch.setattr(Path, "write_text", write_text)
     assert run.Run(lock).phase("one", ["true"]).code == 0
+
+
+def test_a_phase_runs_all_commands_in_sessions_of_their_own_that_hold_the_lock(
+    lock: run.Lock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(run, "BIN", Path("/bin"))
+    (tmp_path / "one.xml").write_text(REPORT.format(""))  # of an earlier run
+    script = f"cut -d' ' -f6 /proc/$$/stat; echo $$; readlink /proc/$$/fd/{lock.descriptor}"
+    with (tmp_path / "log").open("w+b") as log:
+        outcome = run.Run(lock).phase("one", ["sh", "-c", "exit 3"], ["sh", "-c", script], log=log)
+        log.seek(0)
+        session, process, file = log.read().decode().split()
+    assert (outcome.code, outcome.seconds) == (3, {})
+    assert (session, file) == (process, str((tmp_path / "lock").resolve()))
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_a_signal_while_a_command_starts_reaches_it(lock: run.Lock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "BIN", Path("/bin"))
+    phases = run.Run(lock)
+    monkeypatch.setattr(run.Lock, "write", lambda *_: setattr(phases, "signal", signal.SIGINT))
+    assert phases.phase("one", ["sleep", "600"]).code == -signal.SIGINT
+
+
+def test_no_shard_begins_after_a_signal(lock: run.Lock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "set_up", lambda _: None)
+    monkeypatch.setattr(run.Run, "shards", lambda *_: pytest.fail("a shard was started"))
+    phases = run.Run(lock)
+    phases.signal = signal.SIGTERM
+    assert run.test_all(phases, ["pages", "jobs"]) == 0
+
+
+def test_a_set_up_that_fails_or_needs_root_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 7))
+    run.set_up([SHARDS["jobs"]])
+    for user, name, code in ((1000, "storage", 7), (0, "gcp-cluster", 7), (1000, "gcp-cluster", 2)):
+        monkeypatch.setattr(run.os, "geteuid", lambda user=user: user)
+        with pytest.raises(SystemExit) as ended:
+            run.set_up([SHARDS[name]])
+        assert ended.value.code == code
+    assert capsys.readouterr().err.startswith("error: the emulated Google needs root. Without: make test-all SHARD='here ")
 
 
 def test_no_tests_are_counted_after_a_signal(lock: run.Lock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,6 +309,13 @@ def test_make_lint_runs_the_commands_of_make_test(lock: run.Lock, monkeypatch: p
     assert ["python", "tests/names.py"] in commands
     recipe = " && ".join(f"$(BIN)/{' '.join(command)}" for command in commands)
     assert f"\t@{recipe}\n" in (run.ROOT / "Makefile").read_text()
+
+
+def test_lint_leaves_out_what_set_up_made_without_git_too(tmp_path: Path) -> None:
+    shutil.copy(run.ROOT / "pyproject.toml", tmp_path)
+    (tmp_path / ".cache").mkdir()
+    (tmp_path / ".cache/made.py").write_text("x  = 1\n")
+    assert subprocess.run([run.BIN / "ruff", "format", "--check", "."], cwd=tmp_path).returncode == 0
 
 
 def test_no_story_begins_after_a_signal(lock: run.Lock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,12 +367,16 @@ def test_the_exit_code_says_how_the_run_ended(
 
     monkeypatch.setattr(run, "CACHE", tmp_path)
     monkeypatch.setattr(run, "check_disk", lambda: None)
-    monkeypatch.setattr(run, "check_stacks", lambda _: None)
+    handled: list[object] = []
+    monkeypatch.setattr(run, "check_stacks", lambda _: handled.append("stacks"))
     monkeypatch.setattr(run, "test", test)
-    monkeypatch.setattr(run.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(run.signal, "signal", lambda number, _: handled.append(number))
+    monkeypatch.setattr(run.signal, "getsignal", lambda _: signal.SIG_IGN if code else signal.SIG_DFL)
     monkeypatch.setattr(sys, "argv", ["run.py", "test"])
     assert run.main() == result
     assert "\n0 of 7 tests ran in " in capsys.readouterr().out
+    assert (handled[0], handled[-1]) == (signal.SIGINT, "stacks"), "Ctrl-C while Pulumi lists stacks is no traceback"
+    assert (signal.SIGHUP in handled) == (not code), "nohup ignores it"
 
 
 REPORT = """<testsuites><testsuite>
@@ -350,16 +437,22 @@ def test_shards_of_one_cluster_run_in_one_call_beside_those_of_others(
 
 
 def test_the_tests_of_a_cluster_get_its_name(lock: run.Lock, monkeypatch: pytest.MonkeyPatch) -> None:
-    environments = []
+    environments, commands = [], []
 
-    def phase(_: run.Run, name: str, *__: Sequence[str], environment: Mapping[str, str], log: None) -> Outcome:
+    def phase(_: run.Run, name: str, command: Sequence[str], environment: Mapping[str, str], log: None) -> Outcome:
         environments.append(environment)
+        commands.append(" ".join(command))
         return Outcome(name)
 
     monkeypatch.setattr(run.Run, "phase", phase)
+    monkeypatch.setattr(run, "cores", lambda: 3)
+    run.Run(lock).shards({"here": run.QUICK})
+    assert re.fullmatch(r"pytest -n 3 --dist worksteal --junitxml=\S+ -m not full tests/unit .*", commands.pop())
+    assert environments.pop() == {}
     for name in ("examples", "storage"):
         run.Run(lock).shards({name: SHARDS[name]})
     assert environments == [{"CLUSTER": SHARDS["examples"].cluster}, SHARDS["storage"].environment]
+    assert " -n " not in commands[0], "hosts are shared"
 
 
 @pytest.fixture

@@ -102,9 +102,20 @@ def test_pip_installs_if_uv_cannot(
     assert all((SETUP.parent / file).is_file() for file in files)
 
 
+def test_a_package_whose_installation_was_killed_is_installed_again(packages: ModuleType, tmp_path: Path) -> None:
+    """A wheel has a RECORD of its own; that of an installed package is written last."""
+    for name, record in {"whole": "whole-1.dist-info/INSTALLER,,4", "killed": "killed-1.dist-info/METADATA,,9"}.items():
+        (info := tmp_path / f"{name}-1.dist-info").mkdir()
+        (info / "RECORD").write_text(f"{name}/__init__.py,,0\n{record}\n")
+    (tmp_path / "at_once-1.dist-info").mkdir()
+    packages.drop_unfinished(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["whole-1.dist-info"]
+
+
 def test_the_fab_script_is_this_project_s(packages: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Fabric has a script of that name too, and uv installs packages in parallel."""
     commands: list[str] = []
+    monkeypatch.setattr(packages.sysconfig, "get_path", lambda _: str(tmp_path / "site"))
     monkeypatch.setattr(packages, "install", lambda extra: 0)
     monkeypatch.setattr(packages, "run", lambda *command: commands.append(" ".join(command[1:4])) or 0)
     monkeypatch.setattr(sys, "argv", ["packages.py", "image"])

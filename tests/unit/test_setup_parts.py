@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import io
 import os
@@ -67,14 +68,15 @@ def test_the_first_suitable_python_is_used(checkout: Path) -> None:
     write_program(checkout / "bin" / "python3.11", "exit 1")  # like pyenv's for a version that is not selected
     write_program(checkout / "bin" / "python3.12", "exit 0")
     assert run_common(checkout, "find_python; echo $python").stdout == "python3.12\n"
-    python = write_program(checkout / "mine", "exit 0")
+    python = write_program(checkout / "my python", "exit 0")
     assert run_common(checkout, "find_python; echo $python", PYTHON=str(python)).stdout == f"{python}\n"
 
 
 def test_pip_installs_into_environments(checkout: Path) -> None:
     (checkout / "pip.conf").write_text("[install]\nuser = true\n")
     pip = f"{sys.executable} -m pip install --dry-run --no-index --disable-pip-version-check pip"
-    result = run_common(checkout, pip, PIP_USER="1", PIP_CONFIG_FILE=str(checkout / "pip.conf"))
+    elsewhere = dict.fromkeys(("PIP_PREFIX", "PIP_ROOT", "PIP_TARGET"), str(checkout / "elsewhere"))
+    result = run_common(checkout, pip, PIP_USER="1", PIP_CONFIG_FILE=str(checkout / "pip.conf"), **elsewhere)
     assert result.returncode == 0, result.stderr
 
 
@@ -155,6 +157,14 @@ def test_a_download_that_cannot_be_unpacked_is_not_used(checkout: Path) -> None:
     assert not list((checkout / ".cache/pulumi").glob("*.tar.gz"))
 
 
+def test_a_download_whose_unpacking_was_killed_is_fetched_again(checkout: Path) -> None:
+    """Beside its first program there may be those of an older version."""
+    for name in ("pulumi", "pulumi-resource-pulumi-python"):
+        write_program(checkout / ".cache/pulumi" / name, f"echo v{LEAST}")
+    downloads, sums = publish_release(checkout / "release", LEAST)
+    assert "Pulumi's download" in run_choose(checkout, PULUMI_DOWNLOADS=downloads, PULUMI_SUMS=sums).stdout
+
+
 def test_a_build_leaves_out_unused_files(checkout: Path) -> None:
     """Go builds from a copy of the module, also in a folder with a space, and only Go's own library is optimized."""
     root = checkout.rename(checkout.with_name("check out"))
@@ -218,6 +228,9 @@ def test_the_wrapper_runs_the_chosen_pulumi(checkout: Path) -> None:
     (link := checkout / "mine").symlink_to(".venv/bin/pulumi")
     for called in (checkout / ".venv/bin/pulumi", link):
         assert run_script(checkout, str(called), "up").stdout == f"v3.300.0 {checkout}/.pulumi-state/passphrase up\n"
+    for folder in (".venv/bin", "setup"):
+        (checkout / "elsewhere" / folder).mkdir(parents=True)
+    assert run_script(checkout, ".venv/bin/pulumi", "up", CDPATH=f"{checkout}/elsewhere").stdout.startswith("v3.300.0 ")
     (checkout / "bin/pulumi").unlink()
     result = run_script(checkout, ".venv/bin/pulumi", "up")
     assert (result.returncode, result.stderr) == (2, f"pulumi: {checkout}/bin/pulumi is not there: run `make pulumi`\n")
@@ -339,6 +352,14 @@ def test_needs_of_root_are_reported_before_any_change(checkout: Path) -> None:
     assert not (checkout / ".venv").exists()
 
 
+def test_missing_packages_are_one_line_with_the_command_that_installs_them(checkout: Path) -> None:
+    for name, script in {"id": "echo 1000", "python3": "exit 1", "dpkg-query": "", "apt-get": ""}.items():
+        write_program(checkout / "bin" / name, script)
+    result = run_script(checkout, "setup/lxd.sh", "system", SCALETIER_LXD_SOCKET=str(checkout / "none"), SETUP_ALONE="lxd")
+    assert (result.returncode, len(result.stderr.splitlines())) == (2, 1)
+    assert result.stderr.endswith(" uidmap first: `sudo setup/lxd.sh system` does\n")
+
+
 def write_recipe(root: Path) -> None:
     """Add the files that list the packages to install."""
     for file in (
@@ -402,17 +423,22 @@ def test_a_venv_left_half_made_is_made_again(checkout: Path) -> None:
     assert (result.returncode, result.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("fault", ["copied", "half made", "shared", "none"])
-def test_a_venv_of_another_folder_is_made_again(checkout: Path, fault: str) -> None:
+@pytest.mark.parametrize("fault", ["copied", "half made", "another PYTHON", "shared", "none"])
+def test_a_venv_of_another_folder_or_python_is_made_again(checkout: Path, fault: str) -> None:
     """Its programs and the editable install name the folder in which it was made; its stamps fit packages that it loses."""
     write_recipe(checkout)
     (checkout / "fabfile.py").touch()
     (checkout / "infra").mkdir()
     (checkout / "infra/__init__.py").touch()
     (checkout / "setup/packages.py").write_text("")
-    whole = write_program(checkout / "whole", f'[ "$2" = "import grpc" ] || exec {sys.executable} "$@"')
-    made = f"rm -rf .venv; mkdir -p .venv/bin; cp {whole} .venv/bin/python; echo 'command = it -m venv {checkout}/.venv'"
-    python = write_program(checkout / "python", f'[ "$2" != venv ] || {{ echo "$@" >>made; {made} >.venv/pyvenv.cfg; }}')
+    (version := checkout / "version").write_text("Python 3.11.7")
+    script = '[ "$1" != -V ] || exec cat {}\n{}'
+    run = f'[ "$2" = "import grpc" ] || exec {sys.executable} "$@"'
+    whole = write_program(checkout / "whole", script.format(".venv/version", run))
+    made = f"rm -rf .venv; mkdir -p .venv/bin; cp {whole} .venv/bin/python; cp version .venv; "
+    made += f"echo 'command = it -m venv {checkout}/.venv' >.venv/pyvenv.cfg"
+    make = f'[ "$2" != venv ] || {{ echo "$@" >>made; {made}; }}'
+    python = write_program(checkout / "python", script.format("version", make))
 
     def run_venv(*extra: str) -> list[str]:
         result = run_script(checkout, "setup/venv.sh", *extra, PYTHON=str(python))
@@ -425,10 +451,12 @@ def test_a_venv_of_another_folder_is_made_again(checkout: Path, fault: str) -> N
     if fault == "half made":
         (checkout / ".venv/.image").unlink()
         write_program(checkout / ".venv/bin/python", "exit 1")
+    if fault == "another PYTHON":
+        version.write_text("Python 3.12.3")
     if fault == "shared":
         (checkout / ".venv").rename(checkout / "other")
         (checkout / ".venv").symlink_to("other")
-    remade = fault in ("copied", "half made")
+    remade = fault in ("copied", "half made", "another PYTHON")
     assert run_venv() == ["-m venv --clear .venv"] * (2 if remade else 1)
     assert (checkout / ".venv/.dev").exists() is not remade
     assert run_venv() == ["-m venv --clear .venv"] * (2 if remade else 1)
@@ -717,6 +745,23 @@ def test_a_part_of_set_up_waits_for_that_of_another_checkout(checkout: Path) -> 
             assert second.stdout.readline() == f"{second.pid}\n"
 
 
+@pytest.mark.parametrize("script", ["venv", "pulumi-cli", "stack", "data", "runtime", "fake-gcs"])
+def test_a_part_of_set_up_waits_for_that_of_the_same_checkout(checkout: Path, script: str) -> None:
+    """Two new passphrases, or two environments in one folder, would destroy one another."""
+    write_recipe(checkout)
+    lock = checkout / ".cache/locks" / script.removesuffix("-cli")
+    lock.mkdir(parents=True)
+    held = os.open(lock, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    environment = {"PATH": f"{checkout}/bin:{BASE}", "HOME": str(checkout)}
+    command = [checkout / f"setup/{script}.sh"]
+    with subprocess.Popen(command, cwd=checkout, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"{lock.name}: waiting for the set-up of this checkout\n"
+        process.kill()
+    os.close(held)
+
+
 def test_a_daemon_does_not_hold_the_lock_of_set_up(checkout: Path) -> None:
     places = {"/run/lock/": f"{checkout}/lock-", "/etc/sub": f"{checkout}/sub", "/var/lib/lxcfs": f"{checkout}/lxcfs"}
     for file in (write_lxd_tools(checkout), checkout / "setup/common.sh"):
@@ -783,12 +828,16 @@ def test_an_image_is_built_in_a_folder_with_a_space(checkout: Path, importing: s
         f"""case $1$2$3 in
   -minfra.lxd.imageimport) {importing} ;; -minfra.lxd.image) exit 1 ;; *) exec {sys.executable} "$@" ;; esac""",
     )
-    write_program(root / ".venv/bin/ansible-playbook", 'echo "$2 $3" >>ran')
+    write_program(root / ".venv/bin/ansible-playbook", 'echo "$2 $3" >>ran; env >environment')
     write_nice(root)
-    result = run_script(root, "setup/image.sh", SETUP_ALONE="image")
+    of_the_user = {"LC_ALL": "de_DE.UTF-8", "ANSIBLE_HOME": "/nowhere", "ANSIBLE_STRATEGY": "mine", "ANSIBLE_CONFIG": "/mine"}
+    result = run_script(root, "setup/image.sh", SETUP_ALONE="image", **of_the_user)
     assert result.returncode == (3 if "exit" in importing else 0), result.stderr
     assert (root / "ansible/ran").read_text() == f"-e cache='{root}/.cache/image'\n" * 2
     assert (root / "niced").read_text() == "-n 5 ansible-playbook\n"
+    environment = {*(root / "ansible/environment").read_text().splitlines()}
+    settings = {"LC_ALL=C.UTF-8", "ANSIBLE_CONFIG=ansible.cfg", f"ANSIBLE_HOME={root}/.cache/image/ansible"}
+    assert {line for line in environment if line.startswith(("LC_", "ANSIBLE_"))} == settings
 
 
 def write_nice(root: Path) -> None:
@@ -819,10 +868,14 @@ def test_the_tests_use_no_repository_or_state_of_the_shell(checkout: Path) -> No
 def test_make_runs_all_tests_of_this_checkout(checkout: Path) -> None:
     shutil.copy(SETUP.parent / "Makefile", checkout)
     write_program(checkout / "setup/venv.sh", "exit 0")
+    write_program(checkout / "setup/pulumi-cli.sh", "exit 0")
+    write_program(checkout / "setup/stack.sh", 'echo "stack ${PULUMI_BACKEND_URL:-here}"')
     write_program(checkout / ".venv/bin/pytest", "env")
-    names = ("PYTHONPATH", "MYPYPATH", "PYTEST_ADDOPTS", "PYTEST_PLUGINS")
-    result = run_script(checkout, "make", "unit", **dict.fromkeys(names, "other"))
+    names = ("PYTHONPATH", "MYPYPATH", "PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD", "CDPATH")
+    names += ("PYTHONHOME", "PYTHONOPTIMIZE", "PYTHONSAFEPATH", "PYTHONWARNINGS")
+    result = run_script(checkout, "make", "unit", PULUMI_BACKEND_URL="gs://team", **dict.fromkeys(names, "other"))
     assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("stack here\n"), "fab asks Pulumi for the stacks of this checkout"
     assert not {*names} & {line.partition("=")[0] for line in result.stdout.splitlines()}
 
 
