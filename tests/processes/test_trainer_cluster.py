@@ -30,11 +30,8 @@ def directory(tmp_path: Path) -> Path:
 @pytest.fixture
 def job(directory: Path, request: pytest.FixtureRequest) -> Iterator[Job]:
     flags = ("--model=mlp", "--batch-size=10", "--log-interval=0.2", "--average=0.9", *request.param)
-    running = Job(directory, "trainer.task", ROLES, *flags, SCALETIER_DATA=str(directory / "data"))
-    try:
+    with Job(directory, "trainer.task", ROLES, *flags, SCALETIER_DATA=str(directory / "data")) as running:
         yield running
-    finally:
-        running.stop()
 
 
 @pytest.mark.full("test_library.py[async-tabular] proves the kills; nothing cheaper has an evaluator and three replicas")
