@@ -16,7 +16,6 @@ from hosts.agent.log import Log
 from hosts.agent.process import ProgramSpec
 from hosts.agent.replica_rules import Exit
 from hosts.agent.reporter import HostProbes
-from jobs.folder_bucket import FolderBucket
 from jobs.ledger import Ledger
 from jobs.queue import QueueEntry
 from jobs.records import JobRecord, Usage
@@ -92,8 +91,7 @@ def test_the_trainer_s_unit_counts_and_its_cpu_time_stays_after_its_end(tmp_path
     assert usages == [(3.5, 400), (5.5, 400), (5.5, 350), (6.0, 400)]
 
 
-def test_usage_is_read_after_a_heartbeat_and_sent_with_the_next(tmp_path: Path) -> None:
-    ledger = Ledger(FolderBucket(tmp_path))
+def test_usage_is_read_after_a_heartbeat_and_sent_with_the_next(ledger: Ledger, tmp_path: Path) -> None:
     ledger.create_job(JobRecord("job01", state=JobState.PREPARING, hosts=PLAN.replicas))
     ledger.change_queue(lambda queue: queue.added(QueueEntry("job01", PLAN.replicas)))
     order: list[str] = []

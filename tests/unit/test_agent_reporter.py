@@ -73,8 +73,7 @@ class Replica:
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    ledger = Ledger(FolderBucket(tmp_path))
+def root(ledger: Ledger, tmp_path: Path) -> Path:
     ledger.create_job(JobRecord("job01", state=JobState.PREPARING, hosts=NAMES))
     ledger.change_queue(lambda queue: queue.added(QueueEntry("job01", NAMES)))
     return tmp_path

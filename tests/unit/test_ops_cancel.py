@@ -51,16 +51,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return fake
 
 
-@pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
-    return Ledger(FolderBucket(tmp_path))
-
-
-@pytest.fixture
-def cluster(inventory: Inventory, ledger: Ledger) -> ClusterClient:
-    return ClusterClient(inventory, object(), ledger=ledger)  # type: ignore[arg-type]
-
-
 def job(state: JobState, holder: str = "master-0/1", **fields: object) -> JobRecord:
     return replace(JobRecord("job01", state, hosts=HOSTS, **fields).with_holder(holder))  # type: ignore[arg-type]
 

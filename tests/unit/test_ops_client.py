@@ -15,7 +15,6 @@ from infra.inventory import Inventory
 from jobs.bucket import BucketError, Conflict
 from jobs.chunks import LogFilter
 from jobs.firsterror import FirstError
-from jobs.folder_bucket import FolderBucket
 from jobs.ledger import Ledger
 from jobs.progress import JobProgress
 from jobs.queue import QueueEntry
@@ -35,16 +34,6 @@ from ops.submit.submit import Submission
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "python.md"
 LINES = [LogLine(f"2026-01-31T12:00:0{n}.000Z", "INFO", "master-0", f"line {n}") for n in range(3)]
-
-
-@pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
-    return Ledger(FolderBucket(tmp_path))
-
-
-@pytest.fixture
-def cluster(inventory: Inventory, ledger: Ledger) -> ClusterClient:
-    return ClusterClient(inventory, object(), ledger=ledger)  # type: ignore[arg-type]
 
 
 def test_get_returns_a_job_with_its_replicas(cluster: ClusterClient, ledger: Ledger) -> None:

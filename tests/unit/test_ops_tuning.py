@@ -13,7 +13,6 @@ from pydantic import ValidationError
 
 from infra.inventory import Inventory
 from infra.scale_tiers import Role
-from jobs.folder_bucket import FolderBucket
 from jobs.ledger import Ledger
 from jobs.records import JobRecord, Plan
 from jobs.study import (
@@ -444,8 +443,7 @@ def test_a_running_trial_ends_with_its_job() -> None:
     assert TuningResult(record.ended("", cancelled=True), study, [trial(1, 0.5)]).state(trial(1, 0.5)) == "SUCCEEDED"
 
 
-def test_the_study_is_read_from_the_plan(tmp_path: Path) -> None:
-    ledger = Ledger(FolderBucket(tmp_path))
+def test_the_study_is_read_from_the_plan(ledger: Ledger) -> None:
     hyperparameters = {**HYPERPARAMETERS, "algorithm": "GRID_SEARCH", "maxTrials": 9}
     record = JobRecord("job01", trainingInput={"hyperparameters": hyperparameters})
     assert trials.read(ledger, JobRecord("job01")) is None
@@ -459,8 +457,7 @@ def test_the_study_is_read_from_the_plan(tmp_path: Path) -> None:
     assert with_plan.summary() == "0 of 8 done"
 
 
-def test_the_best_trial_of_a_study_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ledger = Ledger(FolderBucket(tmp_path))
+def test_the_best_trial_of_a_study_is_found(ledger: Ledger, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record = JobRecord("job01", trainingInput={"hyperparameters": HYPERPARAMETERS})
     assert trials.best_trial(ledger, JobRecord("job01")) is None
     with pytest.raises(OpsError, match=r"no trial of job job01 \(QUEUED\) has SUCCEEDED: fab describe job01"):
