@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from waiting import limit, scale, wait_for
+from waiting import limit, scale
 
 from jobs import paths
-from jobs.bucket import BucketError, RecordStore
 from jobs.chunks import ChunkFolder, ChunkReader
 from jobs.lease import Lease
 from jobs.queue import Queue, QueueEntry
@@ -147,10 +146,6 @@ def end(group: int) -> None:
             os.killpg(group, signal.SIGKILL)
 
 
-def until(condition: Callable[[], bool]) -> None:
-    wait_for(condition, "the replica's condition", poll=0.02)
-
-
 def gone(group: int) -> bool:
     """Return True if no process of a group runs; one that has ended and that nobody waits for does not."""
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -176,42 +171,3 @@ def make(tmp_path: Path) -> Iterator[Make]:
     yield cluster
     for each in clusters:
         each.close()
-
-
-class Clock:
-    """A monotonic clock that only `pass_` advances."""
-
-    def __init__(self) -> None:
-        self.time = 1000.0
-
-    def __call__(self) -> float:
-        return self.time
-
-    def pass_(self, seconds: float) -> None:
-        self.time += seconds
-
-
-class Flaky:
-    """A store that fails as `fail` lists: before or after the effect of a write. `calls` are the names that were written."""
-
-    def __init__(self, store: RecordStore) -> None:
-        self._store = store
-        self.fail: list[str] = []
-        self.calls: list[str] = []
-        self.before: Callable[[str, str], None] = lambda method, name: None
-
-    def __getattr__(self, method: str) -> Callable[..., Any]:
-        def call(name: Any, *args: Any) -> Any:
-            self.before(method, name)
-            writes = method in ("create", "replace")
-            failure = self.fail.pop(0) if writes and self.fail else ""
-            if failure == "before":
-                raise BucketError("the bucket fails")
-            result = getattr(self._store, method)(name, *args)
-            if writes:
-                self.calls.append(name)
-            if failure == "after":
-                raise BucketError("the answer is lost")
-            return result
-
-        return call

@@ -16,7 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from replicahosts import GOES, PATIENCE, ROOT, Make, end, gone, until
+from replicahosts import GOES, PATIENCE, ROOT, Make, end, gone
+from waiting import until
 
 from jobs.progress import JobProgress
 from jobs.queue import Queue, QueueEntry

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 from launching import GOOD, NETWORK, SCRIPT, Host, load_program, permissions
-from replicahosts import PATIENCE, until
-from waiting import scale, wait_for
+from replicahosts import PATIENCE
+from waiting import scale, until, wait_for
 
 from hosts.agent import launcher_client
 from hosts.agent import trainer as trainer_module

@@ -6,8 +6,8 @@ import shutil
 from typing import Any
 
 import pytest
-from replicahosts import GOES, PATIENCE, SLEEPS, Make, gone, until
-from waiting import scale
+from replicahosts import GOES, PATIENCE, SLEEPS, Make, gone
+from waiting import scale, until
 
 from jobs.queue import QueueEntry
 

@@ -16,7 +16,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from launching import GOOD, HOME, NETWORK, SCRIPT, load_program, permissions
-from replicahosts import PATIENCE, until
+from replicahosts import PATIENCE
+from waiting import until
 
 from hosts.agent import launcher_client
 from hosts.agent.launcher_client import LaunchedProgram, Launcher

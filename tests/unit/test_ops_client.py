@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from opsdata import put_job
+from shared_fakes import Clock
 
 import fabfile
 from infra.inventory import Inventory
@@ -59,12 +60,10 @@ def test_get_returns_a_job_with_its_replicas(cluster: ClusterClient, ledger: Led
 
 def test_wait_has_a_timeout(cluster: ClusterClient, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     put_job(ledger, JobRecord("job01", JobState.RUNNING))
-    seconds = [0.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: seconds[0])
-    monkeypatch.setattr(module.time, "sleep", lambda more: seconds.append(seconds.pop() + more))
+    monkeypatch.setattr(module, "time", clock := Clock(0.0))
     with pytest.raises(OpsError, match=r"^job job01 is RUNNING after 5 s: wait again, or cancel it$"):
         Client(cluster).wait("job01", timeout=5)
-    assert seconds == [5.0]
+    assert clock.now == 5.0
 
 
 @pytest.mark.parametrize("state", [JobState.QUEUED, JobState.RUNNING])
@@ -75,9 +74,7 @@ def test_wait_ends_a_job_whose_hosts_are_all_gone(
     rules = {"lostAfterSeconds": 20.0, "maxWaitTime": 10.0, "preparingSeconds": 30.0}
     ledger.create_plan(Plan("job01", ["master-0"], "task", [], {}, **rules))
     ledger.change_queue(lambda queue: queue.added(QueueEntry("job01", ["master-0"])))
-    seconds = [0.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: seconds[0])
-    monkeypatch.setattr(module.time, "sleep", lambda more: seconds.append(seconds.pop() + more))
+    monkeypatch.setattr(module, "time", Clock())
     job = Client(cluster).wait("job01", timeout=100)
     assert (job.state, ledger.queue().entries) == (JobState.FAILED, [])
 
@@ -95,9 +92,7 @@ def test_wait_outlasts_errors_of_the_queue(
         raise errors.pop(0)
 
     monkeypatch.setattr(QueueMonitor, "run_for", fail_sometimes)
-    seconds = [0.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: seconds[0])
-    monkeypatch.setattr(module.time, "sleep", lambda more: seconds.append(seconds.pop() + more))
+    monkeypatch.setattr(module, "time", Clock())
     assert Client(cluster).wait("job01", timeout=100).state is JobState.SUCCEEDED
     assert capsys.readouterr().err.count("the bucket does not answer (away)") == 1
 

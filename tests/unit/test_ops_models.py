@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from opsdata import put_job, write_files
-from replicahosts import Clock
+from shared_fakes import Clock
 
 from hosts.serving.records import Model, Version, VersionState
 from infra.inventory import Inventory
@@ -582,7 +582,7 @@ def test_servers_are_not_queried_if_no_version_is_served(make_cluster: MakeClust
 def test_a_server_that_ended_is_started_again(make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, started = Clock(), list[tuple[float, list[str]]]()
     monkeypatch.setattr(server_status, "_POLL_SECONDS", 1.0)
-    monkeypatch.setattr(server_status, "time", SimpleNamespace(monotonic=clock, sleep=clock.pass_))
+    monkeypatch.setattr(server_status, "time", clock)
     silent = (client.NO_SERVER, {"error": "nobody"})
     cluster, fake = make_cluster(*[silent] * 9, (503, {"error": "loading"}), *[silent] * 7, (200, AVAILABLE))
     fake.token = lambda _: "t"
