@@ -146,6 +146,14 @@ def end(group: int) -> None:
             os.killpg(group, signal.SIGKILL)
 
 
+def is_alive(pid: int) -> bool:
+    """Return True if a process has not ended, whether or not its end was waited for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 def gone(group: int) -> bool:
     """Return True if no process of a group runs; one that has ended and that nobody waits for does not."""
     for path in Path("/proc").glob("[0-9]*/stat"):

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from launching import GOOD, NETWORK, SCRIPT, Host, load_program, permissions
+from launcherhost import GOOD, NETWORK, SCRIPT, Host, load_program, permissions
 from replicahosts import PATIENCE
 from waiting import scale, until, wait_for
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from replicahosts import is_alive
 from waiting import limit, wait_for
 
 from jobs import progress
@@ -48,13 +49,6 @@ def make_setup(tmp_path: Path, target: MetricTarget, *args: str, servers: bool =
 
 def replica_files(tmp_path: Path) -> dict[str, dict[str, object]]:
     return {path.name: json.loads(path.read_text()) for path in tmp_path.glob("*-[0-9]")}
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def await_end(tmp_path: Path) -> None:

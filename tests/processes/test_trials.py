@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from launching import Host
+from launcherhost import Host
 from replicahosts import PATIENCE
 from waiting import limit, until
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from launching import GOOD, HOME, NETWORK, SCRIPT, load_program, permissions
+from launcherhost import GOOD, HOME, NETWORK, SCRIPT, load_program, permissions
 from replicahosts import PATIENCE
 from waiting import until
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import load_program
+from launcherhost import load_program
 from opsdata import make_cluster, write_files
 
 from hosts.agent.launcher_client import request
