@@ -233,9 +233,7 @@ PARSERS: Mapping[str, Parser] = {
     ),
     "a log line of a host": Parser(_log, (ValueError,), (b"1 2 " + _LINE, b"0 100 x")),
     "a log's chunks": Parser(
-        _stored,
-        (),
-        (b"0000000001-000000000000000-000000000000.jsonl\0" + _LINE + b"\n" + _LINE + b"\n\0", b"a\0b\0c\0d"),
+        _stored, (), (b"0000000001-000000000000000-000000000000.jsonl\0" + _LINE + b"\n" + _LINE + b"\n\0", b"a\0b\0c\0d")
     ),
     "what a program prints": Parser(
         _output,

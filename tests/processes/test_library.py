@@ -34,11 +34,7 @@ _FULL = pytest.mark.full("[async-tabular] proves the kills, test_examples_librar
 # Each strategy and each example once: what a kill does depends on the strategy, what is trained on the example.
 @pytest.mark.parametrize(
     ("strategy", "example"),
-    [
-        ("async", "tabular"),
-        pytest.param("sync", "image", marks=_FULL),
-        pytest.param("model-parallel", "text", marks=_FULL),
-    ],
+    [("async", "tabular"), pytest.param("sync", "image", marks=_FULL), pytest.param("model-parallel", "text", marks=_FULL)],
 )
 def test_a_job_survives_a_kill_of_each_role(tmp_path: Path, strategy: str, example: str) -> None:
     path = f"{ROOT}:{ROOT / 'examples'}"

@@ -27,9 +27,7 @@ def test_objects_are_trained_or_refused_by_strategy(tmp_path: Path, strategy: st
             assert code == job.wait("worker-0") == 2
             for name in ("chief-0", "worker-0"):
                 assert re.search(
-                    "^error: --strategy sync begins too late: .* pass functions to scaletier.Job",
-                    job.log(name),
-                    re.MULTILINE,
+                    "^error: --strategy sync begins too late: .* pass functions to scaletier.Job", job.log(name), re.MULTILINE
                 )
         elif strategy == "model-parallel":  # one layer is on one host
             assert code == 2

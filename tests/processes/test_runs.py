@@ -92,12 +92,7 @@ def test_several_replicas_have_a_parameter_server_and_all_end(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("target", "args", "kind", "message"),
     [
-        (
-            "acuracy=1",
-            "",
-            UsageError,
-            "--until acuracy=1: the Eval lines of mine have no 'acuracy'; they have loss, accuracy",
-        ),
+        ("acuracy=1", "", UsageError, "--until acuracy=1: the Eval lines of mine have no 'acuracy'; they have loss, accuracy"),
         (
             "accuracy=0.02",
             "",
@@ -119,12 +114,7 @@ def test_several_replicas_have_a_parameter_server_and_all_end(tmp_path: Path) ->
             "give --until-seconds more, or an easier target",
         ),
         ("loss=0.1", "--fail chief", OpsError, r"mine ended with 1 after .* here: the data is gone"),
-        (
-            "loss=0.1",
-            "--endless --fail worker",
-            OpsError,
-            r"mine as worker/0 ended with 1 after .* here: the data is gone",
-        ),
+        ("loss=0.1", "--endless --fail worker", OpsError, r"mine as worker/0 ended with 1 after .* here: the data is gone"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_no_process(

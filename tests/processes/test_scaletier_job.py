@@ -141,10 +141,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"data": shapeless_data},
         "the job's data does not say how many dimensions it has; give from_generator an output_signature",
     ),
-    "no files": (
-        {"data": lambda: tf.data.Dataset.list_files("/nowhere/*.tfrecord")},
-        "the job's data cannot be made: ",
-    ),
+    "no files": ({"data": lambda: tf.data.Dataset.list_files("/nowhere/*.tfrecord")}, "the job's data cannot be made: "),
     "empty": ({"data": lambda: dataset().take(0)}, "the job's data has no batch: it ends before the first one"),
     "unreadable": ({"data": failing_data}, "the job's data cannot be read: /nowhere/file; No such file or directory"),
     "empty eval_data": (

@@ -537,10 +537,7 @@ def test_a_log_is_read_again_from_the_position_that_was_reached(world: World) ->
     assert follower._active_at == 204.0
 
 
-@pytest.mark.parametrize(
-    ("known", "tries", "waits"),
-    [(False, 1, []), (True, 3, [2.0, 2.0])],
-)
+@pytest.mark.parametrize(("known", "tries", "waits"), [(False, 1, []), (True, 3, [2.0, 2.0])])
 def test_last_lines_are_requested_a_few_times(world: World, known: bool, tries: int, waits: list[float]) -> None:
     follower = world.follower()
     line, printed = printed_line(0)

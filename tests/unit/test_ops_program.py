@@ -187,11 +187,7 @@ def test_a_command_without_a_package_names_no_local_script(folder: Path, command
     ("package_folder", "command", "message"),
     [
         ("parts", "python parts/one.py", "names the file parts/one.py, and runs in parts, which lacks it: write one.py"),
-        (
-            "parts",
-            "bash run.sh",
-            "names the file run.sh, and runs in parts, which lacks it: give --package the folder of it",
-        ),
+        ("parts", "bash run.sh", "names the file run.sh, and runs in parts, which lacks it: give --package the folder of it"),
         (".", "python -O ignored.py", "names the file ignored.py, which is left out of packages: take it out of the ignore "),
         (None, "python -m http.server", None),
         (None, "nvidia-smi -f data.txt", None),

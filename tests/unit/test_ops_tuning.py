@@ -227,10 +227,7 @@ ONE = {"parameterName": "x", "type": "INTEGER", "minValue": 1, "maxValue": 9}
         ({"params": [{**ONE, "maxValue": 10**400}]}, "params[0].maxValue must be a"),
         ({"params": [{**ONE, "maxValue": 2**60}]}, "params[0] has a number above 9007199254740992"),
         ({"params": [{**ONE, "parameterName": "job_dir"}]}, "'job_dir' is invalid: it is a trial's output"),
-        (
-            {"params": [{**ONE, "parameterName": "a-b"}, {**ONE, "parameterName": "a_b"}]},
-            "parameterName 'a-b' twice",
-        ),
+        ({"params": [{**ONE, "parameterName": "a-b"}, {**ONE, "parameterName": "a_b"}]}, "parameterName 'a-b' twice"),
         ({"params": [{**CATEGORICAL, "categoricalValues": ["a\0"]}]}, "holds a NUL character"),
         ({"params": [ONE], "hyperparameterMetricTag": "a\nb"}, "'a\\nb' is invalid: it is no name of a metric"),
         ({"params": [{**ONE, "minValue": 9}]}, "params[0].minValue 9 is not below maxValue 9"),
@@ -244,10 +241,7 @@ ONE = {"parameterName": "x", "type": "INTEGER", "minValue": 1, "maxValue": 9}
         ({"params": [{"parameterName": "x", "type": "DOUBLE", "minValue": 1}]}, "params[0].maxValue is missing"),
         ({"params": [{"parameterName": "x", "type": "CATEGORICAL", "categoricalValues": []}]}, "categoricalValues is empty"),
         ({"params": [{"parameterName": "x", "type": "CATEGORICAL", "categoricalValues": ["a", "a"]}]}, "has 'a' twice"),
-        (
-            {"params": [{"parameterName": "x", "type": "DISCRETE", "discreteValues": "8"}]},
-            "must be a list such as [8]",
-        ),
+        ({"params": [{"parameterName": "x", "type": "DISCRETE", "discreteValues": "8"}]}, "must be a list such as [8]"),
         (
             {"params": [{"parameterName": "x", "type": "DISCRETE", "discreteValues": [8, "b"]}]},
             "discreteValues[1] must be a number",
