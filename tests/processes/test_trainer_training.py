@@ -12,21 +12,7 @@ import pytest
 from loopback import SMALL_METRIC
 
 from scaletier.training import ChiefTasks
-from trainer import records, task
-from trainer.mnist import Split
-
-COUNT = 40
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write images whose first pixels encode the digit, so that a few steps can learn it."""
-    directory = tmp_path_factory.mktemp("data")
-    labels = bytes(number % 10 for number in range(COUNT))
-    images = b"".join(bytes([255 if pixel // 20 == label else 0 for pixel in range(784)]) for label in labels)
-    for split in ("train", "test"):
-        records.write_shard(directory / f"{split}-00000-of-00001.tfrecord", Split(images, labels), 0, 1)
-    return directory
+from trainer import task
 
 
 @pytest.fixture
@@ -123,7 +109,7 @@ def test_a_corrupt_record_is_named_when_it_is_read(
     train: Any, data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     content = bytearray((data / "train-00000-of-00001.tfrecord").read_bytes())
-    size = len(content) // COUNT
+    size = len(content) // 40
     content[35 * size + 100] ^= 1
     corrupt = tmp_path / "train.tfrecord"
     corrupt.write_bytes(content)
