@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from waiting import limit, scale
+from waiting import limit, scale, until
 
 from jobs import paths
 from jobs.chunks import ChunkFolder, ChunkReader
@@ -79,6 +79,16 @@ class Cluster:
     def run(self) -> None:
         """Start all hosts, and wait until each has finished."""
         self.start()
+        assert set(self.wait()) == {0}
+
+    def start_running(self) -> None:
+        """Start all hosts, and wait until the job runs and each trainer has printed `up`."""
+        self.start()
+        until(lambda: self.runs(*self.replicas) and self.job.state == "RUNNING")
+
+    def finish(self) -> None:
+        """Let trainers end that wait for the file `go`, and wait until each host has finished."""
+        (self.package / "go").touch()
         assert set(self.wait()) == {0}
 
     def kill(self, name: str) -> None:
