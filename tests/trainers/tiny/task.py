@@ -1,4 +1,4 @@
-"""Tells what it was given, works for a while, and ends as told: `python -m tiny.task --seconds 2 --exit worker-0=3`."""
+"""Report the arguments and the environment, work for a while, and end as requested: `python -m tiny.task --seconds 2 --exit worker-0=3`."""
 
 import argparse
 import json
