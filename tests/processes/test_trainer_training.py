@@ -46,7 +46,7 @@ def test_a_job_trains_resumes_and_exports(train: Any, tmp_path: Path, capfd: pyt
     assert all(b"/job:" not in (path / "saved_model.pb").read_bytes() for path in exports)
 
 
-def test_bfloat16_trains_float32_variables(train: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_bfloat16_trains_float32_variables(train: Any, capfd: pytest.CaptureFixture[str]) -> None:
     assert train("--max-steps=100", "--precision=bfloat16") == 0
     assert re.search(
         rf"^Final metrics after 100 steps, loss: {SMALL_METRIC}, accuracy: 1\.000$", capfd.readouterr().out, re.MULTILINE

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from launcherhost import load_program
-from opsdata import make_cluster, write_files
+from opsdata import MODEL_PB, make_cluster, write_files
 
 from hosts.agent.launcher_client import request
 from hosts.agent.process import ProgramSpec
@@ -30,8 +30,6 @@ from ops.submit.submit import Submission
 
 launch = load_program("launch")
 
-# A SavedModel with one signature `serving_default` without inputs, as protocol buffers have it.
-MODEL_PB = b"\x12\x13\x2a\x11\x0a\x0fserving_default"
 DIGITS = {"saved_model.pb": "00", "variables/variables.index": "11"}
 
 

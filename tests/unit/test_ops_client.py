@@ -12,7 +12,6 @@ from opsdata import put_job
 from shared_fakes import Clock
 
 import fabfile
-from infra.inventory import Inventory
 from jobs.bucket import BucketError, Conflict
 from jobs.chunks import LogFilter
 from jobs.firsterror import FirstError
@@ -119,7 +118,7 @@ def test_each_failure_is_one_class_and_one_line(
 
 
 def test_submit_passes_its_arguments(
-    cluster: ClusterClient, ledger: Ledger, inventory: Inventory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    cluster: ClusterClient, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     submissions: list[tuple[Submission, bool]] = []
 

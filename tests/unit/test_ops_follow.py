@@ -130,7 +130,7 @@ def test_a_writer_waits_while_the_buffer_is_full(monkeypatch: pytest.MonkeyPatch
     until(lambda: len(written) == 20)
 
 
-def test_a_reader_waits_for_lines_and_events(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_waits_for_lines_and_events() -> None:
     lines: Merge[TimedLine, str] = Merge(["a", "b"], window=0.02)
     threading.Timer(0.05, lines.put, ("a", [(1, line_at(1))])).start()
     assert lines.take(20.0) == [line_at(1)]

@@ -387,7 +387,7 @@ def test_an_invalid_program_is_refused(folder: Path, flags: dict[str, str], mess
         ("parts/../run.sh", ["./run.sh"]),
     ],
 )
-def test_a_command_is_split_into_argv(inventory: Inventory, folder: Path, text: str, argv: list[str]) -> None:
+def test_a_command_is_split_into_argv(folder: Path, text: str, argv: list[str]) -> None:
     job_program = program.find(str(folder), None, None, text.format(folder=folder))
     assert list(job_program.command) == [word.format(folder=folder) for word in argv]
     assert package.build(job_program.source, "", job_program.script).files == job_program.source.files

@@ -693,9 +693,7 @@ def ready_answer(free_bytes: int, missing: str = "") -> Callable[[str, str], Com
     )
 
 
-def test_a_preparing_host_is_waited_for(
-    submission: Submission, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_preparing_host_is_waited_for(submission: Submission, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train, "_POLL_SECONDS", 0.0)
     checks_of: list[str] = []
 

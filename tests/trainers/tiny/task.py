@@ -1,4 +1,4 @@
-"""Report the arguments and the environment, work for a while, and end as requested: `python -m tiny.task --seconds 2 --exit worker-0=3`."""
+"""Report its arguments and environment, work, and end as requested: `python -m tiny.task --seconds 2 --exit worker-0=3`."""
 
 import argparse
 import json
