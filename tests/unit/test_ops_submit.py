@@ -104,12 +104,6 @@ class WatchedStore:
     def read(self, name: str) -> Item | None:
         return self._store.read(name)
 
-    def read_all(self, names: Any) -> dict[str, Item]:
-        return self._store.read_all(names)
-
-    def scan(self, pattern: str) -> dict[str, bytes]:
-        return self._store.scan(pattern)
-
     def create(self, name: str, content: bytes) -> str:
         self._on_write(name, content)
         return self._store.create(name, content)
