@@ -30,13 +30,13 @@ cloud: STACK = cloud
 cloud: ## what hosts on Google Cloud need of this machine: no LXD, no image, no root
 	@$(TOGETHER) venv pulumi data stack
 
-venv: ## Python environment with what pulumi up and fab need; PYTHON=python3.12 says of which Python
+venv: ## Python environment with what pulumi up and fab need; PYTHON=python3.12 for another Python
 	@setup/venv.sh
 
-tensorflow: venv ## TensorFlow beside it, to train on this machine
+tensorflow: venv ## TensorFlow in .venv, to train on this machine
 	@setup/venv.sh train
 
-dev: venv ## what the tests need beside it
+dev: venv ## what the tests need in .venv
 	@setup/venv.sh dev
 
 pulumi: ## the Pulumi CLI: yours if it is new enough, else Pulumi's download, else built here
@@ -54,16 +54,16 @@ rootfs: lxd ## the hosts' image, by Ansible
 runtime: venv ## the hosts' Python with TensorFlow, which local hosts mount
 	@setup/runtime.sh
 
-image: rootfs runtime ## both
+image: rootfs runtime ## the hosts' image and Python
 	@:
 
 data: venv ## MNIST as TFRecords in .cache/mnist, checked by hash
 	@setup/data.sh
 
-stack: venv pulumi ## Pulumi's stack $(STACK), with a passphrase of its own; with PULUMI_BACKEND_URL the team's of that name
+stack: venv pulumi ## the Pulumi stack STACK (local), with its own passphrase; with PULUMI_BACKEND_URL the team's of that name
 	@setup/stack.sh
 
-browser: ## Chromium and its driver for the tests of TensorBoard: yours if they are on PATH, else Debian's
+browser: ## Chromium and its driver for the tests of pages: yours if they are on PATH, else Debian's
 	@setup/browser.sh
 
 gcs: ## the emulator of Google's storage for the tests
@@ -86,22 +86,22 @@ test: ## what a change must pass: lint, tests without hosts, and one story on re
 test-load: ## make test beside two busy loops a core
 	@SET_UP="$(TOGETHER) $(LOCAL) dev" setup/test.sh test --load 2
 
-test-all: ## every test, shard after shard; SHARD=serving for one
+test-all: ## every test, by shards (tests/shards.py); SHARD=serving for one
 	@SET_UP="$(TOGETHER) $(LOCAL) dev" setup/test.sh all $(addprefix --shard ,$(SHARD))
 
-mutants: dev stack ## how many of COUNT (100) changed lines, drawn by SEED (1), make test notices
+mutants: dev stack ## how many of COUNT (100) changed lines, drawn by SEED (1), make test detects
 	@$(BIN)/python tests/mutants.py --count $(COUNT) --seed $(SEED)
 
 soak: dev ## schedules of the simulated world, as many as SECONDS (600) allow
 	@$(BIN)/python tests/simulation/soak.py --seconds $(SECONDS) --first $$(date +%s)
 
-fuzz: dev ## text that is nearly right into every parser of other people's text, for SECONDS (600)
+fuzz: dev ## malformed inputs for every parser of foreign data, for SECONDS (600)
 	@$(BIN)/python tests/fuzz/fuzz.py --seconds $(SECONDS)
 
-audit: venv ## known holes in the pinned versions, by pip-audit; it needs PyPI itself
+audit: venv ## known vulnerabilities of the pinned versions, by pip-audit; it needs PyPI itself
 	@setup/audit.sh
 
-versions: dev ## the library's tests by each TensorFlow that it knows
+versions: dev ## the library's tests with each supported TensorFlow
 	@setup/versions.sh
 
 bench: PULUMI_BACKEND_URL =

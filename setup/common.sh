@@ -1,5 +1,5 @@
-# What the scripts of set-up share; each says its part's name first: part=lxd; . setup/common.sh. Plain sh, and no more than
-# what macOS's tools have too, but where a script is for local hosts alone.
+# Functions that the scripts of set-up share; each script sets its part's name first: part=lxd; . setup/common.sh. Plain sh and
+# tools that macOS has too, except in scripts that are for local hosts only.
 root=$(pwd -P)
 umask 022 # the hosts' users read what is made here
 least_pulumi=3.250.0
@@ -10,14 +10,14 @@ began=$(date +%s)
 
 say() { echo "$part: $*"; }
 
-# finish TEXT: says what was made, and in how long.
+# finish TEXT: print what was made, and the seconds it took.
 finish() {
   seconds=$(($(date +%s) - began))
   minutes=$((seconds / 60))
   say "$*, $([ "$minutes" = 0 ] || echo "$minutes min ")$((seconds % 60)) s"
 }
 
-# unchanged TEXT: says that there is nothing to do, but not for each of the parts that are made side by side.
+# unchanged TEXT: print that there is nothing to do, except while several parts are made in parallel.
 unchanged() { [ -n "${SETUP_LINE_SECONDS:-}" ] || say "$*"; }
 
 fail() { echo "$part: $*" >&2; exit 2; }
@@ -69,7 +69,7 @@ newer() {
     for (i = 1; i <= 3; i++) if (a[i] + 0 != b[i] + 0) exit a[i] + 0 < b[i] + 0 }'
 }
 
-# The file that a link leads to in the end, which macOS's readlink cannot say in one go.
+# The file that a link leads to in the end: macOS's readlink follows one link only.
 real() {
   path=$1
   while [ -L "$path" ]; do

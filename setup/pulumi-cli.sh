@@ -11,7 +11,7 @@ needed_go=1.25.11
 downloads=${PULUMI_DOWNLOADS:-https://get.pulumi.com/releases/sdk}
 sums=${PULUMI_SUMS:-https://github.com/pulumi/pulumi/releases/download/$version/pulumi-$least_pulumi-checksums.txt}
 
-# use COMMAND PATH TEXT: notes which Pulumi is run, and says so by the command if it is another than before.
+# use COMMAND PATH TEXT: record which Pulumi is run, and print TEXT by the command if it has changed.
 use() {
   mkdir -p "$out"
   [ "$(cat "$out/cli" 2>/dev/null)" != "$2" ] || set -- unchanged "$2" "$3"

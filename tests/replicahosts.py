@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from waiting import limit, scale, wait_for
+from waiting import limit, scale, until
 
 from jobs import paths
-from jobs.bucket import BucketError, RecordStore
 from jobs.chunks import ChunkFolder, ChunkReader
 from jobs.lease import Lease
 from jobs.queue import Queue, QueueEntry
@@ -80,6 +79,16 @@ class Cluster:
     def run(self) -> None:
         """Start all hosts, and wait until each has finished."""
         self.start()
+        assert set(self.wait()) == {0}
+
+    def start_running(self) -> None:
+        """Start all hosts, and wait until the job runs and each trainer has printed `up`."""
+        self.start()
+        until(lambda: self.runs(*self.replicas) and self.job.state == "RUNNING")
+
+    def finish(self) -> None:
+        """Let trainers end that wait for the file `go`, and wait until each host has finished."""
+        (self.package / "go").touch()
         assert set(self.wait()) == {0}
 
     def kill(self, name: str) -> None:
@@ -147,8 +156,12 @@ def end(group: int) -> None:
             os.killpg(group, signal.SIGKILL)
 
 
-def until(condition: Callable[[], bool]) -> None:
-    wait_for(condition, "the replica's condition", poll=0.02)
+def is_alive(pid: int) -> bool:
+    """Return True if a process has not ended, whether or not its end was waited for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def gone(group: int) -> bool:
@@ -176,42 +189,3 @@ def make(tmp_path: Path) -> Iterator[Make]:
     yield cluster
     for each in clusters:
         each.close()
-
-
-class Clock:
-    """A monotonic clock that only `pass_` advances."""
-
-    def __init__(self) -> None:
-        self.time = 1000.0
-
-    def __call__(self) -> float:
-        return self.time
-
-    def pass_(self, seconds: float) -> None:
-        self.time += seconds
-
-
-class Flaky:
-    """A store that fails as `fail` lists: before or after the effect of a write. `calls` are the names that were written."""
-
-    def __init__(self, store: RecordStore) -> None:
-        self._store = store
-        self.fail: list[str] = []
-        self.calls: list[str] = []
-        self.before: Callable[[str, str], None] = lambda method, name: None
-
-    def __getattr__(self, method: str) -> Callable[..., Any]:
-        def call(name: Any, *args: Any) -> Any:
-            self.before(method, name)
-            writes = method in ("create", "replace")
-            failure = self.fail.pop(0) if writes and self.fail else ""
-            if failure == "before":
-                raise BucketError("the bucket fails")
-            result = getattr(self._store, method)(name, *args)
-            if writes:
-                self.calls.append(name)
-            if failure == "after":
-                raise BucketError("the answer is lost")
-            return result
-
-        return call

@@ -30,10 +30,12 @@ class Shard:
 
 
 SHARDS: dict[str, Shard] = {
+    # Without hosts.
     "here": Shard(("tests/unit", "tests/stack", "tests/contract", "tests/simulation"), parallel=True),
     "processes": Shard(("tests/processes",), parallel=True),
     "storage": Shard(("tests/contract",), needs=("go",), parallel=True, environment={"SCALETIER_STORAGE": "go"}),
     "pages": Shard(("tests/e2e/test_report.py", "tests/e2e/test_draw.py"), needs=("browser",)),
+    # On clusters of local hosts.
     "jobs": Shard(("tests/e2e/test_jobs.py", "tests/e2e/test_truth.py"), needs=("hosts",), cluster="e2e"),
     "security": Shard(
         ("tests/e2e/test_hostile.py", "tests/e2e/test_environment.py", "tests/e2e/test_firewall.py"),
@@ -54,6 +56,7 @@ SHARDS: dict[str, Shard] = {
     ),
     "examples": Shard(("tests/e2e/test_examples.py",), needs=("hosts", "registry"), cluster="e2e-more"),
     "story": Shard(("tests/story",), needs=("hosts",), cluster="story"),
+    # On emulated Google hosts, or with records in their place.
     "gcp-cluster": Shard(
         ("tests/gcp_emulation/test_faults.py", "tests/gcp_emulation/test_host.py", "tests/gcp_emulation/test_cluster.py"),
         needs=("hosts", "go", "registry", "root"),

@@ -65,3 +65,8 @@ def wait_for(condition: Callable[[], Value | None], what: str, seconds: float = 
         if is_late:
             raise AssertionError(f"waited {limit(seconds):.0f} s in vain for: {what}")
         time.sleep(poll)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait until a condition is true; the traceback shows which."""
+    wait_for(condition, "the condition", poll=0.02)

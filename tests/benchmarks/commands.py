@@ -11,12 +11,7 @@ from infra.scale_tiers import ScaleTier
 
 
 @benchmark(
-    "fab-list",
-    what="seconds of `fab --list`, median of 9",
-    against="python -c 'import fabric'",
-    bar=1.5,
-    aim=1.2,
-    tier=None,
+    "fab-list", what="seconds of `fab --list`, median of 9", against="python -c 'import fabric'", bar=1.5, aim=1.2, tier=None
 )
 def fab_list(stack: BenchStack) -> Figure:
     """Measure the start of the command itself."""

@@ -68,11 +68,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def run(
-    command: Sequence[str],
-    env: Mapping[str, str],
-    cwd: Path,
-    stdin: bytes | None = None,
-    limit: float = LIMIT_SECONDS,
+    command: Sequence[str], env: Mapping[str, str], cwd: Path, stdin: bytes | None = None, limit: float = LIMIT_SECONDS
 ) -> Ran:
     """Run a command to its end.
 

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 from typing import cast
 
-from fakesite import FakeSite
+from shared_fakes import FakeJobFiles
 
 from benchmarks.measure import MeasureError
 from benchmarks.registry import Figure, benchmark
@@ -110,7 +110,7 @@ class _World:
             name,
             str(self._count),
             ledger,
-            FakeSite(),
+            FakeJobFiles(),
             lambda _: cast(Trainer, _Trainer()),
             lambda: self.time,
             lambda: "",

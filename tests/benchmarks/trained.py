@@ -119,13 +119,7 @@ def alone(arguments: str, job_dir: Path) -> Trained:
 
 def process(module: Sequence[str], job_dir: Path) -> list[tuple[float, str]]:
     """Return the output of a module that trains on MNIST, run on all processors of this machine."""
-    env = {
-        **_ENV,
-        "HOME": str(job_dir),
-        "SCALETIER_DATA": str(MNIST),
-        "JOB_DIR": str(job_dir),
-        "PYTHONUNBUFFERED": "1",
-    }
+    env = {**_ENV, "HOME": str(job_dir), "SCALETIER_DATA": str(MNIST), "JOB_DIR": str(job_dir), "PYTHONUNBUFFERED": "1"}
     with running([str(BIN / "python"), "-m", *module], env, ROOT, subprocess.DEVNULL) as started:
         return list(Lines(started).until(time.monotonic() + _LIMIT_SECONDS))
 

@@ -23,13 +23,7 @@ _STUDY = {
     "maxTrials": _TRIALS,
     "maxParallelTrials": _AT_ONCE,
     "params": [
-        {
-            "parameterName": "learning-rate",
-            "type": "DOUBLE",
-            "minValue": 0.001,
-            "maxValue": 0.3,
-            "scaleType": "UNIT_LOG_SCALE",
-        }
+        {"parameterName": "learning-rate", "type": "DOUBLE", "minValue": 0.001, "maxValue": 0.3, "scaleType": "UNIT_LOG_SCALE"}
     ],
 }
 

@@ -219,7 +219,7 @@ def test_the_children_of_a_folder_are_listed(store: Bucket, tmp_path: Path) -> N
     assert store.sizes("logs/ps-0") == {"2": 5}
 
 
-def test_all_objects_below_a_folder_are_listed(store: Bucket, tmp_path: Path) -> None:
+def test_all_objects_below_a_folder_are_listed(store: Bucket) -> None:
     assert store.walk("output") == {}
     for name in ("output/a", "output/b/c", "outputs/d"):
         store.upload(name, b"12345")

@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
 
 import pytest
-from replicahosts import until
+from waiting import until
 
 from hosts.agent import notifier
 from hosts.agent.notifier import NotificationTask, NotifyError, command_with_stdin, post

@@ -92,11 +92,7 @@ class Browser:
         return self._driver.execute_script(_DEEP + script)
 
     def draw(
-        self,
-        selector: str,
-        points: Sequence[tuple[float, float]],
-        kind: str = "mouse",
-        until: Callable[[], bool] | None = None,
+        self, selector: str, points: Sequence[tuple[float, float]], kind: str = "mouse", until: Callable[[], bool] | None = None
     ) -> None:
         """Draw a line over an element by `mouse`, `pen` or `touch`, with `until` repeatedly until that returns True.
 

@@ -14,7 +14,7 @@ HOSTILE = ("--package", "tests/trainers/hostile", "--module", "hostile.task", "-
 
 
 def _results(cluster: Stack, job: str) -> dict[str, str]:
-    results: dict[str, str] = json.loads(cluster.ssh("master-0", f"cat /bucket/jobs/{job}/output/told.json").out)
+    results: dict[str, str] = json.loads(cluster.ssh("master-0", f"cat /bucket/jobs/{job}/output/outcomes.json").out)
     return results
 
 

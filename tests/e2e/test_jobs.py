@@ -62,10 +62,10 @@ def test_one_bundle_explains_why_jobs_failed(cluster: Stack, tmp_path: Path) -> 
     raises = cluster.fab("train", "--job", "raises", *TINY, "--args", "--raise worker-1 --seconds 36000")
     assert raises.code == 1, raises.text
     assert "fab bundle raises collects the evidence in one file" in raises.err
-    assert cluster.fab("train", "--job", "told_eats", *TINY, "--args", "--eat worker-0 --seconds 36000").code == 1
+    assert cluster.fab("train", "--job", "eats", *TINY, "--args", "--eat worker-0 --seconds 36000").code == 1
     for host in ("worker-0", "worker-1"):
         cluster.must_ssh(host, "sudo systemctl restart scaletier")
-    bundles = {job: _bundle(cluster, job, tmp_path / f"{job}.tar.gz") for job in ("raises", "told_eats")}
+    bundles = {job: _bundle(cluster, job, tmp_path / f"{job}.tar.gz") for job in ("raises", "eats")}
     for job, files in bundles.items():
         for name in ("ps-0", "ps-1", "master-0", "worker-0", "worker-1", "evaluator-0"):
             assert {f"diagnosis/{name}.json", f"logs/{name}.log", f"hosts/{name}.txt"} <= set(files), job
@@ -73,7 +73,7 @@ def test_one_bundle_explains_why_jobs_failed(cluster: Stack, tmp_path: Path) -> 
     assert first.startswith("First error: worker-1, ")
     assert first.endswith(": RuntimeError: worker-1 was told to raise")
     raised, eats = (
-        json.loads(bundles[job][f"diagnosis/{name}.json"]) for job, name in (("raises", "worker-1"), ("told_eats", "worker-0"))
+        json.loads(bundles[job][f"diagnosis/{name}.json"]) for job, name in (("raises", "worker-1"), ("eats", "worker-0"))
     )
     assert raised["trainer"]["exitCode"] == 1
     assert raised["units"]["scaletier.service"]["ActiveState"] == "active"
@@ -81,7 +81,7 @@ def test_one_bundle_explains_why_jobs_failed(cluster: Stack, tmp_path: Path) -> 
     assert "tensorflow" in " ".join(raised["python"]["packages"])
     assert (eats["trainer"]["exitCode"], eats["trainer"]["outOfMemory"]) == (137, True)
     assert eats["trainer"]["memoryLimit"] > 0
-    (line,) = [line for line in bundles["told_eats"]["summary.txt"].splitlines() if line.startswith("worker-0: ")]
+    (line,) = [line for line in bundles["eats"]["summary.txt"].splitlines() if line.startswith("worker-0: ")]
     assert line.startswith("worker-0: EXITED with 137, signal 9 (SIGKILL), out of memory of ")
 
 

@@ -14,10 +14,7 @@ def test_a_larger_job_queues_behind_one_host_jobs(cluster: Stack) -> None:
     for job_id in ("side1", "side2"):
         result = cluster.fab("train", job_id, *TINY, "--scale-tier", "BASIC", *ENDLESS)
         assert f"{job_id} is started" in result.out, result.text
-    assert [placement(cluster, job_id) for job_id in ("side1", "side2")] == [
-        {"master-0": "master-0"},
-        {"master-0": "worker-0"},
-    ]
+    assert [placement(cluster, job_id) for job_id in ("side1", "side2")] == [{"master-0": "master-0"}, {"master-0": "worker-0"}]
     jobs = {host["name"]: (host["job"], host["replica"]) for host in cluster.json("hosts")["hosts"]}
     assert (jobs["worker-0"], jobs["worker-1"]) == (("side2", "master-0"), (None, None))
     queued = cluster.fab("train", "side3", *TINY, "--replicas", "worker=1,ps=1", *ENDLESS)

@@ -65,12 +65,12 @@ def test_every_trial_ends_after_a_kill_and_a_lost_host(cluster: Stack, tmp_path:
 
 def test_a_missing_metric_fails_the_job_and_names_the_reported_one(cluster: Stack, tmp_path: Path) -> None:
     path = config(tmp_path, ["--steps", "1", "--tag", "score"], maxTrials=30, maxParallelTrials=3, maxFailedTrials=3)
-    result = cluster.fab("train", "untold", *TUNED, "--config", path)
+    result = cluster.fab("train", "no_metric", *TUNED, "--config", path)
     assert result.code == 1, result.text
-    message = cluster.describe("untold")["errorMessage"]
+    message = cluster.describe("no_metric")["errorMessage"]
     assert " trials FAILED, and maxFailedTrials is 3" in message
     assert "it reported no accuracy (hyperparameterMetricTag); it reported score" in message
-    assert len(trials(cluster, "untold")) < 10, "it is not tried thirty times"
+    assert len(trials(cluster, "no_metric")) < 10, "it is not tried thirty times"
 
 
 def test_a_job_exports_the_model_of_its_best_trial(cluster: Stack, tmp_path: Path) -> None:

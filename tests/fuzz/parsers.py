@@ -7,7 +7,6 @@ import gzip
 import io
 import json
 import tarfile
-import zipfile
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -152,14 +151,6 @@ def _tar(files: Mapping[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-def _zip(files: Mapping[str, bytes]) -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        for name, content in files.items():
-            archive.writestr(name, content)
-    return buffer.getvalue()
-
-
 def _json(value: Any) -> bytes:
     return json.dumps(value).encode()
 
@@ -242,9 +233,7 @@ PARSERS: Mapping[str, Parser] = {
     ),
     "a log line of a host": Parser(_log, (ValueError,), (b"1 2 " + _LINE, b"0 100 x")),
     "a log's chunks": Parser(
-        _stored,
-        (),
-        (b"0000000001-000000000000000-000000000000.jsonl\0" + _LINE + b"\n" + _LINE + b"\n\0", b"a\0b\0c\0d"),
+        _stored, (), (b"0000000001-000000000000000-000000000000.jsonl\0" + _LINE + b"\n" + _LINE + b"\n\0", b"a\0b\0c\0d")
     ),
     "what a program prints": Parser(
         _output,

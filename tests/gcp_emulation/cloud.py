@@ -279,12 +279,7 @@ class Cloud:
         """Run an operator's command that does not end by itself; interrupt it when the context ends."""
         command, environment = [*HEARS_CTRL_C, str(BIN / "fab"), *arguments], self._environment()
         with subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ) as process:
             try:
                 yield process

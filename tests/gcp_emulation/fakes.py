@@ -91,7 +91,6 @@ class Google:
     boot: Callable[[str], None] = lambda _: None  # starts a TERMINATED instance, which is RUNNING from then on
     # The account and the boundary of each narrow token.
     narrow_tokens: dict[str, tuple[str, list[dict[str, Any]]]] = field(default_factory=dict)
-    served_bytes: int = 0  # bytes that hosts have fetched from the buckets
     serial: Callable[[str], str] = lambda _: ""  # an instance's serial output
     # The resources of a kind, the kind of an id, and the deletion of a resource, by world.py.
     list_resources: Callable[[str], list[dict[str, Any]]] = lambda _: []
@@ -341,7 +340,6 @@ class Storage(_Handler):
                 self.wfile.write(payload)
             elif self.command != "HEAD":
                 shutil.copyfileobj(answer, self.wfile, 1 << 20)
-                self.google.served_bytes += int(length or 0)
         finally:
             backend.close()
 

@@ -211,10 +211,7 @@ class World:
         if kind == "IAMCustomRole":
             values |= {"name": id_, "roleId": id_.rpartition("/")[2]}
         if kind == "Bucket":
-            values |= {
-                "url": f"gs://{inputs['name']}",
-                "selfLink": f"https://www.googleapis.com/storage/v1/b/{inputs['name']}",
-            }
+            values |= {"url": f"gs://{inputs['name']}", "selfLink": f"https://www.googleapis.com/storage/v1/b/{inputs['name']}"}
         if kind == "Instance":
             values |= {
                 "instanceId": str(zlib.crc32(id_.encode()) + self._created),

@@ -13,7 +13,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from forked import Program
 from waiting import limit, wait_for
@@ -22,6 +22,9 @@ SMALL_METRIC = r"(?:0\.\d{3}|0\.000\d+|\d\S*e-\d\d)"
 """A metric below 1 in a log line: three decimals, or three digits of one below 0.0005."""
 METRIC = rf"(?:\d+\.\d{{3}}|{SMALL_METRIC})"
 SECONDS = 240.0  # the limit of each wait on a typical machine
+PEERS = (("worker", 0), ("chief", 0))
+ROLES = {"async": (("ps", 0), *PEERS), "sync": PEERS, "model-parallel": PEERS}
+"""By strategy the replicas of a small job."""
 Value = TypeVar("Value")
 
 
@@ -37,16 +40,30 @@ def reserve_port() -> socket.socket:
 
 
 class Job:
-    """Run `python -m MODULE FLAGS` for every replica; `flags` and `environ` apply to processes that are started later."""
+    """Run `python -m MODULE FLAGS` for every replica, until the end of a `with` statement.
+
+    `flags` and `environ` apply to processes that are started later; a MODULE may be one of this folder.
+    """
 
     def __init__(self, directory: Path, module: str, roles: Sequence[tuple[str, int]], *flags: str, **environ: str) -> None:
         self.directory, self.module, self.roles, self.flags = directory, module, roles, flags
-        self.environ = {"JOB_DIR": str(directory / "job"), "TF_GRPC_REUSE_PORT": "true", **environ}
+        folders = {"JOB_DIR": str(directory / "job"), "PYTHONPATH": str(Path(__file__).parent)}
+        self.environ = {**folders, "TF_GRPC_REUSE_PORT": "true", **environ}
         self.processes: dict[str, Program] = {}
         self.ports = [reserve_port() for _ in roles]
         self.cluster: dict[str, list[str]] = {}
         for (role, _), port in zip(roles, self.ports, strict=True):
             self.cluster.setdefault(role, []).append(f"127.0.0.1:{port.getsockname()[1]}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+        for port in self.ports:
+            port.close()
 
     def start(self, role: str, index: int) -> None:
         """Start a replica with an empty log."""
@@ -104,13 +121,6 @@ class Job:
     def terminate(self, name: str, number: int = signal.SIGTERM) -> int:
         self.processes[name].send_signal(number)
         return self.wait(name)
-
-    def stop(self) -> None:
-        for process in self.processes.values():
-            process.kill()
-            process.wait()
-        for port in self.ports:
-            port.close()
 
 
 @contextlib.contextmanager

@@ -16,7 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from replicahosts import GOES, PATIENCE, ROOT, Make, end, gone, until
+from replicahosts import GOES, PATIENCE, ROOT, Make, end, gone
+from waiting import until
 
 from jobs.progress import JobProgress
 from jobs.queue import Queue, QueueEntry
@@ -27,8 +28,7 @@ def test_a_successful_job(make: Make) -> None:
     cluster = make(f"import os, logging\nlogging.warning('careful')\nprint(os.environ['TF_CONFIG'])\n{GOES}")
     cluster.start()
     until(lambda: "job RUNNING" in cluster.log("master-0"))  # a shorter job could end before a test observes that it runs
-    (cluster.package / "go").touch()
-    assert cluster.wait() == [0]
+    cluster.finish()
     job = cluster.job
     assert (job.state, job.errorMessage, job.attempt) == ("SUCCEEDED", "", 0)
     assert job.createTime <= (job.startTime or "") <= (job.endTime or "")
@@ -52,8 +52,7 @@ def test_a_program_reports_its_progress(make: Make) -> None:
     cluster = make(code + GOES)
     cluster.start()
     until(lambda: cluster.job.progress is not None)
-    (cluster.package / "go").touch()
-    assert cluster.wait() == [0]
+    cluster.finish()
     assert cluster.job.progress is not None
     assert replace(cluster.job.progress, time="") == JobProgress(5, 9, None, None, 0.5, {"accuracy": 0.25})
     warning = "invalid progress reports are ignored: step is -1. Valid: a whole number from 0 to 9007199254740992"
@@ -84,8 +83,7 @@ def test_a_line_without_an_end_is_in_the_log(make: Make) -> None:
     cluster = make("print('loading …', end='', flush=True)\n" + GOES.replace("print('up')", "pass"))
     cluster.start()
     until(lambda: "loading …" in cluster.log("master-0"))
-    (cluster.package / "go").touch()
-    assert cluster.wait() == [0]
+    cluster.finish()
     assert cluster.log("master-0").count("loading …") == 1
 
 
@@ -121,8 +119,7 @@ def test_the_chief_s_facts_are_in_the_manifest_and_in_both_records(make: Make) -
     written = json.loads(manifest.read_text())
     assert written["versions"]["scaletier"] == "9"
     assert written["data"] == cluster.job.manifest["data"] == cluster.record("master-0").facts["data"]
-    (cluster.package / "go").touch()
-    assert cluster.wait() == [0]
+    cluster.finish()
     assert (cluster.job.state, cluster.job.manifest["data"]) == ("SUCCEEDED", written["data"])
 
 
@@ -224,8 +221,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
 def test_restarts_and_stops_work_while_the_bucket_hangs(make: Make) -> None:
     """Replace the job's record by a FIFO: a read of it hangs, as on an unreachable file system."""
     cluster = make("import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + GOES, stopSeconds=0.3)
-    cluster.start()
-    until(lambda: cluster.runs("master-0") and cluster.job.state == "RUNNING")
+    cluster.start_running()
     job = cluster.job_folder / "job.json"
     with lock_folder(cluster.job_folder):  # a write in progress would replace the FIFO
         job.unlink()

@@ -64,12 +64,9 @@ def test_training_on_several_hosts_equals_numpy(tmp_path: Path, strategy: str, r
     for steps in last_steps:
         flags = (f"--strategy={strategy}", f"--max-steps={steps}", "--microbatches=2")
         roles = ("chief", 0), ("worker", 0), ("worker", 1)
-        job = Job(tmp_path, "linear", roles, *flags, PYTHONPATH=str(Path(__file__).parent))
-        try:
+        with Job(tmp_path, "linear", roles, *flags) as job:
             job.start_all()
             assert job.wait("chief-0") == 0, job.log("chief-0")
-        finally:
-            job.stop()
     checkpoint = tf.train.load_checkpoint(f"{tmp_path}/job/checkpoints/model-{STEPS}")
     for name, expected in zip(NAMES, expected_weights(replicas, PERIOD, PERIOD if len(last_steps) > 1 else 0), strict=True):
         np.testing.assert_allclose(

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from replicahosts import Make, until
+from replicahosts import Make
+from waiting import until
 
 from hosts.agent import diagnosis
 from hosts.agent.job_files import JobFiles

@@ -7,22 +7,16 @@ from pathlib import Path
 
 import pytest
 from late import VALID
-from loopback import Job
+from loopback import ROLES, Job
 
 PERIOD = 4
-ROLES = {
-    "async": [("ps", 0), ("worker", 0), ("chief", 0)],
-    "sync": [("worker", 0), ("chief", 0)],
-    "model-parallel": [("worker", 0), ("chief", 0)],
-}
 
 
 @pytest.mark.full("test_scaletier_job.py::test_a_late_invalid_batch_is_one_line_and_training_is_saved, on one host")
 @pytest.mark.parametrize("strategy", ROLES)
 def test_a_late_invalid_batch_is_one_line(tmp_path: Path, strategy: str) -> None:
     flags = [f"--strategy={strategy}", f"--sync-period={PERIOD}", "--max-steps=100000", "--checkpoint-steps=100000"]
-    job = Job(tmp_path, "late", ROLES[strategy], *flags, PYTHONPATH=str(Path(__file__).parent))
-    try:
+    with Job(tmp_path, "late", ROLES[strategy], *flags) as job:
         job.start_all()
         assert job.wait("chief-0") == 2, job.log("chief-0")
         log = job.log("chief-0")
@@ -35,5 +29,3 @@ def test_a_late_invalid_batch_is_one_line(tmp_path: Path, strategy: str) -> None
         # One of the two has trained on all its valid batches but those of its last round, the other perhaps on none.
         assert VALID / 2 - PERIOD <= step <= VALID * (1 if strategy == "model-parallel" else 2)
         assert (tmp_path / f"job/checkpoints/model-{step}.index").exists()
-    finally:
-        job.stop()

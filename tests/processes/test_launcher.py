@@ -15,9 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from launching import GOOD, NETWORK, SCRIPT, Host, load_program, permissions
-from replicahosts import PATIENCE, until
-from waiting import scale, wait_for
+from launcherhost import GOOD, NETWORK, SCRIPT, Host, load_program, permissions
+from replicahosts import PATIENCE
+from waiting import scale, until, wait_for
 
 from hosts.agent import launcher_client
 from hosts.agent import trainer as trainer_module
@@ -167,10 +167,7 @@ def test_processes_that_a_program_left_running_are_reported(host: Host, tmp_path
 
 @pytest.mark.parametrize(
     ("groups", "file"),
-    [
-        ("0::/u\n", "u/cgroup.procs"),
-        ("4:memory:/m\n1:name=systemd:/u\n0::/none\n", "systemd/u/cgroup.procs"),
-    ],
+    [("0::/u\n", "u/cgroup.procs"), ("4:memory:/m\n1:name=systemd:/u\n0::/none\n", "systemd/u/cgroup.procs")],
     ids=["version 2", "version 1"],
 )
 def test_left_processes_are_counted_without_the_counting_shell(tmp_path: Path, groups: str, file: str) -> None:

@@ -9,11 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from loopback import Job
+from loopback import PEERS, Job
 
 ROOT = Path(__file__).resolve().parents[2]
 _ASYNC = (("ps", 0), ("ps", 1), ("worker", 0), ("chief", 0))
-_PEERS = (("worker", 0), ("chief", 0))
 _LIBRARY = {
     "tabular": ["--batch-size=32"],
     "text": ["--batch-size=16", "--vocabulary=5000", "--length=12"],
@@ -35,18 +34,14 @@ _FULL = pytest.mark.full("[async-tabular] proves the kills, test_examples_librar
 # Each strategy and each example once: what a kill does depends on the strategy, what is trained on the example.
 @pytest.mark.parametrize(
     ("strategy", "example"),
-    [
-        ("async", "tabular"),
-        pytest.param("sync", "image", marks=_FULL),
-        pytest.param("model-parallel", "text", marks=_FULL),
-    ],
+    [("async", "tabular"), pytest.param("sync", "image", marks=_FULL), pytest.param("model-parallel", "text", marks=_FULL)],
 )
 def test_a_job_survives_a_kill_of_each_role(tmp_path: Path, strategy: str, example: str) -> None:
     path = f"{ROOT}:{ROOT / 'examples'}"
-    job = Job(tmp_path, f"{example}.task", _ASYNC if strategy == "async" else _PEERS, PYTHONPATH=path)
+    job = Job(tmp_path, f"{example}.task", _ASYNC if strategy == "async" else PEERS, PYTHONPATH=path)
     flags = [f"--strategy={strategy}", "--log-interval=0.2", "--checkpoint-steps=40", *_LIBRARY[example]]
     job.flags = (*flags, "--max-steps=1000000")
-    try:
+    with job:
         job.start_all()
         job.await_step("worker-0", 2)
         killed_step = job.await_step("chief-0", 100)
@@ -78,8 +73,6 @@ def test_a_job_survives_a_kill_of_each_role(tmp_path: Path, strategy: str, examp
         (exported,) = (tmp_path / "job/export/Servo").iterdir()
         result = subprocess.run([sys.executable, "-c", _PREDICT, exported], capture_output=True, check=True)
         assert all(len(outputs) == 3 for outputs in json.loads(result.stdout).values())
-    finally:
-        job.stop()
 
 
 # As TensorFlow at times: a call that a lost parameter server does not answer never returns, in any thread of the master.
@@ -104,7 +97,7 @@ def test_a_master_ends_whose_call_of_a_lost_parameter_server_never_returns(tmp_p
     (tmp_path / "stuck.py").write_text(_STUCK)
     job = Job(tmp_path, "stuck", _ASYNC, PYTHONPATH=f"{ROOT}:{ROOT / 'examples'}:{tmp_path}")
     job.flags = ("--strategy=async", "--log-interval=0.2", "--checkpoint-steps=40", "--max-steps=1000000")
-    try:
+    with job:
         job.start_all()
         job.await_step("worker-0", 2)
         job.await_step("chief-0", 100)
@@ -116,8 +109,6 @@ def test_a_master_ends_whose_call_of_a_lost_parameter_server_never_returns(tmp_p
         job.flags = (*job.flags[:-1], "--max-steps=400")
         job.start("chief", 0)
         assert last_resumed_step(job) >= 40
-    finally:
-        job.stop()
 
 
 def last_resumed_step(job: Job) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from replicahosts import is_alive
 from waiting import limit, wait_for
 
 from jobs import progress
@@ -45,13 +46,6 @@ def test_a_running_job_is_ended_with_its_children(
     lines = run_profile(tmp_path, code)
     assert len(profile.train_points(lines)) == 4
     wait_for(lambda: not is_alive(int(lines[0])), "the child's end")
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_a_job_that_ends_by_itself_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,22 +8,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from loopback import Job
+from loopback import ROLES, Job
 from ones import RATE
 from waiting import wait_for
 
 from scaletier.tensorflow_setup import import_tensorflow
 
 tf = import_tensorflow()
-ROLES = ("ps", 0), ("worker", 0), ("chief", 0)
 PERIOD, MOMENTUM = 4, 0.9
 NEVER = "--max-steps=1000000", "--checkpoint-steps=1000000", "--checkpoint-seconds=100000"
 
 
 def test_a_restarted_worker_continues_its_data_at_the_global_step(tmp_path: Path) -> None:
     flags = "--sync-period=1", "--log-interval=0.1", "--max-steps=1000000"
-    job = Job(tmp_path, "counting", ROLES, *flags, PYTHONPATH=str(Path(__file__).parent))
-    try:
+    with Job(tmp_path, "counting", ROLES["async"], *flags) as job:
         job.start_all()
         first = job.await_line("worker-0", r"^Train \[worker/0\], step \d+: loss: (\S+) ")
         assert float(first[1]) == 1.0, "the second batch of two replicas"
@@ -32,8 +30,6 @@ def test_a_restarted_worker_continues_its_data_at_the_global_step(tmp_path: Path
         job.start("worker", 0)
         line = job.await_line("worker-0", r"^Train \[worker/0\], step (\d+): loss: (\S+) ")
         assert chief_step - 1 <= float(line[2]) <= int(line[1])
-    finally:
-        job.stop()
 
 
 def read_values(log: str, what: str) -> list[float]:
@@ -71,8 +67,7 @@ def run_until_done(job: Job) -> int:
 @pytest.mark.full("test_scaletier_loop.py proves which steps count; nothing cheaper has servers that lose a replica")
 def test_each_step_counts_once_whichever_replica_stops_or_ends(tmp_path: Path) -> None:
     flags = f"--sync-period={PERIOD}", "--log-interval=0.1"
-    job = Job(tmp_path, "ones", ROLES, *flags, *NEVER, PYTHONPATH=str(Path(__file__).parent))
-    try:
+    with Job(tmp_path, "ones", ROLES["async"], *flags, *NEVER) as job:
         job.start_all()
         job.await_step("worker-0", 20)
         await_rate(job, 2)
@@ -97,15 +92,12 @@ def test_each_step_counts_once_whichever_replica_stops_or_ends(tmp_path: Path) -
         losses = run_until_done(job)
         last = int(job.await_line("chief-0", r"^Final metrics after (\d+) steps")[1])
         assert last - saved == pytest.approx(moved(job, last) - moved(job, saved), abs=PERIOD * (1 + losses))
-    finally:
-        job.stop()
 
 
 @pytest.mark.full("test_arithmetic.py[sync, resumed] proves the variables of the optimizer, in hosts that all return")
 def test_replicas_that_return_have_the_optimizer_s_variables_and_new_random_numbers(tmp_path: Path) -> None:
     flags = f"--sync-period={PERIOD}", "--log-interval=0.1"
-    folder = str(Path(__file__).parent)
-    job = Job(tmp_path, "ones", ROLES, *flags, *NEVER, PYTHONPATH=folder, MOMENTUM=str(MOMENTUM))
+    job = Job(tmp_path, "ones", ROLES["async"], *flags, *NEVER, MOMENTUM=str(MOMENTUM))
     # In an undisturbed run the velocity approaches this and stays there.
     limit = -RATE / (1 - MOMENTUM)
     drawn = list[float]()
@@ -121,7 +113,7 @@ def test_replicas_that_return_have_the_optimizer_s_variables_and_new_random_numb
             drawn.extend(read_values(job.log(name), "Drew"))
         assert len(drawn) == len(set(drawn))
 
-    try:
+    with job:
         job.start_all()
         job.await_step("chief-0", 200)
         job.await_step("worker-0", 100)
@@ -136,5 +128,3 @@ def test_replicas_that_return_have_the_optimizer_s_variables_and_new_random_numb
             job.terminate(name, signal.SIGKILL)
         job.start_all()
         check(["worker-0", "chief-0"])
-    finally:
-        job.stop()

@@ -6,8 +6,8 @@ import shutil
 from typing import Any
 
 import pytest
-from replicahosts import GOES, PATIENCE, SLEEPS, Make, gone, until
-from waiting import scale
+from replicahosts import GOES, PATIENCE, SLEEPS, Make, gone
+from waiting import scale, until
 
 from jobs.queue import QueueEntry
 
@@ -77,8 +77,7 @@ def test_with_dependent_peers_a_kill_restarts_all(make: Make) -> None:
     )
     cluster.start()
     until(lambda: cluster.log("master-0").count("up") == cluster.log("worker-0").count("up") == 2)
-    (cluster.package / "go").touch()
-    assert cluster.wait() == [0, 0]
+    cluster.finish()
     assert (cluster.job.state, cluster.job.attempt) == ("SUCCEEDED", 1)
     assert [event.cause for event in cluster.job.events] == ["worker 0 was killed (signal 9 (SIGKILL))"]
 
@@ -107,8 +106,7 @@ def test_an_exit_caused_by_a_peer_s_kill_restarts_the_job(make: Make) -> None:
     )
     cluster.start()
     until(lambda: cluster.log("master-0").count("up") == 2)
-    (cluster.package / "go").touch()
-    assert cluster.wait() == [0, 0]
+    cluster.finish()
     assert (cluster.job.state, cluster.job.attempt) == ("SUCCEEDED", 1)
     assert [event.cause for event in cluster.job.events] == [
         "worker 0 was killed, and the others could not continue without it"
@@ -119,8 +117,7 @@ def test_the_job_continues_without_an_optional_replica(make: Make) -> None:
     cluster = make("PER, KILLS = 9, [9]\n" + KILLS_ITSELF, "master-0", "worker-0", optionalRoles=["worker"])
     cluster.start()
     until(lambda: cluster.job.droppedReplicas == ["worker-0"])
-    (cluster.package / "go").touch()
-    assert cluster.wait() == [0, 0]
+    cluster.finish()
     assert (cluster.job.state, cluster.job.attempt) == ("SUCCEEDED", 0)
     assert cluster.log("master-0").count("up") == 1
 
@@ -132,8 +129,7 @@ def test_cancel_stops_the_trainer_and_its_children(make: Make) -> None:
         "subprocess.Popen(['sleep', '600'])\n" + SLEEPS,
         stopSeconds=0.2,
     )
-    cluster.start()
-    until(lambda: cluster.runs("master-0") and cluster.job.state == "RUNNING")
+    cluster.start_running()
     cluster.cancel()
     assert cluster.wait() == [0]
     assert (cluster.job.state, cluster.job.errorMessage) == ("CANCELLED", "")
@@ -161,10 +157,8 @@ def test_the_chief_ends_the_others(make: Make) -> None:
         "worker-0",
         "ps-0",
     )
-    cluster.start()
-    until(lambda: cluster.runs("master-0", "worker-0", "ps-0") and cluster.job.state == "RUNNING")
-    (cluster.package / "go").touch()
-    assert cluster.wait() == [0, 0, 0]
+    cluster.start_running()
+    cluster.finish()
     assert cluster.job.state == "SUCCEEDED"
     final_states = {r["name"]: (r["state"], r["exitCode"]) for r in cluster.job.replicas}
     assert final_states == {"master-0": ("EXITED", 0), "worker-0": ("EXITED", 143), "ps-0": ("EXITED", 143)}
@@ -180,8 +174,7 @@ def test_a_killed_agent_continues_its_replica(make: Make) -> None:
     before = cluster.log("master-0")
     cluster.start()
     until(lambda: cluster.log("master-0").count("up") == 2)
-    (cluster.package / "go").touch()
-    assert cluster.wait() == [0]
+    cluster.finish()
     assert cluster.job.state == "SUCCEEDED"
     assert cluster.job.replicas[0]["restarts"] == 1
     assert cluster.log("master-0")[: len(before)] == before
@@ -190,8 +183,7 @@ def test_a_killed_agent_continues_its_replica(make: Make) -> None:
 
 def test_stopping_a_unit_keeps_the_job(make: Make) -> None:
     cluster = make(GOES)
-    cluster.start()
-    until(lambda: cluster.runs("master-0") and cluster.job.state == "RUNNING")
+    cluster.start_running()
     cluster.processes["master-0"].terminate()
     assert cluster.wait() == [0]
     assert cluster.job.state == "RUNNING"
@@ -209,8 +201,7 @@ def test_stopping_a_unit_keeps_the_job(make: Make) -> None:
 
 def test_other_replicas_continue_while_a_unit_is_stopped(make: Make) -> None:
     cluster = make(GOES, "master-0", "worker-0")
-    cluster.start()
-    until(lambda: cluster.runs("master-0", "worker-0") and cluster.job.state == "RUNNING")
+    cluster.start_running()
     cluster.processes["worker-0"].terminate()
     assert cluster.wait("worker-0") == [0]
     heartbeat = cluster.job.lease.heartbeatSeq
@@ -218,24 +209,21 @@ def test_other_replicas_continue_while_a_unit_is_stopped(make: Make) -> None:
     assert (cluster.job.state, cluster.job.attempt) == ("RUNNING", 0)
     cluster.start("worker-0")
     until(lambda: cluster.log("worker-0").count("up") == 2)
-    (cluster.package / "go").touch()
-    assert cluster.wait() == [0, 0]
+    cluster.finish()
     assert (cluster.job.state, cluster.job.attempt) == ("SUCCEEDED", 0)
     assert cluster.log("master-0").count("up") == 1
 
 
 def test_a_job_waits_for_a_lost_host_and_continues(make: Make) -> None:
     cluster = make(GOES, "master-0", "worker-0", lostAfterSeconds=0.3)
-    cluster.start()
-    until(lambda: cluster.runs("master-0", "worker-0") and cluster.job.state == "RUNNING")
+    cluster.start_running()
     cluster.kill("worker-0")
     heartbeat = cluster.job.lease.heartbeatSeq
     until(lambda: cluster.job.lease.heartbeatSeq > heartbeat + 5)  # 0.8 s: it is lost, and the job is unchanged
     assert (cluster.job.state, cluster.job.attempt) == ("RUNNING", 0)
     cluster.start("worker-0")
     until(lambda: cluster.log("worker-0").count("up") == 2)
-    (cluster.package / "go").touch()
-    assert cluster.wait() == [0, 0]
+    cluster.finish()
     assert (cluster.job.state, cluster.job.attempt) == ("SUCCEEDED", 0)
     assert cluster.log("master-0").count("up") == 1
 
@@ -266,8 +254,7 @@ def test_a_replica_that_never_starts_fails_the_job(make: Make) -> None:
 
 def test_the_trainer_continues_without_the_bucket(make: Make) -> None:
     cluster = make(GOES)
-    cluster.start()
-    until(lambda: cluster.runs("master-0") and cluster.job.state == "RUNNING")
+    cluster.start_running()
     renamed = cluster.bucket.rename(cluster.root / "away")
     until(lambda: len(cluster.log("master-0", "WARNING")) > 0)
     (cluster.package / "go").touch()
@@ -293,8 +280,7 @@ def test_a_host_starts_the_next_queued_job_by_itself(make: Make) -> None:
     cluster.start()
     until(lambda: cluster.runs("master-0"))
     assert '"QUEUED"' in (second / "job.json").read_text()
-    (cluster.package / "go").touch()
-    assert cluster.wait() == [0]
+    cluster.finish()
     assert cluster.job.state == "SUCCEEDED"
     assert '"SUCCEEDED"' in (second / "job.json").read_text()
     assert cluster.queue.entries == []
@@ -367,8 +353,7 @@ def test_replicas_finish_their_work_after_the_chief_ends(make: Make, rules: dict
     if "gracePeriod" in rules:
         until(lambda: any("but worker-0 still worked" in event.cause for event in cluster.job.events))
     assert not cluster.job.final
-    (cluster.package / "go").touch()
-    assert cluster.wait() == [0, 0]
+    cluster.finish()
     assert cluster.job.state == "SUCCEEDED"
     assert [(cluster.package / f"part-{rank}").exists() for rank in (0, 1)] == [True, True]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import SCRIPT
+from launcherhost import SCRIPT
 
 from ops.cluster.host_files import RemoteFile
 from ops.package import host_stream

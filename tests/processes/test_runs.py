@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from replicahosts import is_alive
 from waiting import limit, wait_for
 
 from jobs import progress
@@ -48,13 +49,6 @@ def make_setup(tmp_path: Path, target: MetricTarget, *args: str, servers: bool =
 
 def replica_files(tmp_path: Path) -> dict[str, dict[str, object]]:
     return {path.name: json.loads(path.read_text()) for path in tmp_path.glob("*-[0-9]")}
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def await_end(tmp_path: Path) -> None:
@@ -98,12 +92,7 @@ def test_several_replicas_have_a_parameter_server_and_all_end(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("target", "args", "kind", "message"),
     [
-        (
-            "acuracy=1",
-            "",
-            UsageError,
-            "--until acuracy=1: the Eval lines of mine have no 'acuracy'; they have loss, accuracy",
-        ),
+        ("acuracy=1", "", UsageError, "--until acuracy=1: the Eval lines of mine have no 'acuracy'; they have loss, accuracy"),
         (
             "accuracy=0.02",
             "",
@@ -125,12 +114,7 @@ def test_several_replicas_have_a_parameter_server_and_all_end(tmp_path: Path) ->
             "give --until-seconds more, or an easier target",
         ),
         ("loss=0.1", "--fail chief", OpsError, r"mine ended with 1 after .* here: the data is gone"),
-        (
-            "loss=0.1",
-            "--endless --fail worker",
-            OpsError,
-            r"mine as worker/0 ended with 1 after .* here: the data is gone",
-        ),
+        ("loss=0.1", "--endless --fail worker", OpsError, r"mine as worker/0 ended with 1 after .* here: the data is gone"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_no_process(

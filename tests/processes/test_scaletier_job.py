@@ -141,10 +141,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"data": shapeless_data},
         "the job's data does not say how many dimensions it has; give from_generator an output_signature",
     ),
-    "no files": (
-        {"data": lambda: tf.data.Dataset.list_files("/nowhere/*.tfrecord")},
-        "the job's data cannot be made: ",
-    ),
+    "no files": ({"data": lambda: tf.data.Dataset.list_files("/nowhere/*.tfrecord")}, "the job's data cannot be made: "),
     "empty": ({"data": lambda: dataset().take(0)}, "the job's data has no batch: it ends before the first one"),
     "unreadable": ({"data": failing_data}, "the job's data cannot be read: /nowhere/file; No such file or directory"),
     "empty eval_data": (
@@ -445,7 +442,7 @@ def test_unwritable_folders_are_one_line_and_summaries_end_no_job(
     assert capfd.readouterr().err.startswith(f"error: {tmp_path}/checkpoints cannot be written to: ")
 
 
-def test_an_optimizer_function_with_a_required_argument_gets_the_replica_count(main: Main, tmp_path: Path) -> None:
+def test_an_optimizer_function_with_a_required_argument_gets_the_replica_count(main: Main) -> None:
     arguments = list[Any]()
     for function in (
         lambda rate=0.25: arguments.append(rate),
@@ -799,7 +796,7 @@ def test_an_adapted_layer_is_restored_on_resume(main: Main, tmp_path: Path) -> N
     np.testing.assert_allclose(second, first, atol=1e-5)
 
 
-def test_a_model_with_another_vocabulary_does_not_resume(main: Main, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_model_with_another_vocabulary_does_not_resume(main: Main, capfd: pytest.CaptureFixture[str]) -> None:
     def texts(words: str) -> Callable[[], Any]:
         def make() -> Any:
             vectorizer = layers.TextVectorization(output_mode="multi_hot", max_tokens=3)

@@ -623,9 +623,7 @@ ROWS: dict[str, Row] = {
     "list of outputs of different shapes, one loss": Row(pair(units=(1, 2)), (X, (Y, Z)), {"loss": "mse"}),
     "list of outputs, losses and weights by position": Row(pair(), BOTH, {"loss": ["mse", "mae"], "loss_weights": [0.5, 2.0]}),
     "list of outputs, all by name": Row(
-        pair(),
-        NAMED,
-        {"loss": PAIR, "loss_weights": {"price": 0.5, "size": 2.0}, "metrics": {"price": ["mae"], "size": "mse"}},
+        pair(), NAMED, {"loss": PAIR, "loss_weights": {"price": 0.5, "size": 2.0}, "metrics": {"price": ["mae"], "size": "mse"}}
     ),
     "list of outputs, one without a loss": Row(pair(), BOTH, {"loss": ["mse", None]}),
     "list of outputs, metrics as a list of lists": Row(
@@ -809,8 +807,7 @@ ROWS: dict[str, Row] = {
         refused="the weight out/kernel is invalid: its initializer draws from a SeedGenerator. Valid: a seed that is a number",
     ),
     "LossScaleOptimizer": Row(
-        dense(),
-        compile={"loss": "mse", "optimizer": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(), 8.0)},
+        dense(), compile={"loss": "mse", "optimizer": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(), 8.0)}
     ),
     "MultiOptimizer": Row(dense(), compile={"loss": "mse", "optimizer": several}, needs="MultiOptimizer"),
     "MultiOptimizer, by a function": optimizer("MultiOptimizer", optimizer_map=by_variable),

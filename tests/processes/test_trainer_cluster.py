@@ -10,31 +10,14 @@ from pathlib import Path
 import pytest
 from loopback import METRIC, SMALL_METRIC, Job, slow_answers
 
-from trainer import records
-from trainer.mnist import Split
-
 ROLES = (("ps", 0), ("worker", 0), ("worker", 1), ("chief", 0))
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    """A directory with made-up digits that a few steps can learn."""
-    (tmp_path / "data").mkdir()
-    labels = bytes(number % 10 for number in range(40))
-    images = b"".join(bytes([255 if pixel // 20 == label else 0 for pixel in range(784)]) for label in labels)
-    for split in ("train", "test"):
-        records.write_shard(tmp_path / "data" / f"{split}-00000-of-00001.tfrecord", Split(images, labels), 0, 1)
-    return tmp_path
-
-
-@pytest.fixture
-def job(directory: Path, request: pytest.FixtureRequest) -> Iterator[Job]:
+def job(data: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Job]:
     flags = ("--model=mlp", "--batch-size=10", "--log-interval=0.2", "--average=0.9", *request.param)
-    running = Job(directory, "trainer.task", ROLES, *flags, SCALETIER_DATA=str(directory / "data"))
-    try:
+    with Job(tmp_path, "trainer.task", ROLES, *flags, SCALETIER_DATA=str(data)) as running:
         yield running
-    finally:
-        running.stop()
 
 
 @pytest.mark.full("test_library.py[async-tabular] proves the kills; nothing cheaper has an evaluator and three replicas")

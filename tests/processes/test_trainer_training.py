@@ -12,21 +12,7 @@ import pytest
 from loopback import SMALL_METRIC
 
 from scaletier.training import ChiefTasks
-from trainer import records, task
-from trainer.mnist import Split
-
-COUNT = 40
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write images whose first pixels encode the digit, so that a few steps can learn it."""
-    directory = tmp_path_factory.mktemp("data")
-    labels = bytes(number % 10 for number in range(COUNT))
-    images = b"".join(bytes([255 if pixel // 20 == label else 0 for pixel in range(784)]) for label in labels)
-    for split in ("train", "test"):
-        records.write_shard(directory / f"{split}-00000-of-00001.tfrecord", Split(images, labels), 0, 1)
-    return directory
+from trainer import task
 
 
 @pytest.fixture
@@ -60,7 +46,7 @@ def test_a_job_trains_resumes_and_exports(train: Any, tmp_path: Path, capfd: pyt
     assert all(b"/job:" not in (path / "saved_model.pb").read_bytes() for path in exports)
 
 
-def test_bfloat16_trains_float32_variables(train: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_bfloat16_trains_float32_variables(train: Any, capfd: pytest.CaptureFixture[str]) -> None:
     assert train("--max-steps=100", "--precision=bfloat16") == 0
     assert re.search(
         rf"^Final metrics after 100 steps, loss: {SMALL_METRIC}, accuracy: 1\.000$", capfd.readouterr().out, re.MULTILINE
@@ -123,7 +109,7 @@ def test_a_corrupt_record_is_named_when_it_is_read(
     train: Any, data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     content = bytearray((data / "train-00000-of-00001.tfrecord").read_bytes())
-    size = len(content) // COUNT
+    size = len(content) // 40
     content[35 * size + 100] ^= 1
     corrupt = tmp_path / "train.tfrecord"
     corrupt.write_bytes(content)

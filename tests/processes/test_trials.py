@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from launching import Host
-from replicahosts import PATIENCE, until
-from waiting import limit
+from launcherhost import Host
+from replicahosts import PATIENCE
+from waiting import limit, until
 
 from hosts.tuner import process
 from hosts.tuner.process import TrialChild, TrialUnit, trial_launcher

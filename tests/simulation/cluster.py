@@ -13,7 +13,7 @@ from io import StringIO
 from typing import Any
 from unittest.mock import patch
 
-from fakesite import FakeSite
+from shared_fakes import FakeJobFiles
 from simulated import Faults, Interrupted, Killed, Process, SimulatedStore, Violation, World
 
 from hosts.agent.agent import Agent
@@ -121,8 +121,8 @@ class Trainer:
         return max(ends - self.host.cluster.world.time, 0.0)
 
 
-class HostSite(FakeSite):
-    """A site whose package cannot always be fetched."""
+class SimulatedFiles(FakeJobFiles):
+    """Files whose package cannot always be fetched."""
 
     def __init__(self, host: Host) -> None:
         self._simulated = host
@@ -175,7 +175,7 @@ class Host:
             self.name,
             f"{self.lives:x}",
             Ledger(SimulatedStore(reporter), reporter.sleep),
-            HostSite(self),
+            SimulatedFiles(self),
             self._spawn,
             reporter.clock,
             reporter.now,

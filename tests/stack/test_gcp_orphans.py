@@ -10,7 +10,7 @@ import google.auth.exceptions
 import pytest
 import requests
 from fakegoogle import FakeGoogle
-from replicahosts import Clock
+from shared_fakes import Clock
 
 from infra import backend
 from infra.gcp import orphans
@@ -175,7 +175,7 @@ class Client:
 
     def sleep(self, seconds: float) -> None:
         self.calls.append(f"sleep {seconds:g}")
-        self.clock.pass_(seconds)
+        self.clock.sleep(seconds)
 
     def delete(self, url: str, timeout: float) -> SimpleNamespace:
         self.calls.append(f"delete {url}")

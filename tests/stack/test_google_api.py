@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import google.auth.exceptions
 import pytest
 import requests
 from fakegoogle import FakeGoogle
-from replicahosts import Clock
+from shared_fakes import Clock
 
 from infra import dynamic
 from infra.dynamic import ModuleProvider
@@ -442,7 +441,7 @@ def test_keys_are_asked_for_until_the_limit_of_time(
 ) -> None:
     clock = Clock()
     monkeypatch.setattr(hostkeys, "_POLL", 2.0)
-    monkeypatch.setattr(hostkeys, "time", SimpleNamespace(monotonic=clock, sleep=clock.pass_))
+    monkeypatch.setattr(hostkeys, "time", clock)
     for seconds, count in ((0, 1), (1, 1), (2, 2), (5, 3)):
         fake.requests.clear()
         hostkeys.create({**props, "hosts": {"ps-0": "st-ps-0"}, "timeout": seconds})

@@ -16,7 +16,7 @@ import google.auth.exceptions
 import pytest
 import requests
 from google.cloud import storage
-from replicahosts import Clock
+from shared_fakes import Clock
 
 from infra.dynamic import ModuleProvider
 from infra.gcp import ready, runtime
@@ -292,7 +292,7 @@ class HostStates:
         self.serial: dict[str, str] | GcpError = {}
         self.clock = Clock()
         self.began = self.clock()
-        monkeypatch.setattr(ready, "time", SimpleNamespace(monotonic=self.clock, sleep=self.clock.pass_))
+        monkeypatch.setattr(ready, "time", self.clock)
         monkeypatch.setattr(ready, "session", lambda _: "session")
         monkeypatch.setattr(ready, "guest_attributes", self.read)
         monkeypatch.setattr(ready, "get_json", self.get)

@@ -124,7 +124,7 @@ def test_a_hostile_trainer_is_refused_everything(stack: Stack) -> None:
     before = stack.ssh("master-0", _STATE).out
     assert "job.json" in before
     stack.must("train", "hostile", *HOSTILE, "--", "--victim", "mnist", "--try", *REFUSED)
-    outcomes: dict[str, str] = json.loads(stack.ssh("master-0", "cat /bucket/jobs/hostile/output/told.json").out)
+    outcomes: dict[str, str] = json.loads(stack.ssh("master-0", "cat /bucket/jobs/hostile/output/outcomes.json").out)
     assert set(outcomes) == set(REFUSED)
     assert {attack: outcome for attack, outcome in outcomes.items() if not outcome.startswith("refused: ")} == {}
     assert stack.ssh("master-0", _STATE).out == before

@@ -18,7 +18,10 @@ from replicahosts import make
 
 from infra.inventory import Inventory
 from infra.runtime.uv import GIT_REPOSITORY
+from jobs.folder_bucket import FolderBucket
+from jobs.ledger import Ledger
 from ops import terminal
+from ops.cluster.cluster import ClusterClient
 from ops.cluster.inventory import parse
 
 # The same examples on every machine and in every run, without time limit, and without a shared database.
@@ -100,6 +103,16 @@ def documented_json(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def inventory(tmp_path: Path) -> Inventory:
     return parse(inventory_json(), tmp_path)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(FolderBucket(tmp_path))
+
+
+@pytest.fixture
+def cluster(inventory: Inventory, ledger: Ledger) -> ClusterClient:
+    return ClusterClient(inventory, object(), ledger=ledger)  # type: ignore[arg-type]
 
 
 @pytest.fixture

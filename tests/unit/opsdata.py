@@ -1,4 +1,4 @@
-"""A cluster for tests."""
+"""A cluster, and the records, logs and files of its bucket."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from ops.logs.lines import LogLine
 
 HOSTS = (("ps-0", 32), ("master-0", 2), ("worker-0", 64), ("worker-1", 65), ("evaluator-0", 96))
 SERVERS = (("serving-0", 192), ("serving-1", 193))
+MODEL_PB = b"\x12\x13\x2a\x11\x0a\x0fserving_default"
+"""A SavedModel in protocol buffers, with one signature `serving_default` without inputs."""
 
 
 class FakeStream:

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakesite import FakeSite
-from replicahosts import Clock, Flaky
+from shared_fakes import Clock, FakeJobFiles, Flaky
 from test_agent_supervisor import Child
 
 from hosts.agent.agent import Agent
@@ -20,7 +19,6 @@ from jobs import folder_bucket, paths
 from jobs.bucket import BucketError
 from jobs.folder_bucket import FolderBucket
 from jobs.ledger import Ledger
-from jobs.notification import Notification
 from jobs.queue import Queue, QueueEntry
 from jobs.queue_monitor import PAUSE_SECONDS
 from jobs.records import JobRecord, Plan, ReplicaRecord, Task, UnsavedFiles
@@ -30,7 +28,7 @@ NOW = "2026-01-31T12:00:00.000Z"
 LEASE = 9.0
 
 
-class Host(FakeSite):
+class Host(FakeJobFiles):
     """The agent of one host, with a trainer that ends when the test says so, and all of its files."""
 
     def __init__(self, root: Path, incarnation: str = "a") -> None:
@@ -44,8 +42,6 @@ class Host(FakeSite):
         self.is_archived = True
         self.unsaved_files: UnsavedFiles | None = UnsavedFiles()
         self.kept_jobs: list[str] | None = None
-        self.notified: list[JobRecord] = []
-        self.notification: Notification | None = None
         self.diagnosed: list[tuple[str, int | None, str]] = []
         self.plan: Plan
         self.damage = ""
@@ -62,10 +58,6 @@ class Host(FakeSite):
     def facts(self) -> dict[str, Any] | None:
         new_facts, self.new_facts = self.new_facts, None
         return new_facts
-
-    def notify(self, job: JobRecord) -> Notification | None:
-        self.notified.append(job)
-        return self.notification
 
     def diagnose(self, job: JobRecord, record: ReplicaRecord, end_seen: str) -> None:
         self.diagnosed.append((job.jobId, record.exitCode, end_seen))
@@ -91,7 +83,7 @@ class Host(FakeSite):
             self.agent.run_cycle()
             if self.agent.supervisor:
                 self.agent.supervisor.step()
-            self.clock.pass_(1.0)
+            self.clock.sleep(1.0)
 
     def run_to_end(self, before_each: Sequence[Callable[[], None]] = ()) -> list[float]:
         """Run cycles until the agent is finished; call one of the functions before each; return the waits."""
@@ -100,7 +92,7 @@ class Host(FakeSite):
             if len(waits) < len(before_each):
                 before_each[len(waits)]()
             waits.append(self.agent.run_cycle())
-            self.clock.pass_(waits[-1])
+            self.clock.sleep(waits[-1])
         return waits
 
     def job(self, job_id: str = "job01") -> JobRecord:
@@ -442,13 +434,13 @@ def test_rounds_are_faster_for_seconds_after_a_job(host: Host) -> None:
     host.submit("job00", hosts=("worker-0",))
     host.submit("job02", hosts=("worker-0", "master-0"))
     host.cycles(4)
-    host.clock.pass_(60.0)
+    host.clock.sleep(60.0)
     host.cycles(2)
     host.children[-1].code = 0
     host.cycles(4)
     assert (host.job().state, host.agent.supervisor, host.agent.finished) == ("SUCCEEDED", None, False)
     assert host.agent.run_cycle() == 0.25
-    host.clock.pass_(10.0)
+    host.clock.sleep(10.0)
     assert host.agent.run_cycle() == 1.0
 
 
@@ -518,7 +510,7 @@ def test_a_host_that_cannot_start_a_job_leaves_it_to_its_leader(host: Host) -> N
     for _ in range(0, 2 * int(Plan.preparingSeconds), 4):
         renew_lease()
         host.cycles()
-        host.clock.pass_(3.0)
+        host.clock.sleep(3.0)
     assert (host.job().state, host.job().lease.holder) == ("RUNNING", "worker-0/1")
     assert host.agent.status == "no job is here: the disk is full"
     host.cycles(int(LEASE) + 2)

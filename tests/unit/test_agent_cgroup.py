@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from replicahosts import Clock
+from shared_fakes import Clock
 from test_agent_reporter import PLAN, Replica
 from waiting import wait_for
 
@@ -16,7 +16,6 @@ from hosts.agent.log import Log
 from hosts.agent.process import ProgramSpec
 from hosts.agent.replica_rules import Exit
 from hosts.agent.reporter import HostFunctions
-from jobs.folder_bucket import FolderBucket
 from jobs.ledger import Ledger
 from jobs.queue import QueueEntry
 from jobs.records import JobRecord, Usage
@@ -73,7 +72,7 @@ def test_cpus_are_the_cpu_time_between_two_reads(tmp_path: Path) -> None:
         write_cgroup_files(tmp_path, f"0::{UNIT}\n", {f"{UNIT}/cpu.stat": f"usage_usec {microseconds}\n"})
         usage = meter.read()
         cpus.append(usage.cpus)
-        clock.pass_(5.0)
+        clock.sleep(5.0)
     assert cpus == [None, 1.5, 0.0, 0.0, 1.0], "a restarted unit counts from zero"
 
 
@@ -92,8 +91,7 @@ def test_the_trainer_s_unit_counts_and_its_cpu_time_stays_after_its_end(tmp_path
     assert usages == [(3.5, 400), (5.5, 400), (5.5, 350), (6.0, 400)]
 
 
-def test_usage_is_read_after_a_heartbeat_and_sent_with_the_next(tmp_path: Path) -> None:
-    ledger = Ledger(FolderBucket(tmp_path))
+def test_usage_is_read_after_a_heartbeat_and_sent_with_the_next(ledger: Ledger, tmp_path: Path) -> None:
     ledger.create_job(JobRecord("job01", state=JobState.PREPARING, hosts=PLAN.replicas))
     ledger.change_queue(lambda queue: queue.added(QueueEntry("job01", PLAN.replicas)))
     order: list[str] = []

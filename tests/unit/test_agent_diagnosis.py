@@ -12,8 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from replicahosts import until
-from waiting import wait_for
+from waiting import until, wait_for
 
 from hosts.agent import diagnosis
 from hosts.agent.diagnosis import LIMIT, LINES, encode, lines_of, redact

@@ -135,8 +135,7 @@ def test_no_code_of_a_job_s_own_python_runs_as_the_agent(tmp_path: Path) -> None
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_missing_or_failing_python_is_no_error(tmp_path: Path) -> None:
-    ledger = Ledger(FolderBucket(tmp_path))
+def test_a_missing_or_failing_python_is_no_error(ledger: Ledger, tmp_path: Path) -> None:
     manifest = ManifestCompletion(plan(), "/nonexistent/python", ledger)
     assert manifest.write_facts() is None
     manifest.close()
@@ -145,7 +144,7 @@ def test_a_missing_or_failing_python_is_no_error(tmp_path: Path) -> None:
     assert new_facts == {"data": {"paths": [str(tmp_path)], "notHashed": "hashing ended with 1"}}
 
 
-def test_a_process_that_no_signal_ends_delays_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_no_signal_ends_delays_nothing(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     class Stuck:
         killed = False
 
@@ -159,7 +158,7 @@ def test_a_process_that_no_signal_ends_delays_nothing(tmp_path: Path, monkeypatc
             raise subprocess.TimeoutExpired(self.argv, timeout)
 
     monkeypatch.setattr("hosts.agent.manifest.subprocess.Popen", Stuck)
-    ManifestCompletion(plan(), sys.executable, Ledger(FolderBucket(tmp_path))).close()
+    ManifestCompletion(plan(), sys.executable, ledger).close()
     assert Stuck.killed
 
 

@@ -683,7 +683,7 @@ _replicas = st.dictionaries(st.sampled_from(NAMES), _records).map(
 _views = st.builds(View, _plans, _replicas, st.just(NOW), _per_name, _per_name, _per_name, _seconds, _seconds, st.booleans())
 _jobs = st.builds(
     job,
-    st.sampled_from(JobState),
+    st.sampled_from([JobState.RUNNING, JobState.PREPARING, JobState.CANCELLING]) | st.sampled_from(JobState),
     attempt=st.integers(0, 2),
     restartsUsed=st.integers(0, 2),
     runSeconds=st.sampled_from([0.0, 1e6]),
@@ -692,6 +692,8 @@ _jobs = st.builds(
 
 
 @given(_jobs, _views)
+@example(job(), view(record("worker-1", "EXITED", 137, restartsUsed=2)))  # the job is restarted
+@example(job(), view(record("worker-1", "EXITED", 137, restartsUsed=2), plan=OPTIONAL_WORKERS))  # it continues without it
 def test_decide_makes_only_valid_transitions(before: JobRecord, snapshot: View) -> None:
     after = decide(before, snapshot)
     if after is None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from replicahosts import Clock
+from shared_fakes import Clock
 
 from hosts.agent.job_rules import View
 from hosts.agent.leader import Leader
@@ -66,7 +66,7 @@ def seconds_until_free(bucket: Bucket, leader: Leader, limit: float = 40.0) -> f
     for tenths in range(int(limit * 10)):
         if leader.may_take(bucket.job):
             return tenths / 10
-        bucket.clock.pass_(0.1)
+        bucket.clock.sleep(0.1)
     return limit
 
 
@@ -86,9 +86,9 @@ def test_a_held_lease_is_taken_only_when_its_holder_is_silent(bucket: Bucket) ->
     assert bucket.job.lease.holder == "master-0/1"
     for _ in range(30):
         assert not other.may_take(bucket.job)
-        bucket.clock.pass_(1.0)
+        bucket.clock.sleep(1.0)
         holder.act(bucket.stored, running_replicas(), False)  # it renews its lease
-    bucket.clock.pass_(4.0)
+    bucket.clock.sleep(4.0)
     holder.act(bucket.stored, running_replicas(), False)
     assert seconds_until_free(bucket, other) == pytest.approx(11.0, abs=0.11)
 
@@ -96,7 +96,7 @@ def test_a_held_lease_is_taken_only_when_its_holder_is_silent(bucket: Bucket) ->
 def test_a_lease_is_renewed_at_most_three_times_in_its_period(bucket: Bucket) -> None:
     leader = bucket.leading()
     for _ in range(100):
-        bucket.clock.pass_(0.1)
+        bucket.clock.sleep(0.1)
         leader.act(bucket.stored, running_replicas(), False)
     assert bucket.job.lease.heartbeatSeq == 2
 
@@ -115,7 +115,7 @@ def test_a_replica_takes_only_its_own_earlier_lease_at_once(bucket: Bucket) -> N
 def test_a_replaced_leader_changes_nothing(bucket: Bucket) -> None:
     first, second = bucket.leader("master-0"), bucket.leader("worker-0")
     outdated = first.take(bucket.stored)
-    bucket.clock.pass_(60.0)
+    bucket.clock.sleep(60.0)
     second.take(bucket.stored)
     after = bucket.stored
     assert (after.record.lease.holder, after.record.lease.epoch) == ("worker-0/1", 2)
@@ -134,7 +134,7 @@ def test_a_wrong_wall_clock_changes_nothing(bucket: Bucket, wall: str) -> None:
     for beat in range(30):
         records = running_replicas(beat=beat, heartbeatTime=wall if beat % 2 else bucket.wall)
         bucket.wall = wall if beat % 3 else "2026-01-31T12:00:00.000Z"
-        bucket.clock.pass_(1.0)
+        bucket.clock.sleep(1.0)
         leader.act(bucket.stored, records, False)
     assert (bucket.job.state, bucket.job.attempt, bucket.job.events) == ("RUNNING", 0, [])
     assert bucket.job.runSeconds == pytest.approx(30.0, abs=4.0)
@@ -144,10 +144,10 @@ def test_a_silent_replica_is_lost_by_the_leader_s_clock(bucket: Bucket) -> None:
     leader = bucket.leading(plan=replace(PLAN, lostAfterSeconds=20.0, maxWaitTime=10.0))
     leader.act(bucket.stored, running_replicas(), False)
     for beat in range(30):
-        bucket.clock.pass_(1.0)
+        bucket.clock.sleep(1.0)
         leader.act(bucket.stored, running_replicas("master-0", "worker-0", beat=beat) | running_replicas("ps-0"), False)
     assert bucket.job.state == "RUNNING"
-    bucket.clock.pass_(1.0)
+    bucket.clock.sleep(1.0)
     leader.act(bucket.stored, running_replicas("master-0", "worker-0", beat=99) | running_replicas("ps-0"), False)
     assert bucket.job.errorMessage == "The replica ps 0 is lost: no heartbeat for 30 s."
 
@@ -155,7 +155,7 @@ def test_a_silent_replica_is_lost_by_the_leader_s_clock(bucket: Bucket) -> None:
 def test_silence_during_a_suspension_does_not_count(bucket: Bucket) -> None:
     leader = bucket.leading(plan=replace(PLAN, lostAfterSeconds=20.0, maxWaitTime=10.0))
     leader.act(bucket.stored, running_replicas(), False)
-    bucket.clock.pass_(3600.0)
+    bucket.clock.sleep(3600.0)
     leader.act(bucket.stored, running_replicas(), False)
     assert (bucket.job.state, bucket.job.lostReplicas) == ("RUNNING", [])
     assert bucket.job.runSeconds == 5.0
@@ -166,13 +166,13 @@ def test_the_run_time_continues_under_another_leader(bucket: Bucket) -> None:
     first.take(bucket.stored)
     for _ in range(21):
         first.act(bucket.stored, running_replicas(), False)
-        bucket.clock.pass_(1.0)
+        bucket.clock.sleep(1.0)
     assert bucket.job.runSeconds == pytest.approx(20.0, abs=4.0)
     before = bucket.job.runSeconds
     second.take(bucket.stored)
     for _ in range(21):
         second.act(bucket.stored, running_replicas(), False)
-        bucket.clock.pass_(1.0)
+        bucket.clock.sleep(1.0)
     assert bucket.job.runSeconds - before == pytest.approx(20.0, abs=4.0)
 
 
@@ -184,7 +184,7 @@ def test_a_good_attempt_restores_restarts_although_the_leader_changes(bucket: Bu
             leader = bucket.leading(incarnation=incarnation, plan=plan)
             for beat in range(3):
                 leader.act(bucket.stored, running_replicas(attempt=attempt, beat=beat), False)
-                bucket.clock.pass_(4.0)
+                bucket.clock.sleep(4.0)
         assert bucket.job.attemptSeconds == 16.0
         assert bucket.job.runSeconds == attempt * (STABLE_SECONDS + 16.0) + 16.0
         good = replace(bucket.job, attemptSeconds=16.0 + STABLE_SECONDS, runSeconds=bucket.job.runSeconds + STABLE_SECONDS)
@@ -205,11 +205,11 @@ def test_kills_and_exits_are_timed_by_their_first_observation(bucket: Bucket) ->
         for _ in range(pause):
             killed = {name: replace(record, heartbeatSeq=record.heartbeatSeq + 1) for name, record in killed.items()}
             leader.act(bucket.stored, killed, False)
-            bucket.clock.pass_(1.0)
+            bucket.clock.sleep(1.0)
         exited = killed | {"worker-0": replace(killed["worker-0"], state=ReplicaState.EXITED, exitCode=1)}
         for beat in range(100, 103):
             leader.act(bucket.stored, {name: replace(record, heartbeatSeq=beat) for name, record in exited.items()}, False)
-            bucket.clock.pass_(1.0)
+            bucket.clock.sleep(1.0)
         assert bucket.job.state == state
     assert bucket.job.attempt == 1
 
@@ -220,15 +220,15 @@ def test_an_exit_and_a_heartbeat_of_one_poll_have_the_same_age(bucket: Bucket) -
     delays = itertools.count()
 
     def clock() -> float:
-        bucket.clock.pass_(next(delays) / 1000)
-        return bucket.clock.time
+        bucket.clock.sleep(next(delays) / 1000)
+        return bucket.clock.now
 
     leader = bucket.leader("master-0", clock=clock)  # type: ignore[arg-type]
     leader.take(bucket.stored)
     exited = {"worker-0": ReplicaRecord("worker-0", state=ReplicaState.EXITED, exitCode=1)}
     for _ in range(3):
         leader.act(bucket.stored, running_replicas() | exited, False)
-        bucket.clock.pass_(0.8)
+        bucket.clock.sleep(0.8)
     assert bucket.job.state == "RUNNING"
     leader.act(bucket.stored, running_replicas("master-0") | exited | running_replicas("ps-0", beat=1), False)
     assert bucket.job.state == "FAILED"
@@ -252,9 +252,9 @@ def test_the_leader_s_wait_for_the_others_has_a_limit(bucket: Bucket) -> None:
     records = running_replicas() | {"master-0": ReplicaRecord("master-0", state=ReplicaState.EXITED, exitCode=0)}
     for _ in range(2):  # the first ends the job, the second observes the end
         leader.act(bucket.stored, records, False)
-    bucket.clock.pass_(6.0)  # stopSeconds and two heartbeats
+    bucket.clock.sleep(6.0)  # stopSeconds and two heartbeats
     assert not leader.replicas_stopped(bucket.job, records)
-    bucket.clock.pass_(0.1)
+    bucket.clock.sleep(0.1)
     assert leader.replicas_stopped(bucket.job, records)
 
 
@@ -282,7 +282,7 @@ def test_the_leader_starts_hosts_and_records_the_answers(bucket: Bucket) -> None
         leader.act(
             bucket.stored, running_replicas("master-0", beat=beat) | running_replicas("worker-0", "ps-0", preempted=True), False
         )
-        bucket.clock.pass_(1.0)
+        bucket.clock.sleep(1.0)
     assert requests == ["h-ps", "h-w"] * 3
     assert bucket.job.lease.heartbeatSeq < 20, "a round without an answer writes nothing"
     causes = [event.cause for event in bucket.job.events]
@@ -310,7 +310,7 @@ def test_the_leader_times_silence_exits_and_kills_of_this_attempt(bucket: Bucket
     for beat in range(3):
         beats = {r.name: r if r.name == "worker-3" else replace(r, heartbeatSeq=beat) for r in records}
         view = leader._view(job, beats, True)
-        bucket.clock.pass_(2.0)
+        bucket.clock.sleep(2.0)
     silent = dict.fromkeys(plan.replicas, 0.0) | {"worker-3": 4.0, "ps-1": 4.0}
     ended = dict.fromkeys(("master-0", "worker-2", "worker-4"), 4.0)
     killed = {"worker-1": 4.0, "worker-2": 4.0, "worker-3": 0.0}
@@ -329,5 +329,5 @@ def test_the_wait_of_a_needed_replica_for_its_busy_host_is_no_stall(
     seen = []
     for shown in (*[replicas] * 4, *[running_replicas()] * 2):
         seen.append(leader._view(bucket.job, shown, False).since_output)
-        bucket.clock.pass_(2.0)
+        bucket.clock.sleep(2.0)
     assert (seen[3], seen[5]) == (waiting, started)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from replicahosts import until
+from waiting import until
 
 from hosts.agent import log as log_module
 from hosts.agent.lines import OutputLine

@@ -90,7 +90,7 @@ def test_notify_reaches_systemd_if_there_is_one(address: str, socket_folder: Pat
     notify_systemd("STATUS=nobody is there")
 
 
-def test_a_local_bucket_does_not_import_fsspec(tmp_path: Path) -> None:
+def test_a_local_bucket_does_not_import_fsspec() -> None:
     code = "import sys, hosts.agent.__main__ as agent; agent.open_bucket('/bucket'); print('fsspec' in sys.modules)"
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)

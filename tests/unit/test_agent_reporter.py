@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from replicahosts import Clock, Flaky
+from shared_fakes import Clock, Flaky
 from test_agent_supervisor import Host
 
 from hosts.agent.reporter import HostFunctions, Reporter
@@ -55,7 +55,7 @@ class Replica:
         for _ in range(count):
             self.reporter.run_cycle()
             self.host.supervisor.step()
-            self.clock.pass_(seconds)
+            self.clock.sleep(seconds)
 
     @property
     def written(self) -> ReplicaRecord:
@@ -73,8 +73,7 @@ class Replica:
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    ledger = Ledger(FolderBucket(tmp_path))
+def root(ledger: Ledger, tmp_path: Path) -> Path:
     ledger.create_job(JobRecord("job01", state=JobState.PREPARING, hosts=NAMES))
     ledger.change_queue(lambda queue: queue.added(QueueEntry("job01", NAMES)))
     return tmp_path
@@ -99,7 +98,7 @@ def test_a_record_is_written_when_it_changes_or_its_heartbeat_is_due(root: Path)
         if second == 5:
             replica.host.supervisor.set_facts({"a": 1})
             assert replica.reporter.unpublished
-        replica.clock.pass_(1.0)
+        replica.clock.sleep(1.0)
     assert beats == [1, 1, 1, 1, 2, 2, 3, 3, 3, 3, 4, 4, 4]
     assert (replica.written.incarnation, replica.written.heartbeatTime, replica.written.facts) == ("a", NOW, {"a": 1})
 
@@ -107,7 +106,7 @@ def test_a_record_is_written_when_it_changes_or_its_heartbeat_is_due(root: Path)
 def test_a_heartbeat_has_the_time_that_the_trainer_has_run(root: Path) -> None:
     replica = Replica(root)
     replica.cycles(3)
-    replica.clock.pass_(1e5)
+    replica.clock.sleep(1e5)
     replica.reporter.publish()
     assert replica.written.state == "RUNNING"
     assert replica.written.runSeconds == replica.host.supervisor.run_seconds > 1e5
@@ -133,7 +132,7 @@ def test_a_write_whose_answer_was_lost_is_overwritten(root: Path) -> None:
             replica.reporter.publish()
         replica.reporter.publish()
         assert not replica.reporter.unpublished
-        replica.clock.pass_(4.0)
+        replica.clock.sleep(4.0)
     assert replica.written.heartbeatSeq == 6
 
 
@@ -199,7 +198,7 @@ def test_a_replaced_leader_obeys_the_new_one(root: Path) -> None:
             replica.write(replica.job.with_holder("worker-0/x").ended("said by another"))
 
     replica.store.before = replace_leader
-    replica.clock.pass_(5.0)
+    replica.clock.sleep(5.0)
     replica.cycles(2)
     assert (replica.job.lease.holder, replica.job.errorMessage) == ("worker-0/x", "said by another")
     assert replica.host.child.stops == [PLAN.stopSeconds]

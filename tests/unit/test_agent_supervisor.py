@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from replicahosts import PATIENCE, Clock, until
+from replicahosts import PATIENCE
+from shared_fakes import Clock
+from waiting import until
 
 from hosts.agent import supervisor
 from hosts.agent.process import HostBusyError
@@ -84,7 +86,7 @@ class Host:
         self.supervisor.step()
 
     def ends(self, code: int, after: float = 60.0) -> float:
-        self.clock.pass_(after)
+        self.clock.sleep(after)
         self.child.code = code
         return self.supervisor.step()
 
@@ -127,7 +129,7 @@ def test_a_start_that_timed_out_is_repeated() -> None:
     assert host.supervisor.step() == 1.0, "the second restart waits"
     assert (host.record.state, host.record.restarts) == ("PREPARING", 2)
     host.fails = None
-    host.clock.pass_(1.0)
+    host.clock.sleep(1.0)
     assert host.supervisor.step() == 9.0
     assert host.record.state == "RUNNING"
     message = "the trainer cannot start: the launcher did not answer"
@@ -140,7 +142,7 @@ def test_a_busy_host_uses_up_no_restart() -> None:
     host.fails = HostBusyError("an earlier program has not ended")
     host.supervisor.set_target_state(0, "")
     for _ in range(2 * PLAN.maxRestarts):
-        host.clock.pass_(host.supervisor.step() + 40.0)
+        host.clock.sleep(host.supervisor.step() + 40.0)
     record = host.record
     assert (record.state, record.hostBusy, record.starts, record.restarts, record.events) == ("PREPARING", True, 0, 0, [])
     assert host.messages == [("WARNING", "the trainer waits to start: an earlier program has not ended")]
@@ -160,10 +162,10 @@ def test_a_job_can_be_cancelled_while_its_host_is_busy() -> None:
 
 def test_a_stop_after_a_long_run_ends_a_series_of_early_ends(host: Host) -> None:
     host.ends(42, after=5.0)
-    host.clock.pass_(host.ends(42, after=5.0))
+    host.clock.sleep(host.ends(42, after=5.0))
     host.supervisor.step()
     assert (host.record.state, host.record.consecutiveFailures) == ("RUNNING", 2)
-    host.clock.pass_(1e5)
+    host.clock.sleep(1e5)
     assert host.supervisor.run_seconds == 1e5
     host.orders(1)
     host.ends(143, after=1.0)
@@ -176,15 +178,15 @@ def test_slow_starts_are_no_crash_loop() -> None:
     host = Host()
 
     def spawn(assignment: Assignment) -> Child:
-        host.clock.pass_(60.0)
+        host.clock.sleep(60.0)
         raise TimeoutError("the launcher did not answer in 60 s")
 
     host.supervisor._spawn = spawn
     host.orders(0)
     for _ in range(PLAN.maxRestarts - 1):
-        host.clock.pass_(host.supervisor.step())
+        host.clock.sleep(host.supervisor.step())
     assert (host.record.state, host.record.restartsUsed, host.record.consecutiveFailures) == ("PREPARING", PLAN.maxRestarts, 0)
-    host.clock.pass_(100.0)
+    host.clock.sleep(100.0)
     host.supervisor.step()
     assert (host.record.state, host.record.awaits_restart, host.record.crashLooping) == ("EXITED", True, False), (
         "the leader decides"
@@ -207,9 +209,9 @@ def test_a_killed_trainer_is_restarted_without_the_bucket(host: Host) -> None:
         assert host.record.restarts == restarts
         if restarts == 2:
             assert len(host.children) == 2  # the second restart waits for a second
-            host.clock.pass_(0.5)
+            host.clock.sleep(0.5)
             assert host.supervisor.step() == pytest.approx(0.5)
-            host.clock.pass_(0.5)
+            host.clock.sleep(0.5)
             host.supervisor.step()
         assert len(host.children) == restarts + 1
         assert host.record.state == "RUNNING"
@@ -221,19 +223,19 @@ def test_a_killed_trainer_is_restarted_without_the_bucket(host: Host) -> None:
 
 def test_a_restart_s_event_has_the_seconds_until_the_next_output(host: Host) -> None:
     host.ends(-9)
-    host.clock.pass_(2.5)
+    host.clock.sleep(2.5)
     assert host.record.events[-1].seconds is None
     host.child.lines = 1
     assert host.record.events[-1].seconds == 2.5
-    host.clock.pass_(100.0)
+    host.clock.sleep(100.0)
     assert host.record.events[-1].seconds == 2.5
     host.ends(-9)
     assert [event.seconds for event in host.record.events] == [2.5, None]
-    host.clock.pass_(1.0)
+    host.clock.sleep(1.0)
     host.supervisor.step()  # it is restarted
     host.child.lines = 1
     host.child.code = 0
-    host.clock.pass_(0.5)
+    host.clock.sleep(0.5)
     host.supervisor.step()  # it printed and ended between two steps
     assert [event.seconds for event in host.record.events] == [2.5, 1.5]
 
@@ -243,9 +245,9 @@ def test_a_restart_that_an_earlier_incarnation_began_is_continued() -> None:
     host = Host(record=ReplicaRecord("worker-0", restarts=3, restartsUsed=3, events=events))
     host.supervisor.set_target_state(0, "")
     assert host.supervisor.step() == 2.0
-    host.clock.pass_(2.0)
+    host.clock.sleep(2.0)
     host.supervisor.step()
-    host.clock.pass_(0.5)
+    host.clock.sleep(0.5)
     host.child.lines = 1
     assert [event.seconds for event in host.record.events] == [1.0, 2.5]
 
@@ -279,7 +281,7 @@ def test_an_exit_is_not_restarted(host: Host, code: int, message: tuple[str, str
 def test_three_equal_early_ends_are_final(host: Host) -> None:
     for _ in range(3):
         while host.record.state is ReplicaState.PREPARING:
-            host.clock.pass_(1.0)
+            host.clock.sleep(1.0)
             host.supervisor.step()
         host.ends(-11, after=5.0)
     assert (host.record.crashLooping, host.record.state, len(host.children)) == (True, "EXITED", 3)

@@ -15,7 +15,7 @@ from typing import Any
 
 import fsspec
 import pytest
-from launching import Host
+from launcherhost import Host
 from waiting import wait_for
 
 from hosts.agent import keep_unsaved, unsaved

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from launching import SCRIPT, load_program
+from launcherhost import SCRIPT, load_program
 from opsdata import inventory_json
 
 from hosts.agent import token_broker

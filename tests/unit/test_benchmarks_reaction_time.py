@@ -107,8 +107,7 @@ def test_a_store_hangs_while_a_file_exists(tmp_path: Path) -> None:
     assert contents == [b"x"]
 
 
-def test_the_wait_for_a_job_has_a_limit(tmp_path: Path) -> None:
-    ledger = Ledger(FolderBucket(tmp_path))
+def test_the_wait_for_a_job_has_a_limit(ledger: Ledger) -> None:
     with pytest.raises(MeasureError, match="job01 is nowhere after 0 s"):
         record_in(ledger, "job01", runs, 0.0)
     ledger.create_job(JobRecord("job01", state=JobState.PREPARING))

@@ -186,7 +186,7 @@ def test_the_verdict_is_in_the_table(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_a_failed_benchmark_is_reported_and_the_others_are_measured(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fails(_: object) -> Figure:
         raise RuntimeError("no such\nthing")

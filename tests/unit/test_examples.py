@@ -41,11 +41,7 @@ def load(monkeypatch: pytest.MonkeyPatch, file: str, mocks: dict[str, MagicMock]
 
 def mock_tensorflow_1() -> dict[str, MagicMock]:
     tensorflow = MagicMock()
-    return {
-        "tensorflow": tensorflow,
-        "tensorflow.compat": tensorflow.compat,
-        "tensorflow.compat.v1": tensorflow.compat.v1,
-    }
+    return {"tensorflow": tensorflow, "tensorflow.compat": tensorflow.compat, "tensorflow.compat.v1": tensorflow.compat.v1}
 
 
 def load_packaged(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> ModuleType:

@@ -32,11 +32,7 @@ def test_a_failed_check_does_not_affect_the_others() -> None:
         raise RuntimeError("the daemon\nis gone")
 
     findings = {(each.check, each.severity, each.what) for each in run_checks({"a": lambda: [ok("well")], "b": fails}, 30)}
-    assert findings == {
-        ("a", Severity.OK, "well"),
-        ("b", Severity.OK, "before"),
-        ("b", Severity.ERROR, "the daemon is gone"),
-    }
+    assert findings == {("a", Severity.OK, "well"), ("b", Severity.OK, "before"), ("b", Severity.ERROR, "the daemon is gone")}
 
 
 def test_a_hanging_check_is_named_and_its_findings_are_kept() -> None:

@@ -13,7 +13,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from replicahosts import PATIENCE, Flaky, until
+from replicahosts import PATIENCE
+from shared_fakes import Flaky
+from waiting import until
 
 from jobs import bucket, folder_bucket
 from jobs.background import Background

@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import pytest
-from replicahosts import Clock
+from shared_fakes import Clock
 from waiting import limit
 
 from jobs import host_power
@@ -152,7 +152,7 @@ class Site:
             reports += self.starter.request_starts(hosts)
             while self.work:
                 self.work.pop(0)()
-            self.clock.pass_(1.0)
+            self.clock.sleep(1.0)
         return reports
 
 
@@ -208,7 +208,7 @@ def test_an_unexpected_answer_does_not_end_the_requests() -> None:
     for _ in range(3):
         with pytest.raises(RuntimeError):
             site.request_starts("worker-0")
-        site.clock.pass_(60.0)
+        site.clock.sleep(60.0)
     assert site.requests == ["worker-0"] * 3
 
 
@@ -216,6 +216,6 @@ def test_requests_run_in_the_background_one_at_a_time_for_each_host() -> None:
     site = Site()
     for _ in range(100):
         assert site.starter.request_starts(["worker-0", "worker-1"]) == []
-        site.clock.pass_(1.0)
+        site.clock.sleep(1.0)
     assert len(site.work) == 2
     assert site.requests == []

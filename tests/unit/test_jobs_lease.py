@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from replicahosts import Clock
+from shared_fakes import Clock
 
 from jobs.lease import ChangeTimer, Lease
 
@@ -38,7 +38,7 @@ def test_only_observed_silence_counts() -> None:
     watch = ChangeTimer(clock)
     silences = []
     for value, seconds in (("a", 0.0), ("a", 2.0), ("a", 3.0), ("b", 1.0), ("b", 4.0), ("a", 1.0)):
-        clock.pass_(seconds)
+        clock.sleep(seconds)
         silences.append(watch.observe("x", value))
     assert silences == [0.0, 2.0, 5.0, 0.0, 4.0, 0.0]
 
@@ -47,9 +47,9 @@ def test_a_gap_between_observations_counts_as_five_seconds() -> None:
     clock = Clock()
     watch = ChangeTimer(clock)
     watch.observe("x", "a")
-    clock.pass_(600.0)
+    clock.sleep(600.0)
     assert watch.observe("x", "a") == 5.0
-    clock.pass_(1.0)
+    clock.sleep(1.0)
     assert watch.observe("x", "a") == 6.0
 
 
@@ -57,9 +57,9 @@ def test_keys_are_independent_and_can_be_reset() -> None:
     clock = Clock()
     watch = ChangeTimer(clock)
     watch.observe("x", None)
-    clock.pass_(1.0)
+    clock.sleep(1.0)
     assert watch.observe("y", None) == 0.0
-    clock.pass_(1.0)
+    clock.sleep(1.0)
     assert (watch.observe("x", None), watch.observe("y", None)) == (2.0, 1.0)
     watch.reset("x")
     watch.reset("never seen")

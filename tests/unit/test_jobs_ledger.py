@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from replicahosts import Flaky
+from shared_fakes import Flaky
 
 from jobs import paths
 from jobs.bucket import BucketError, Conflict

@@ -240,7 +240,7 @@ def test_a_command_without_a_package_runs_from_an_empty_package(submission: Subm
     assert host_stream.install_command("v") in {command.replace(command.split()[-1], "v") for command in commands}
 
 
-def test_logs_of_a_job_that_never_started_give_the_reason(submission: Submission, tmp_path: Path) -> None:
+def test_logs_of_a_job_that_never_started_give_the_reason(submission: Submission) -> None:
     bucket = submission.inventory.operator_bucket
     cluster: Any = make_cluster(FakeFleet(submission.inventory), Ledger(FolderBucket(Path(bucket))))
     cluster.bucket = open_bucket(bucket)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 from dataclasses import asdict, replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +16,6 @@ from shapes import DOCS, PRINTED, check, documented, wrong
 import fabfile
 from infra.inventory import Inventory
 from jobs.firsterror import FirstError
-from jobs.folder_bucket import FolderBucket
 from jobs.ledger import Ledger
 from jobs.notification import Notification
 from jobs.progress import JobProgress
@@ -112,9 +110,8 @@ def test_a_tuning_job_is_documented() -> None:
 
 @pytest.mark.parametrize("as_json", [True, False])
 def test_a_followed_job_is_printed_at_its_end(
-    as_json: bool, inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    as_json: bool, inventory: Inventory, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ledger = Ledger(FolderBucket(tmp_path))
     put_job(ledger, JobRecord("job01"))
     submission = SimpleNamespace(job=SimpleNamespace(id="job01"))
 

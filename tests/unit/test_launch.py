@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from launching import GOOD, HOME, NETWORK, SCRIPT, load_program, permissions
-from replicahosts import PATIENCE, until
+from launcherhost import GOOD, HOME, NETWORK, SCRIPT, load_program, permissions
+from replicahosts import PATIENCE
+from waiting import until
 
 from hosts.agent import launcher_client
 from hosts.agent.launcher_client import LaunchedProgram, Launcher

@@ -234,10 +234,7 @@ def test_an_interrupted_destroy_without_a_running_host_names_the_command(
     bucket_guard.delete("seal", props())
     monkeypatch.setattr(bucket_guard, "_checked", set())
     monkeypatch.setattr(bucket_guard, "running_host", lambda _: None)
-    for hosts, remedy in (
-        (["ps-1", "ps-2"], "`fab doctor --fix; pulumi destroy`"),
-        ([], "`pulumi up`"),
-    ):
+    for hosts, remedy in ((["ps-1", "ps-2"], "`fab doctor --fix; pulumi destroy`"), ([], "`pulumi up`")):
         monkeypatch.setattr(bucket_guard, "hosts_of", lambda _, hosts=hosts: hosts)
         with pytest.raises(LxdError, match=f"list the bucket, so nothing more was destroyed: {remedy}"):
             bucket_guard.check_again(VOLUME)

@@ -8,7 +8,7 @@ from typing import Self
 
 import pytest
 from pylxd.exceptions import NotFound
-from replicahosts import Clock
+from shared_fakes import Clock
 
 from infra.dynamic import ModuleProvider, Props, changes
 from infra.lxd import host, ready
@@ -21,7 +21,7 @@ def answer_times(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     clock, seconds_by_address = Clock(), dict[str, float]()
     began = clock()
     monkeypatch.setattr(ready.time, "monotonic", clock)
-    monkeypatch.setattr(ready.time, "sleep", lambda _: clock.pass_(1.0))
+    monkeypatch.setattr(ready.time, "sleep", lambda _: clock.sleep(1.0))
     monkeypatch.setattr(ready, "ThreadPoolExecutor", lambda _: ThreadPoolExecutor(1))  # one after the other
     monkeypatch.setattr(ready, "_answers", lambda address: clock() - began >= seconds_by_address[address])
     monkeypatch.setattr(ready, "_host_key", lambda project, name: f"key of {name}")

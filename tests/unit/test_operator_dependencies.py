@@ -14,10 +14,10 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS = frozenset({"infra", "jobs", "ops", "hosts", "scaletier", "trainer"})
-# Of the rooms for hosts, what runs here as well.
+# The modules of hosts/ that the operator's machine runs too.
 SHARED = ("hosts/serving/catalog.py", "hosts/serving/download.py", "hosts/serving/records.py", "hosts/batch/request.py")
 RECORDS = ("records", "tfrecord", "mnist", "custom_data", "images", "progress", "request")
-# Of the library what comes with its import, and that of TensorFlow.
+# The modules of the library that `import scaletier` loads, and the one that imports TensorFlow.
 LIBRARY = ("__init__", "tf_config", "flags", "job", "run", "tensorflow_setup")
 HEAVY = {"tensorflow-cpu", "tensorflow", "numpy", "keras", "tensorboard", "optuna", "uvicorn", "pytest", "mypy"}
 
@@ -57,7 +57,7 @@ def test_no_tensorflow_for_an_operator(operator: set[str]) -> None:
 
 
 def test_all_that_an_operator_runs_is_installed(operator: set[str]) -> None:
-    files = [path for room in ("infra", "jobs", "ops") for path in (ROOT / room).rglob("*.py")]
+    files = [path for package in ("infra", "jobs", "ops") for path in (ROOT / package).rglob("*.py")]
     files += [ROOT / "scaletier" / f"{name}.py" for name in LIBRARY]
     files += [*(ROOT / path for path in SHARED), *(ROOT / "trainer" / f"{name}.py" for name in RECORDS), ROOT / "fabfile.py"]
     owners = metadata.packages_distributions()

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import load_program
-from opsdata import make_cluster, write_files
+from launcherhost import load_program
+from opsdata import MODEL_PB, make_cluster, write_files
 
 from hosts.agent.launcher_client import request
 from hosts.agent.process import ProgramSpec
@@ -30,8 +30,6 @@ from ops.submit.submit import Submission
 
 launch = load_program("launch")
 
-# A SavedModel with one signature `serving_default` without inputs, as protocol buffers have it.
-MODEL_PB = b"\x12\x13\x2a\x11\x0a\x0fserving_default"
 DIGITS = {"saved_model.pb": "00", "variables/variables.index": "11"}
 
 
@@ -84,15 +82,9 @@ def test_the_submitted_job(cluster: ClusterClient) -> None:
         ({"output": None}, "--output is missing: a folder in the bucket"),
         ({"model": "digit"}, "there is no model 'digit'; did you mean digits?; there are digits"),
         ({"version": "v11"}, "model digits has no version 'v11'; there are v1, v2, v3; did you mean v1?"),
-        (
-            {"version": "v2"},
-            "version v2 of model digits is CREATING, and only a READY one predicts; READY are v1",
-        ),
+        ({"version": "v2"}, "version v2 of model digits is CREATING, and only a READY one predicts; READY are v1"),
         ({"version": "v3"}, "version v3 of model digits is FAILED"),
-        (
-            {"signature": "serving"},
-            "--signature 'serving' is not in the model; did you mean serving_default?; it has serving_",
-        ),
+        ({"signature": "serving"}, "--signature 'serving' is not in the model; did you mean serving_default?; it has serving_"),
         ({"pattern": "request.json"}, "--input 'request.json' is not in the bucket, where hosts find it: fab data put PATH"),
         ({"pattern": "gs://other/*"}, "--input 'gs://other/*' is not in the bucket"),
         ({"pattern": "BUCKET/../x"}, "is not in the bucket"),
@@ -234,8 +226,7 @@ def test_the_hosts_that_predict(
     assert capsys.readouterr().err == "", "the master is the only host"
     for invalid in ("0", "2", "worker=2"):
         with pytest.raises(
-            UsageError,
-            match=re.escape(f"--replicas {invalid!r} is invalid. Valid: 1 to 1, the master and workers of stack"),
+            UsageError, match=re.escape(f"--replicas {invalid!r} is invalid. Valid: 1 to 1, the master and workers of stack")
         ):
             replicas_of(cluster, invalid)
 

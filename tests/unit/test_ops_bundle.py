@@ -277,7 +277,7 @@ def test_an_ambiguous_redaction_hides_nothing(job: Job, redacted: object) -> Non
     assert "[secret]" not in read_bundle()["describe.txt"]
 
 
-def test_the_bundle_of_a_job_with_only_its_record(tmp_path: Path, job: Job) -> None:
+def test_the_bundle_of_a_job_with_only_its_record(job: Job) -> None:
     put_job(job.ledger, JobRecord("job00", JobState.QUEUED, createTime=NOON, candidates=HOSTS))
     assert bundle(job.cluster, "job00", "x.tar.gz", False, False) == 0
     files = read_bundle("x.tar.gz")

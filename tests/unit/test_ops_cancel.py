@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from opsdata import put_job
+from shared_fakes import Clock
 
 from infra.inventory import Inventory
 from jobs import paths
@@ -28,37 +29,11 @@ from ops.submit.end import cancel, wait
 HOSTS = ["master-0", "worker-0"]
 
 
-class Clock:
-    """Replace time: `sleep` returns at once and runs `ticks`, what others do meanwhile."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-        self.ticks: list[Callable[[], None]] = []
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-        for tick in self.ticks:
-            tick()
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    fake = Clock()
+    fake = Clock(100.0)
     monkeypatch.setattr(client, "time", fake)
     return fake
-
-
-@pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
-    return Ledger(FolderBucket(tmp_path))
-
-
-@pytest.fixture
-def cluster(inventory: Inventory, ledger: Ledger) -> ClusterClient:
-    return ClusterClient(inventory, object(), ledger=ledger)  # type: ignore[arg-type]
 
 
 def job(state: JobState, holder: str = "master-0/1", **fields: object) -> JobRecord:

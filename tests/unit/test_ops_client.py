@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 from opsdata import put_job
+from shared_fakes import Clock
 
 import fabfile
-from infra.inventory import Inventory
 from jobs.bucket import BucketError, Conflict
 from jobs.chunks import LogFilter
 from jobs.firsterror import FirstError
-from jobs.folder_bucket import FolderBucket
 from jobs.ledger import Ledger
 from jobs.progress import JobProgress
 from jobs.queue import QueueEntry
@@ -35,16 +34,6 @@ from ops.submit.submit import Submission
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "python.md"
 LINES = [LogLine(f"2026-01-31T12:00:0{n}.000Z", "INFO", "master-0", f"line {n}") for n in range(3)]
-
-
-@pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
-    return Ledger(FolderBucket(tmp_path))
-
-
-@pytest.fixture
-def cluster(inventory: Inventory, ledger: Ledger) -> ClusterClient:
-    return ClusterClient(inventory, object(), ledger=ledger)  # type: ignore[arg-type]
 
 
 def test_get_returns_a_job_with_its_replicas(cluster: ClusterClient, ledger: Ledger) -> None:
@@ -70,12 +59,10 @@ def test_get_returns_a_job_with_its_replicas(cluster: ClusterClient, ledger: Led
 
 def test_wait_has_a_timeout(cluster: ClusterClient, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     put_job(ledger, JobRecord("job01", JobState.RUNNING))
-    seconds = [0.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: seconds[0])
-    monkeypatch.setattr(module.time, "sleep", lambda more: seconds.append(seconds.pop() + more))
+    monkeypatch.setattr(module, "time", clock := Clock(0.0))
     with pytest.raises(OpsError, match=r"^job job01 is RUNNING after 5 s: wait again, or cancel it$"):
         Client(cluster).wait("job01", timeout=5)
-    assert seconds == [5.0]
+    assert clock.now == 5.0
 
 
 @pytest.mark.parametrize("state", [JobState.QUEUED, JobState.RUNNING])
@@ -86,9 +73,7 @@ def test_wait_ends_a_job_whose_hosts_are_all_gone(
     rules = {"lostAfterSeconds": 20.0, "maxWaitTime": 10.0, "preparingSeconds": 30.0}
     ledger.create_plan(Plan("job01", ["master-0"], "task", [], {}, **rules))
     ledger.change_queue(lambda queue: queue.added(QueueEntry("job01", ["master-0"])))
-    seconds = [0.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: seconds[0])
-    monkeypatch.setattr(module.time, "sleep", lambda more: seconds.append(seconds.pop() + more))
+    monkeypatch.setattr(module, "time", Clock())
     job = Client(cluster).wait("job01", timeout=100)
     assert (job.state, ledger.queue().entries) == (JobState.FAILED, [])
 
@@ -106,9 +91,7 @@ def test_wait_outlasts_errors_of_the_queue(
         raise errors.pop(0)
 
     monkeypatch.setattr(QueueMonitor, "run_for", fail_sometimes)
-    seconds = [0.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: seconds[0])
-    monkeypatch.setattr(module.time, "sleep", lambda more: seconds.append(seconds.pop() + more))
+    monkeypatch.setattr(module, "time", Clock())
     assert Client(cluster).wait("job01", timeout=100).state is JobState.SUCCEEDED
     assert capsys.readouterr().err.count("the bucket does not answer (away)") == 1
 
@@ -135,7 +118,7 @@ def test_each_failure_is_one_class_and_one_line(
 
 
 def test_submit_passes_its_arguments(
-    cluster: ClusterClient, ledger: Ledger, inventory: Inventory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    cluster: ClusterClient, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     submissions: list[tuple[Submission, bool]] = []
 

@@ -648,7 +648,7 @@ def test_the_valid_keys_of_a_job() -> None:
     assert not {*TrainingInput.unsupported} & {*TrainingInput.model_fields}
 
 
-def test_reserved_names_and_spaces_in_files_of_variables(inventory: Inventory, tmp_path: Path) -> None:
+def test_reserved_names_and_spaces_in_files_of_variables(tmp_path: Path) -> None:
     (file := tmp_path / "vars").write_text(" A = b \nRANK=1\n")
     message = "RANK is set by the cluster, and cannot be changed; nor can TF_CONFIG, "
     with pytest.raises(UsageError, match=f"^--env-file {file}:2: {message}"):

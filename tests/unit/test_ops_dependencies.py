@@ -439,10 +439,7 @@ def test_a_changed_wheel_file_is_used(tmp_path: Path) -> None:
             "cp39-cp39-manylinux2014_x86_64",
             "the hosts' Python 3.11 on Linux x86-64: Because far==1.0 has no wheels with a matching Python",
         ),
-        (
-            "cp311-cp311-linux_x86_64",
-            "was compiled here, and may not run on the hosts: ask for a version that has a manylinux",
-        ),
+        ("cp311-cp311-linux_x86_64", "was compiled here, and may not run on the hosts: ask for a version that has a manylinux"),
     ],
 )
 def test_a_wheel_that_hosts_cannot_use_is_refused(tmp_path: Path, tags: str, message: str) -> None:

@@ -172,11 +172,7 @@ def test_dry_run_refuses_invalid_flags(inventory: Inventory, package_folder: str
 
 
 def test_dry_run_builds_no_runtime(
-    inventory: Inventory,
-    package_folder: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    inventory: Inventory, package_folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     local = replace(inventory, runtimes="/opt/scaletier/runtimes", operator_runtimes=str(tmp_path / "runtimes"))
     (requirements := tmp_path / "asked.txt").write_text("far\n")

@@ -90,7 +90,7 @@ def run_export(cluster: ClusterClient, capsys: pytest.CaptureFixture[str], dest:
 
 def test_a_saved_model_is_read_without_tensorflow() -> None:
     assert read_signatures(saved_model()) == {
-        "serve": Signature({"x": Tensor("float32", (None, 784))}, {"y": Tensor(None, None)}),
+        "serve": Signature({"x": Tensor("float32", (None, 784))}, {"y": Tensor(None, None)})
     }
     number_for_a_name = field(2, field(5, field(1, b"serve") + field(2, tensor(1, b"x", b"\x08\x01"))))
     number_for_a_value = field(2, field(5, field(1, b"serve") + field(2, field(1, field(1, b"x") + b"\x10\x01"))))

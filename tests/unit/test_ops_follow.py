@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from opsdata import FakeStream, put_job
-from replicahosts import until
+from shared_fakes import Clock
+from waiting import until
 
 from jobs.bucket import BucketError
 from jobs.chunks import SLOW_PATTERN, LogFilter, Position
@@ -43,20 +44,10 @@ def line_at(time: int, log: str = "", number: int = 0) -> TimedLine:
     return TimedLine(f"{time:09}", log, number)
 
 
-class FakeClock:
-    """Replace the clock of `follow`; nothing waits."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
 @given(st.lists(st.tuples(st.integers(0, 400), st.integers(0, 30)), max_size=60))
 def test_no_line_is_held_longer_than_the_window(events: list[tuple[int, int]]) -> None:
     """Let each event be a line of its own log: written at a time in ms, it arrives some ms later."""
-    clock = FakeClock()
+    clock = Clock(0.0)
     follow.time, original = clock, follow.time  # type: ignore[assignment]
     try:
         lines: Merge[TimedLine, None] = Merge([str(n) for n in range(len(events))], window=0.08)
@@ -139,7 +130,7 @@ def test_a_writer_waits_while_the_buffer_is_full(monkeypatch: pytest.MonkeyPatch
     until(lambda: len(written) == 20)
 
 
-def test_a_reader_waits_for_lines_and_events(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_waits_for_lines_and_events() -> None:
     lines: Merge[TimedLine, str] = Merge(["a", "b"], window=0.02)
     threading.Timer(0.05, lines.put, ("a", [(1, line_at(1))])).start()
     assert lines.take(20.0) == [line_at(1)]
@@ -149,7 +140,7 @@ def test_a_reader_waits_for_lines_and_events(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_reader_waits_no_longer_than_the_oldest_line_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, waits = FakeClock(), list[float]()
+    clock, waits = Clock(10.0), list[float]()
     monkeypatch.setattr(follow, "time", clock)
     lines: Merge[TimedLine, str] = Merge(["a", "b"], window=3.0)
 
@@ -158,7 +149,6 @@ def test_a_reader_waits_no_longer_than_the_oldest_line_may(monkeypatch: pytest.M
         clock.now += seconds
 
     monkeypatch.setattr(lines._condition, "wait", wait)
-    clock.now = 10.0
     lines.put("a", [(1, line_at(5)), (1, line_at(6))])
     clock.now = 11.0
     lines.put("a", [(1, line_at(7))])
@@ -224,7 +214,7 @@ def test_a_full_buffer_wakes_its_writer_when_a_line_is_taken(monkeypatch: pytest
 class FakeEvent:
     """An event whose wait ends at once: it records the seconds, lets the clock pass, and takes the next step."""
 
-    def __init__(self, clock: FakeClock) -> None:
+    def __init__(self, clock: Clock) -> None:
         self._clock, self._set, self._looks = clock, False, 0
         self.waits: list[float | None] = []
         self.steps: list[Callable[[], object]] = []
@@ -257,9 +247,7 @@ class World:
     """A follower without threads, whose clock and events are fakes, and whose hosts print given streams."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._monkeypatch = monkeypatch
-        self.clock = FakeClock()
-        self.clock.now = 100.0
+        self.clock = Clock(100.0)
         monkeypatch.setattr(follow, "time", self.clock)
         self.bucket = FolderBucket(folder)
         self.ledger = Ledger(self.bucket)
@@ -549,10 +537,7 @@ def test_a_log_is_read_again_from_the_position_that_was_reached(world: World) ->
     assert follower._active_at == 204.0
 
 
-@pytest.mark.parametrize(
-    ("known", "tries", "waits"),
-    [(False, 1, []), (True, 3, [2.0, 2.0])],
-)
+@pytest.mark.parametrize(("known", "tries", "waits"), [(False, 1, []), (True, 3, [2.0, 2.0])])
 def test_last_lines_are_requested_a_few_times(world: World, known: bool, tries: int, waits: list[float]) -> None:
     follower = world.follower()
     line, printed = printed_line(0)

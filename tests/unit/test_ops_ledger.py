@@ -127,11 +127,6 @@ def test_an_error_of_ssh_is_one_of_the_system(error: Exception, message: str) ->
         SshChannel(Refusing(), "serve")
 
 
-@pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
-    return Ledger(FolderBucket(tmp_path))
-
-
 def test_missing_files_are_uploaded_with_their_progress(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -124,7 +124,7 @@ def test_invalid_filter_flags_are_refused(flags: dict[str, str], message: str) -
         parse_filter(**flags)  # type: ignore[arg-type]
 
 
-@given(st.text())
+@given(st.text() | st.from_regex(r"\d{1,3}[smhd]|20\d\d-\d\d-\d\d(T\d\d:\d\d)?", fullmatch=True))
 def test_any_text_is_a_time_or_one_error(text: str) -> None:
     try:
         since = parse_filter(since=text).since
@@ -292,9 +292,8 @@ def test_a_queued_job_is_followed_from_the_queue_to_its_end(
     ]
 
 
-def test_a_follower_reports_replicas_and_ticks(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_follower_reports_replicas_and_ticks(inventory: Inventory, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ops.logs.follow._TICK_SECONDS", 0.01)  # far less than the time between two events
-    ledger = Ledger(FolderBucket(tmp_path))
     running = JobRecord("job01", JobState.RUNNING, hosts=["master-0"])
     put_job(ledger, running)
     ledger.write_replica("job01", ReplicaRecord("master-0", ReplicaState.EXITED, restarts=2), None)
@@ -329,11 +328,10 @@ CHECKING = replace(EXITED, startTime="2026-01-31T12:00:00.000Z")
     ],
 )
 def test_a_follower_waits_for_last_lines_and_unsaved_files(
-    inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, replica: ReplicaRecord, waits: bool
+    inventory: Inventory, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, limit: str, replica: ReplicaRecord, waits: bool
 ) -> None:
     """Check that a finished replica is not waited for, and an unresponsive one only for a limited time."""
     monkeypatch.setattr(f"ops.logs.follow.{limit}", 0.3 if waits else 1e6)
-    ledger = Ledger(FolderBucket(tmp_path))
     record = JobRecord("job01", JobState.FAILED, hosts=["master-0"])
     put_job(ledger, record)
     ledger.write_replica("job01", replica, None)

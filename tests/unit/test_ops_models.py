@@ -14,8 +14,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from opsdata import put_job, write_files
-from replicahosts import Clock
+from opsdata import MODEL_PB, put_job, write_files
+from shared_fakes import Clock
 
 from hosts.serving.records import Model, Version, VersionState
 from infra.inventory import Inventory
@@ -32,8 +32,6 @@ from ops.models import deploy as deploying
 from ops.models import export as exporting
 from ops.models import predict as predicting
 
-# A SavedModel in protocol buffers, with one signature `serving_default` without inputs.
-MODEL_PB = b"\x12\x13\x2a\x11\x0a\x0fserving_default"
 AVAILABLE = {"model_version_status": [{"version": "v1", "state": "AVAILABLE", "status": {"error_message": ""}}]}
 BROKEN = {"model_version_status": [{"version": "v1", "state": "END", "status": {"error_message": "ValueError: odd"}}]}
 
@@ -195,7 +193,7 @@ def test_an_invalid_deployment_changes_nothing(
     assert fake.sent == {}
 
 
-def test_a_model_larger_than_its_hosts_memory_is_refused(make_cluster: MakeCluster, tmp_path: Path) -> None:
+def test_a_model_larger_than_its_hosts_memory_is_refused(make_cluster: MakeCluster) -> None:
     cluster, _ = make_cluster()
 
     def set_memory(size: int) -> None:
@@ -582,7 +580,7 @@ def test_servers_are_not_queried_if_no_version_is_served(make_cluster: MakeClust
 def test_a_server_that_ended_is_started_again(make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, started = Clock(), list[tuple[float, list[str]]]()
     monkeypatch.setattr(server_status, "_POLL_SECONDS", 1.0)
-    monkeypatch.setattr(server_status, "time", SimpleNamespace(monotonic=clock, sleep=clock.pass_))
+    monkeypatch.setattr(server_status, "time", clock)
     silent = (client.NO_SERVER, {"error": "nobody"})
     cluster, fake = make_cluster(*[silent] * 9, (503, {"error": "loading"}), *[silent] * 7, (200, AVAILABLE))
     fake.token = lambda _: "t"

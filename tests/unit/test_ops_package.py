@@ -276,7 +276,7 @@ def test_a_scripts_library_is_beside_its_folder(tmp_path: Path) -> None:
     assert [*package.find_file(tmp_path / "train.py").files] == ["train/train.py"]
 
 
-def test_a_projects_packages_exclude_the_library(tmp_path: Path) -> None:
+def test_a_projects_packages_exclude_the_library() -> None:
     source = package.PackageSource("two", package.add_library({"a/__init__.py": b"import scaletier", "b/__init__.py": b""}))
     assert source.names == ["a", "b"]
     with pytest.raises(UsageError, match="name the one to run"):

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from replicahosts import Clock
+from shared_fakes import Clock
 
 from infra.inventory import Inventory, PowerAccess
 from jobs.host_power import NoAnswerError, PowerError
@@ -46,11 +46,11 @@ def test_the_wait_ends_when_all_answer_or_time_is_over(
     clock = Clock()
     monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: 100.0))
     fleet: Any = Fleet(clock, worker=1040.0, ps=1000.0 + power_on.START_SECONDS + 10)
-    assert power_on.start_and_wait(fleet, ["worker-0"], lambda _: None, clock.pass_, clock) == {}
+    assert power_on.start_and_wait(fleet, ["worker-0"], lambda _: None, clock.sleep, clock) == {}
     assert clock() == 1040.0
     assert capsys.readouterr().err.splitlines()[-1] == "starting 1 host 1 of 1 (0.0 s)"
-    clock.time = 1000.0
-    failures = power_on.start_and_wait(fleet, ["worker-0", "ps-0"], lambda _: None, clock.pass_, clock)
+    clock.now = 1000.0
+    failures = power_on.start_and_wait(fleet, ["worker-0", "ps-0"], lambda _: None, clock.sleep, clock)
     assert ({*failures}, clock()) == ({"ps-0"}, 1000.0 + power_on.START_SECONDS)
     assert capsys.readouterr().err.splitlines()[-1] == "starting 2 hosts 1 of 2 (0.0 s)"
 
@@ -64,7 +64,7 @@ def test_a_silent_host_is_started_again_each_minute() -> None:
             raise PowerError("HTTP 400, not ready")
 
     fleet: Any = Fleet(clock, worker=1010.0, ps=1150.0)
-    assert power_on.start_and_wait(fleet, ["worker-0", "ps-0"], start, clock.pass_, clock) == {}
+    assert power_on.start_and_wait(fleet, ["worker-0", "ps-0"], start, clock.sleep, clock) == {}
     assert sorted(calls) == [("ps-0", 0.0), ("ps-0", 60.0), ("ps-0", 120.0), ("worker-0", 0.0)]
 
 
@@ -77,7 +77,7 @@ def test_a_start_without_an_answer_is_retried(capsys: pytest.CaptureFixture[str]
             raise NoAnswerError("api does not answer (timed out)")
 
     fleet: Any = Fleet(clock, worker=1040.0)
-    assert power_on.start_and_wait(fleet, ["worker-0"], start, clock.pass_, clock) == {}
+    assert power_on.start_and_wait(fleet, ["worker-0"], start, clock.sleep, clock) == {}
     assert calls == [0.0, 0.0, 5.0], "retried until the API answers"
     message = "worker-0 may not be started: api does not answer (timed out); it is asked for again\n"
     assert message in capsys.readouterr().err

@@ -211,11 +211,7 @@ def test_a_command_without_a_package_names_no_local_script(folder: Path, command
     ("package_folder", "command", "message"),
     [
         ("parts", "python parts/one.py", "names the file parts/one.py, and runs in parts, which lacks it: write one.py"),
-        (
-            "parts",
-            "bash run.sh",
-            "names the file run.sh, and runs in parts, which lacks it: give --package the folder of it",
-        ),
+        ("parts", "bash run.sh", "names the file run.sh, and runs in parts, which lacks it: give --package the folder of it"),
         (".", "python -O ignored.py", "names the file ignored.py, which is left out of packages: take it out of the ignore "),
         (None, "python -m http.server", None),
         (None, "nvidia-smi -f data.txt", None),
@@ -446,7 +442,7 @@ def test_an_invalid_program_is_refused(folder: Path, flags: dict[str, str], mess
         ("parts/../run.sh", ["./run.sh"]),
     ],
 )
-def test_a_command_is_split_into_argv(inventory: Inventory, folder: Path, text: str, argv: list[str]) -> None:
+def test_a_command_is_split_into_argv(folder: Path, text: str, argv: list[str]) -> None:
     job_program = program.find(str(folder), None, None, text.format(folder=folder))
     assert list(job_program.command) == [word.format(folder=folder) for word in argv]
     assert package.build(job_program.source, "", job_program.script).files == job_program.source.files

@@ -102,9 +102,8 @@ def archived_line(name: str, n: int) -> LogLine:
 
 
 @pytest.fixture
-def ended(inventory: Inventory, tmp_path: Path) -> ClusterClient:
+def ended(inventory: Inventory, ledger: Ledger, tmp_path: Path) -> ClusterClient:
     """Return a cluster whose job has ended and whose hosts are deleted; each replica wrote 300 lines."""
-    ledger = Ledger(FolderBucket(tmp_path))
     job = JobRecord("job01", JobState.FAILED, hosts=["ps-0", "worker-0"])
     put_job(ledger, job)
     for name in job.hosts:

@@ -21,8 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from fabric import Config
 from opsdata import inventory_json, put_job, put_log
-from replicahosts import until
-from waiting import limit
+from waiting import limit, until
 
 from hosts.agent.lines import OutputLine
 from hosts.agent.log import Log

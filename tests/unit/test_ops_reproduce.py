@@ -77,7 +77,7 @@ def ledger(local_inventory: Inventory) -> Ledger:
 
 
 @pytest.fixture
-def runs(local_inventory: Inventory, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> FakeRuns:
+def runs(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> FakeRuns:
     fake_runs = FakeRuns(ledger)
     monkeypatch.setattr(runner, "run", fake_runs.run)
     monkeypatch.setattr(runner, "watch", fake_runs.watch)

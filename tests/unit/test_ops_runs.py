@@ -26,7 +26,7 @@ def make_setup(target: MetricTarget, *args: str, servers: bool = False) -> runs.
     return runs.RunSetup(target, ["mine", *args], dict(os.environ), servers, limit())
 
 
-def test_all_reduce_has_no_servers_and_each_process_its_own_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_reduce_has_no_servers_and_each_process_its_own_port(monkeypatch: pytest.MonkeyPatch) -> None:
     servers: dict[str, socket.socket] = {}
     create_server = socket.create_server
 
@@ -101,7 +101,7 @@ def test_an_eval_line_without_the_metric_is_skipped_unless_it_is_the_first(
         runs.run(make_setup(MetricTarget("accuracy", 0.2)), 1, tmp_path)
 
 
-def test_the_environment_of_each_replica(tmp_path: Path) -> None:
+def test_the_environment_of_each_replica() -> None:
     setup = make_setup(MetricTarget("loss", 1), "--a", servers=True)
     starts = runs.replica_commands(setup, 3)
     tasks = [json.loads(start.env["TF_CONFIG"])["task"] for start in starts]

@@ -121,8 +121,7 @@ def test_a_file_with_gpus_is_left_as_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "start"),
-    [("requirements", "requirements-"), ("-.a b_c--", "a-b-c-"), ("x" * 60, f"{'x' * 40}-")],
+    ("name", "start"), [("requirements", "requirements-"), ("-.a b_c--", "a-b-c-"), ("x" * 60, f"{'x' * 40}-")]
 )
 def test_a_key_begins_with_the_file_s_name(tmp_path: Path, name: str, start: str) -> None:
     (file := tmp_path / f"{name}.txt").write_text("numpy\n")

@@ -37,16 +37,6 @@ NOON = "2026-01-31T12:00:0{}.000Z"
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
-    return Ledger(FolderBucket(tmp_path))
-
-
-@pytest.fixture
-def cluster(inventory: Inventory, ledger: Ledger) -> ClusterClient:
-    return ClusterClient(inventory, object(), ledger=ledger)  # type: ignore[arg-type]
-
-
-@pytest.fixture
 def described(cluster: ClusterClient, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Return a function that returns the description of a job, by default the newest."""
 
@@ -338,7 +328,9 @@ def test_a_job_that_did_not_fail_has_no_first_error(
     assert "firstError" not in json.loads(capsys.readouterr().out)
 
 
-def test_hosts_and_their_answers_are_listed(served: Inventory, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hosts_and_their_answers_are_listed(
+    served: Inventory, ledger: Ledger, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     class Fleet:
         def each(self, names: Any, work: Any, seconds: float) -> Outcome[CommandResult]:
             unreachable = {"ps-0": HostError("ps-0", "does not answer")}
@@ -349,7 +341,6 @@ def test_hosts_and_their_answers_are_listed(served: Inventory, tmp_path: Path, c
             assert command == f"systemctl is-active {unit}"
             return CommandResult(name, 3, "inactive\n")
 
-    ledger = Ledger(FolderBucket(tmp_path))
     part = QueueEntry("one", [], candidates={"master-0": ["worker-1", "master-0"]})
     ledger.change_queue(lambda queue: queue.added(part).added(QueueEntry("waits", ["worker-1"])))
     ledger.change_queue(lambda queue: queue.added(QueueEntry("wide", ["worker-1", "evaluator-0"])))

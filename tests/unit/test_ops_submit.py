@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 from opsdata import put_job
+from shared_fakes import Clock
 from waiting import limit, wait_for
 
 from infra.inventory import Inventory, PowerAccess
@@ -102,12 +103,6 @@ class WatchedStore:
 
     def read(self, name: str) -> Item | None:
         return self._store.read(name)
-
-    def read_all(self, names: Any) -> dict[str, Item]:
-        return self._store.read_all(names)
-
-    def scan(self, pattern: str) -> dict[str, bytes]:
-        return self._store.scan(pattern)
 
     def create(self, name: str, content: bytes) -> str:
         self._on_write(name, content)
@@ -647,20 +642,6 @@ def test_no_queue_changes_nothing_on_a_busy_cluster(submission: Submission, ledg
     assert (ledger.store.scan("*/*.json"), ledger.store.scan("jobs/*/*.json")) == before
 
 
-class Clock:
-    """Replace time: `sleep` returns at once and calls `tick`, what others do each second."""
-
-    def __init__(self, tick: Callable[[], None] = lambda: None) -> None:
-        self.now, self._tick = 100.0, tick
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-        self._tick()
-
-
 def leave_claim(ledger: Ledger, submission: Submission, job_id: str, with_record: bool = True) -> Submitter:
     """Write the leftovers of a fab train that was killed after its claim, or during it."""
     record = replace(submission.record(), jobId=job_id)
@@ -681,7 +662,7 @@ def test_leftovers_of_a_killed_fab_train_are_cleared(
     submission: Submission, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, with_record: bool
 ) -> None:
     leave_claim(ledger, submission, "job00", with_record)
-    clock = Clock()
+    clock = Clock(100.0)
     monkeypatch.setattr(module, "time", clock)
     assert submit(make_cluster(FakeFleet(submission.inventory), ledger), submission, may_wait=False) == []
     assert 30 <= clock.now - 100 < 35
@@ -691,7 +672,7 @@ def test_leftovers_of_a_killed_fab_train_are_cleared(
 
 def test_a_live_fab_train_keeps_its_hosts(submission: Submission, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     other = leave_claim(ledger, submission, "job00")
-    clock = Clock(lambda: other.renew() if clock.now >= 103 else None)
+    clock = Clock(100.0, lambda: other.renew() if clock.now >= 103 else None)
     monkeypatch.setattr(module, "time", clock)
     with pytest.raises(UsageError, match=r"^hosts that it needs are job job00's, which is QUEUED"):
         submit(make_cluster(FakeFleet(submission.inventory), ledger), submission, may_wait=False)
@@ -706,9 +687,7 @@ def ready_answer(free_bytes: int, missing: str = "") -> Callable[[str, str], Com
     )
 
 
-def test_a_preparing_host_is_waited_for(
-    submission: Submission, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_preparing_host_is_waited_for(submission: Submission, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train, "_POLL_SECONDS", 0.0)
     checks_of: list[str] = []
 

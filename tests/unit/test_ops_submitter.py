@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from replicahosts import Clock, Flaky
+from shared_fakes import Clock, Flaky
 
 from jobs import paths
 from jobs.bucket import BucketError
@@ -74,7 +74,7 @@ class Bucket:
         """Run the monitor every second for `seconds`."""
         for _ in range(int(seconds)):
             self.monitor.run_once()
-            self.clock.pass_(1.0)
+            self.clock.sleep(1.0)
         self.monitor.run_once()
 
 
@@ -253,7 +253,7 @@ def test_the_canceller_ends_a_silent_submission(bucket: Bucket) -> None:
     for _ in range(int(SUBMITTERS)):
         canceller.step()
         assert not bucket.job().final
-        bucket.clock.pass_(1.0)
+        bucket.clock.sleep(1.0)
     ended = canceller.step()
     assert ended == bucket.job()
     assert (bucket.job().state, bucket.job().errorMessage) == ("CANCELLED", "cancelled; no replica was alive")
@@ -278,7 +278,7 @@ def test_the_canceller_gives_replicas_three_leases(bucket: Bucket) -> None:
     canceller = bucket.canceller()
     for _ in range(int(3 * LEASE)):
         canceller.step()
-        bucket.clock.pass_(1.0)
+        bucket.clock.sleep(1.0)
     assert bucket.job().state == "RUNNING"
     assert bucket.ledger.cancel_requested("job01")
     canceller.step()
@@ -344,7 +344,7 @@ def test_two_concurrent_monitors_end_a_job_once(bucket: Bucket) -> None:
     for _ in range(int(SUBMITTERS)):
         bucket.monitor.run_once()
         other.run_once()
-        bucket.clock.pass_(1.0)
+        bucket.clock.sleep(1.0)
 
     def end_first(method: str, name: str) -> None:
         store.before = lambda method, name: None
@@ -437,12 +437,12 @@ def test_the_record_of_a_job_whose_submitter_died_before_it_wrote_one(bucket: Bu
 
 
 def test_the_monitor_polls_every_three_seconds(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    bucket.clock.time = 0.0
+    bucket.clock.now = 0.0
     times = list[float]()
-    monkeypatch.setattr(bucket.monitor, "run_once", lambda: times.append(bucket.clock.time))
+    monkeypatch.setattr(bucket.monitor, "run_once", lambda: times.append(bucket.clock.now))
     for _ in range(26):
         bucket.monitor.run_if_due()
-        bucket.clock.pass_(0.25)
+        bucket.clock.sleep(0.25)
     assert times == [0.0, 3.0, 6.0]
 
 

@@ -100,7 +100,7 @@ def test_the_command_reads_any_bucket_and_listens_on_loopback(inventory: Invento
 
 
 @pytest.mark.parametrize("ending", ["ended", "silent"])
-def test_the_remote_process_ends_with_its_client(ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_remote_process_ends_with_its_client(ending: str, tmp_path: Path) -> None:
     """Replace TensorBoard with a module that runs until it is terminated."""
     (tmp_path / "tensorboard").mkdir()
     (tmp_path / "tensorboard" / "__init__.py").touch()

@@ -59,7 +59,7 @@ def test_an_invalid_target_is_refused(text: str, message: str) -> None:
     assert str(error.value) == message
 
 
-@given(st.text(max_size=20))
+@given(st.text(max_size=20) | st.builds("{}={}".format, st.text(max_size=9), st.floats()))
 def test_any_text_is_a_target_or_one_error(text: str) -> None:
     try:
         target = time_to_target.parse_target(text)

@@ -218,10 +218,9 @@ def test_jobs_are_cut_before_hosts_down_to_a_third(
 
 
 def test_without_a_terminal_it_prints_once(
-    inventory: Inventory, ledger: Ledger, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    cluster: ClusterClient, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "Screen", None)
-    cluster = ClusterClient(inventory, object(), ledger=ledger)  # type: ignore[arg-type]
     assert top(cluster, once=False, as_json=False) == 0
     out = capsys.readouterr().out
     assert out.splitlines()[2].startswith("HOST")
@@ -234,7 +233,7 @@ def test_without_a_terminal_it_prints_once(
 
 
 def test_it_runs_until_ctrl_c_even_if_the_bucket_fails(
-    inventory: Inventory, ledger: Ledger, store: CountingBucket, monkeypatch: pytest.MonkeyPatch
+    cluster: ClusterClient, store: CountingBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     status_lines: list[str] = []
     final_frames: list[Any] = []
@@ -261,7 +260,7 @@ def test_it_runs_until_ctrl_c_even_if_the_bucket_fails(
     monkeypatch.setattr(module, "Screen", Screen)
     monkeypatch.setattr(module, "print_frame", final_frames.append)
     monkeypatch.setattr(module.time, "sleep", sleep)
-    assert top(ClusterClient(inventory, object(), ledger=ledger), once=False, as_json=False) == 0  # type: ignore[arg-type]
+    assert top(cluster, once=False, as_json=False) == 0
     assert [text.partition(":")[0] for text in status_lines] == ["", "cannot refresh (no answer)", ""]
     assert len(final_frames) == 1
 

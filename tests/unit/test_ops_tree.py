@@ -295,10 +295,7 @@ def test_ignored_files_are_noted(tmp_path: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (
-            "*\n",
-            "has no file left, as its ignore files exclude all: remove lines from .scaletierignore (__init__.py)",
-        ),
+        ("*\n", "has no file left, as its ignore files exclude all: remove lines from .scaletierignore (__init__.py)"),
         ("!\n", ".scaletierignore cannot be read: Invalid git pattern: '!'"),
         ("\udcff", "cannot be read: 'utf-8' codec can't decode"),
     ],

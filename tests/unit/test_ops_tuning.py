@@ -13,7 +13,6 @@ from pydantic import ValidationError
 
 from infra.inventory import Inventory
 from infra.scale_tiers import Role
-from jobs.folder_bucket import FolderBucket
 from jobs.ledger import Ledger
 from jobs.records import JobRecord, Plan
 from jobs.study import (
@@ -228,10 +227,7 @@ ONE = {"parameterName": "x", "type": "INTEGER", "minValue": 1, "maxValue": 9}
         ({"params": [{**ONE, "maxValue": 10**400}]}, "params[0].maxValue must be a"),
         ({"params": [{**ONE, "maxValue": 2**60}]}, "params[0] has a number above 9007199254740992"),
         ({"params": [{**ONE, "parameterName": "job_dir"}]}, "'job_dir' is invalid: it is a trial's output"),
-        (
-            {"params": [{**ONE, "parameterName": "a-b"}, {**ONE, "parameterName": "a_b"}]},
-            "parameterName 'a-b' twice",
-        ),
+        ({"params": [{**ONE, "parameterName": "a-b"}, {**ONE, "parameterName": "a_b"}]}, "parameterName 'a-b' twice"),
         ({"params": [{**CATEGORICAL, "categoricalValues": ["a\0"]}]}, "holds a NUL character"),
         ({"params": [ONE], "hyperparameterMetricTag": "a\nb"}, "'a\\nb' is invalid: it is no name of a metric"),
         ({"params": [{**ONE, "minValue": 9}]}, "params[0].minValue 9 is not below maxValue 9"),
@@ -245,10 +241,7 @@ ONE = {"parameterName": "x", "type": "INTEGER", "minValue": 1, "maxValue": 9}
         ({"params": [{"parameterName": "x", "type": "DOUBLE", "minValue": 1}]}, "params[0].maxValue is missing"),
         ({"params": [{"parameterName": "x", "type": "CATEGORICAL", "categoricalValues": []}]}, "categoricalValues is empty"),
         ({"params": [{"parameterName": "x", "type": "CATEGORICAL", "categoricalValues": ["a", "a"]}]}, "has 'a' twice"),
-        (
-            {"params": [{"parameterName": "x", "type": "DISCRETE", "discreteValues": "8"}]},
-            "must be a list such as [8]",
-        ),
+        ({"params": [{"parameterName": "x", "type": "DISCRETE", "discreteValues": "8"}]}, "must be a list such as [8]"),
         (
             {"params": [{"parameterName": "x", "type": "DISCRETE", "discreteValues": [8, "b"]}]},
             "discreteValues[1] must be a number",
@@ -444,8 +437,7 @@ def test_a_running_trial_ends_with_its_job() -> None:
     assert TuningResult(record.ended("", cancelled=True), study, [trial(1, 0.5)]).state(trial(1, 0.5)) == "SUCCEEDED"
 
 
-def test_the_study_is_read_from_the_plan(tmp_path: Path) -> None:
-    ledger = Ledger(FolderBucket(tmp_path))
+def test_the_study_is_read_from_the_plan(ledger: Ledger) -> None:
     hyperparameters = {**HYPERPARAMETERS, "algorithm": "GRID_SEARCH", "maxTrials": 9}
     record = JobRecord("job01", trainingInput={"hyperparameters": hyperparameters})
     assert trials.read(ledger, JobRecord("job01")) is None
@@ -459,8 +451,7 @@ def test_the_study_is_read_from_the_plan(tmp_path: Path) -> None:
     assert with_plan.summary() == "0 of 8 done"
 
 
-def test_the_best_trial_of_a_study_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ledger = Ledger(FolderBucket(tmp_path))
+def test_the_best_trial_of_a_study_is_found(ledger: Ledger, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record = JobRecord("job01", trainingInput={"hyperparameters": HYPERPARAMETERS})
     assert trials.best_trial(ledger, JobRecord("job01")) is None
     with pytest.raises(OpsError, match=r"no trial of job job01 \(QUEUED\) has SUCCEEDED: fab describe job01"):

@@ -175,9 +175,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(
-    "targets",
-    [[2, -1, 1], [[2.0], [-1.0], [1.0]], [1.4, -0.7, 9.0]],
-    ids=["labels", "a column", "rounded"],
+    "targets", [[2, -1, 1], [[2.0], [-1.0], [1.0]], [1.4, -0.7, 9.0]], ids=["labels", "a column", "rounded"]
 )
 def test_a_class_without_a_weight_weighs_one(targets: Any) -> None:
     data = tf.data.Dataset.from_tensors((np.zeros((3, 1)), np.asarray(targets)))

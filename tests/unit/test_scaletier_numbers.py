@@ -154,8 +154,7 @@ def test_a_schedule_does_not_count_steps_that_are_skipped() -> None:
 
 
 @pytest.mark.parametrize(
-    ("replicas", "own", "is_stored", "count"),
-    [(3, 90, True, 99), (1, 90, True, 90), (3, 33, False, 99), (1, 90, False, 90)],
+    ("replicas", "own", "is_stored", "count"), [(3, 90, True, 99), (1, 90, True, 90), (3, 33, False, 99), (1, 90, False, 90)]
 )
 def test_one_process_counts_the_steps_that_all_replicas_took_before(
     replicas: int, own: int, is_stored: bool, count: int, tmp_path: Path

@@ -14,6 +14,7 @@ from types import ModuleType
 
 import pytest
 from setup_scripts import SETUP, load
+from shared_fakes import Clock
 from waiting import limit, wait_for
 
 PROGRAM = SETUP / "progress.py"
@@ -22,13 +23,6 @@ PROGRAM = SETUP / "progress.py"
 @pytest.fixture(scope="module")
 def progress() -> ModuleType:
     return load("progress")
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def make_command(tmp_path: Path, script: str, *flags: str) -> list[str]:
@@ -58,7 +52,7 @@ def read(terminal: int) -> bytes:
 
 
 def test_without_a_terminal_there_is_a_line_a_minute(progress: ModuleType) -> None:
-    clock, out = Clock(), io.StringIO()
+    clock, out = Clock(0.0), io.StringIO()
     progress_counter = progress.CommandProgress("image", r"TASK \[(.*)\]", 4, clock)
     display = progress.Display(progress_counter, out, 60)
     for second in range(0, 130, 5):
@@ -100,7 +94,7 @@ def test_a_failed_command_prints_its_last_lines(tmp_path: Path) -> None:
 
 def test_a_missing_command_is_one_line(progress: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = tmp_path / "missing"
-    assert progress.run([str(command), "x"], progress.CommandProgress("image", None, 0, Clock()), tmp_path / "x") == 127
+    assert progress.run([str(command), "x"], progress.CommandProgress("image", None, 0, Clock(0.0)), tmp_path / "x") == 127
     assert capsys.readouterr() == ("", f"image: 0 s: cannot run {command}: No such file or directory\n")
 
 
@@ -113,7 +107,7 @@ def test_an_unwritable_log_does_not_stop_the_command(
 ) -> None:
     """A command that writes more than a pipe's capacity still ends."""
     script = f"yes x | head -c 1000000; exit {code}"
-    assert progress.run(["sh", "-c", script], progress.CommandProgress("image", None, 0, Clock()), Path(log)) == code
+    assert progress.run(["sh", "-c", script], progress.CommandProgress("image", None, 0, Clock(0.0)), Path(log)) == code
     lines = [line for line in capsys.readouterr().err.splitlines() if line != "x"]
     assert lines == [*failed, f"image: 0 s: the log {log} cannot be written: {reason}"]
 

@@ -58,7 +58,7 @@ LIST = "pulumi stack ls --json"
 REMOVE = ["pulumi cancel --yes", "pulumi destroy --yes --skip-preview", "pulumi stack rm mine --yes"]
 
 
-def test_a_stack_of_the_user_s_own_is_kept(root: Path) -> None:
+def test_a_stack_of_the_user_s_own_is_kept() -> None:
     stack = FakeStack("mine", "other")
     with pytest.raises(AssertionError, match="stack mine exists, and no test created it"):
         stack.clear()
@@ -66,7 +66,7 @@ def test_a_stack_of_the_user_s_own_is_kept(root: Path) -> None:
     assert stack.file.exists()
 
 
-def test_a_stack_of_a_killed_run_is_removed(root: Path) -> None:
+def test_a_stack_of_a_killed_run_is_removed() -> None:
     stack = FakeStack("mine")
     stack._mark.touch()
     stack.clear()
@@ -74,7 +74,7 @@ def test_a_stack_of_a_killed_run_is_removed(root: Path) -> None:
     assert (stack.file.exists(), stack._mark.exists()) == (False, False)
 
 
-def test_a_bucket_with_content_is_removed_too(root: Path) -> None:
+def test_a_bucket_with_content_is_removed_too() -> None:
     stack = FakeStack("mine")
     stack._mark.touch()
     stack.failing = [REMOVE[1]]
@@ -97,9 +97,7 @@ def test_a_state_that_a_killed_pulumi_left_cut_off_is_restored(root: Path) -> No
 
 
 @pytest.mark.parametrize("marked", [True, False])
-def test_hosts_without_a_state_are_removed_if_a_test_created_them(
-    root: Path, monkeypatch: pytest.MonkeyPatch, marked: bool
-) -> None:
+def test_hosts_without_a_state_are_removed_if_a_test_created_them(monkeypatch: pytest.MonkeyPatch, marked: bool) -> None:
     hosts, volumes, stack = ["master-0"], list[tuple[Any, str]](), FakeStack("other")
     monkeypatch.setattr(stacks, "claimed_projects", lambda name: [f"{host} of {name}" for host in hosts])
     monkeypatch.setattr(stacks, "existing_names", lambda name: [SimpleNamespace(project=f"project of {name}", bucket="bucket")])
@@ -118,7 +116,7 @@ def test_hosts_without_a_state_are_removed_if_a_test_created_them(
     assert volumes == ([(volume, stacks.bucket.REMOVE)] if marked else [])
 
 
-def test_a_mark_is_there_from_before_the_stack_until_after_it(root: Path) -> None:
+def test_a_mark_is_there_from_before_the_stack_until_after_it() -> None:
     stack, marked = FakeStack(), dict[str, bool]()
     run = stack.run
 
@@ -134,7 +132,7 @@ def test_a_mark_is_there_from_before_the_stack_until_after_it(root: Path) -> Non
     assert not stack._mark.exists()
 
 
-def test_what_was_there_before_a_stack_is_none_of_its_leftovers(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_there_before_a_stack_is_none_of_its_leftovers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bridges and processes of an LXD in a container may be in sight of this machine."""
     there = ["network stffffff"]
     monkeypatch.setattr(stacks, "stack_objects", lambda name: [*there])
@@ -163,9 +161,7 @@ def test_a_renamed_stack_keeps_its_mark(root: Path, monkeypatch: pytest.MonkeyPa
         ([["a", "b"], ["b"]], ["fab cancel b"], ["b: fab cancel b failed"]),
     ],
 )
-def test_jobs_that_cannot_be_cancelled_are_reported(
-    root: Path, active: list[list[str]], failing: list[str], left: list[str]
-) -> None:
+def test_jobs_that_cannot_be_cancelled_are_reported(active: list[list[str]], failing: list[str], left: list[str]) -> None:
     stack = FakeStack()
     stack.active, stack.failing = iter(active), list(failing)
     assert stack.cancel_jobs() == left

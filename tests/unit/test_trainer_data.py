@@ -89,7 +89,7 @@ def test_a_batch_may_be_larger_than_the_data(files: list[str]) -> None:
         check(files, 31)
 
 
-def test_corrupt_records_are_refused_or_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_corrupt_records_are_refused_or_skipped(tmp_path: Path) -> None:
     files = write_files(tmp_path, ["", ".gz"])
     path = Path(files[2])
     content = bytearray(path.read_bytes())

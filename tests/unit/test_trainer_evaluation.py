@@ -64,7 +64,7 @@ def test_an_evaluation_replaces_the_previous_one_with_its_classes(tmp_path: Path
     assert (read.step, read.classes, read.confusion) == (41, ["cat", "dog", "owl"], [[4, 0, 1], [0, 5, 0], [0, 0, 5]])
 
 
-def test_a_single_class_gives_a_matrix(tmp_path: Path) -> None:
+def test_a_single_class_gives_a_matrix() -> None:
     evaluation_ = evaluation.ImageEvaluation(DIGITS)
     evaluation_.on_batch(np.zeros((7, 784), np.float32), np.zeros(7, np.int64), np.eye(10, dtype=np.float32)[[0] * 7])
     assert evaluation_.content(1, {"loss": 0.0, "accuracy": 1.0}) == {

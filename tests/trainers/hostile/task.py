@@ -1,6 +1,6 @@
-"""Tries to do harm, in every way that is named: `python -m hostile.task --victim job01 --try forge keys`.
+"""Attack the host and other jobs in each of these ways: `python -m hostile.task --victim job01 --try forge keys`.
 
-What each way came to is in JOB_DIR/told.json: `refused: WHY`, or what it got.
+JOB_DIR/outcomes.json has the outcome of each attack: `refused: WHY`, or what it got.
 """
 
 import argparse
@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 HOME, BUCKET = Path("/var/lib/scaletier"), Path("/bucket")
@@ -39,7 +39,7 @@ def forge(victim: str) -> str:
 
 
 def alter(victim: str) -> str:
-    """Change what others run, and who is let through."""
+    """Change programs of others, and whose connections are accepted."""
     places = [BUCKET / f"jobs/{victim}/package.tar.gz", BUCKET / "data/mine", HOME / f"jobs/{victim}/package/mine"]
     code = [Path("/opt/scaletier/hosts/VERSION"), Path("/opt/scaletier/venv/mine"), HOME / ".config/fsspec/conf.json"]
     units = [Path("/etc/systemd/system/scaletier.service"), Path("/usr/lib/scaletier/launch"), HOME / "logs/newest"]
@@ -53,7 +53,7 @@ def alter(victim: str) -> str:
 
 
 def read(victim: str) -> str:
-    """Read what is the cluster's, or another job's."""
+    """Read files of the cluster or of another job."""
     files = [f"jobs/{victim}/{name}" for name in ("job.json", "package.tar.gz", "output/secret.txt")]
     here = [HOME / "secrets" / f"{JOB}.json", Path("/etc/scaletier/host.json")]
     folders = [BUCKET / "jobs" / victim, HOME / "secrets", HOME / f"jobs/{victim}", HOME / f"logs/{victim}"]
@@ -67,7 +67,7 @@ def read(victim: str) -> str:
 
 
 def keys(_: str) -> str:
-    """Read the keys of the host and of who logs in."""
+    """Read the keys of the host and of its users."""
     paths = ("/etc/ssh/ssh_host_ed25519_key", "/home/admin/.ssh/authorized_keys", "/etc/shadow", "/root/.bashrc")
     return each(
         *(lambda path=path: Path(path).read_bytes()[:20] for path in paths), lambda: list(Path("/home/scaletier").iterdir())
@@ -75,7 +75,7 @@ def keys(_: str) -> str:
 
 
 def rise(_: str) -> str:
-    """Become somebody else."""
+    """Become another user."""
     sudo, su = shutil.which("sudo") or "/usr/bin/sudo", shutil.which("su") or "/bin/su"
     return each(
         lambda: subprocess.run([sudo, "-n", "id"], check=True, capture_output=True).stdout,
@@ -89,7 +89,7 @@ def rise(_: str) -> str:
 
 
 def ask(_: str) -> str:
-    """Ask who starts programs here for one more."""
+    """Ask the launcher or another service to start a program."""
 
     def connect(path: str) -> str:
         with socket.socket(socket.AF_UNIX) as channel:
@@ -137,7 +137,7 @@ def fill(_: str) -> str:
 
 
 def outlive(_: str) -> str:
-    """Go on in another session when the job is over."""
+    """Continue in another session when the job is over."""
     if os.fork() == 0:
         os.setsid()
         for number in (signal.SIGTERM, signal.SIGHUP):
@@ -173,23 +173,19 @@ def bomb(_: str) -> str:
         return f"refused: {error} after {started}"
 
 
-WAYS = {way.__name__: way for way in (forge, alter, read, keys, rise, ask, knock, reach, swap, fill, outlive, bomb)}
-
-
-def ways(names: list[str]) -> Iterator[tuple[str, Callable[[str], str]]]:
-    yield from ((name, WAYS[name]) for name in names)
+ATTACKS = {attack.__name__: attack for attack in (forge, alter, read, keys, rise, ask, knock, reach, swap, fill, outlive, bomb)}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--victim", default="")
-    parser.add_argument("--try", dest="names", nargs="+", default=list(WAYS))
+    parser.add_argument("--try", dest="names", nargs="+", default=list(ATTACKS))
     args, _ = parser.parse_known_args()
-    told = {}
-    for name, way in ways(args.names):
-        told[name] = way(args.victim)
-        print(f"{name}: {told[name]}", flush=True)
-        (OUT / "told.json").write_text(json.dumps(told))
+    outcomes = {}
+    for name in args.names:
+        outcomes[name] = ATTACKS[name](args.victim)
+        print(f"{name}: {outcomes[name]}", flush=True)
+        (OUT / "outcomes.json").write_text(json.dumps(outcomes))
     return 0
 
 

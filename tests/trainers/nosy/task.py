@@ -1,4 +1,4 @@
-"""Tries what a trainer has no business with in its bucket, by TensorFlow and by fsspec, and says how each of it went."""
+"""Try what a trainer may not do in its bucket, by TensorFlow and by fsspec, and print the outcome of each attempt."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def write(path: str) -> None:
 
 
 def token(host: str) -> None:
-    """The host's own, which may do all that the host may."""
+    """Fetch the host's own token, which has all permissions of the host."""
     url = f"http://{host}/computeMetadata/v1/instance/service-accounts/default/token"
     urllib.request.urlopen(urllib.request.Request(url, headers={"Metadata-Flavor": "Google"}), timeout=20).read()
 

@@ -1,1 +1,1 @@
-"""A trainer package that is not ours: it needs no TensorFlow, and does what its arguments say."""
+"""A trainer of another author: it needs no TensorFlow, and its arguments control what it does."""

@@ -1,4 +1,4 @@
-"""Tells what it was given, works for a while, and ends as told: `python -m tiny.task --seconds 2 --exit worker-0=3`."""
+"""Report its arguments and environment, work, and end as requested: `python -m tiny.task --seconds 2 --exit worker-0=3`."""
 
 import argparse
 import json

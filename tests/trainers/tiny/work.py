@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def steps(seconds: float, pause: float, enough: Path | None = None) -> Iterator[int]:
-    """Number one after another until the time is over, or somebody has made that file."""
+    """Yield 1, 2, … until the time is over or the file `enough` exists."""
     began, step = time.monotonic(), 0
     while step == 0 or (time.monotonic() - began < seconds and not (enough and enough.exists())):
         step += 1
