@@ -242,6 +242,9 @@ class FunctionalModel:
                 path = weight.path.removeprefix(f"{self.model.name}/")
                 line = f"the weight {path} is invalid: its initializer draws from a SeedGenerator."
                 raise JobError(f"{line} Valid: a seed that is a number")
+        for one in self.model.optimizer.variables:  # such as a rate that the model's function has set
+            if (assigned := self._scope.get_current_value(one)) is not None:
+                one.assign(assigned)
         # A copy, so that the model is saved with the optimizer that its user knows.
         optimizer, self._originals = private.copy_optimizer(self.model.optimizer)
         private.keep_weights_without_decay(optimizer, weights)
