@@ -282,7 +282,7 @@ class FunctionalModel:
         values = (self._scope.get_current_value(one) for one in optimizer.variables)
         arrays = [np.asarray(one if value is None else value) for one, value in zip(optimizer.variables, values, strict=True)]
         self._initial_values |= {id(one): value for one, value in zip(self._optimizer.variables, arrays, strict=True)}
-        self._iterations_before = int(self._initial_values[id(self._optimizer.iterations)])
+        self._iterations_before = int(self._initial_values[id(private.iterations_of(self._optimizer))])
 
     def require_transferable(self) -> None:
         """Raise JobError if the model has parts that cannot be sent to another host."""
@@ -366,13 +366,13 @@ class FunctionalModel:
         counts = range(1, self.replicas) if callable(job.optimizer) and wants_argument(job.optimizer) else ()
         fewer = [private.inner_optimizers(self._optimizer_of(job, compiled, count)) for count in counts]
         for at, part in enumerate(self._inner_optimizers):
-            for name in ("gradient_accumulation_steps", "ema_overwrite_frequency"):
-                if value := getattr(part, name, None):
-                    raise JobError(f"the optimizer has {name}={value}, which goes by Keras's own way to train; leave it out")
+            if self.replicas > 1 and (frequency := part.use_ema and part.ema_overwrite_frequency):
+                line = f"the optimizer has ema_overwrite_frequency={frequency}: several replicas train, and average what they"
+                raise JobError(f"{line} share. Valid: use_ema=True alone, whose average is exported, or one process")
             rates = [private.rate_of(parts[at]) for parts in (*fewer, self._inner_optimizers)]
             # With one replica the optimizer's own steps count, as in Keras, without those that it skips.
             if fewer or (self.replicas > 1 and isinstance(rates[-1], keras.optimizers.schedules.LearningRateSchedule)):
-                part.learning_rate = scheduled = GlobalStepSchedule(rates, part.iterations)
+                part.learning_rate = scheduled = GlobalStepSchedule(rates, private.iterations_of(part))
                 schedules.append(scheduled)
         return schedules
 
@@ -405,7 +405,7 @@ class FunctionalModel:
         # The job's learning rates count, whatever a checkpoint has.
         rates = {id(private.rate_of(part)) for part in self._inner_optimizers} | {id(one.variable) for one in self._schedules}
         self.learning_rates = [spec for spec in self.slots if id(spec.variable) in rates]
-        counts = {id(part.iterations) for part in (self._optimizer, *self._inner_optimizers)}
+        counts = {id(private.iterations_of(part)) for part in (self._optimizer, *self._inner_optimizers)}
         self.iterations = [spec for spec in self.slots if id(spec.variable) in counts]
         averages = {id(one) for part in self._inner_optimizers for one in private.ema_variables(part)}
         weights = ((spec, self.weight_of(spec)) for spec in self.slots if id(spec.variable) in averages)

@@ -319,6 +319,28 @@ class CountsTests(Subclassed):
         return super().call(inputs) * (self.calls + 1)
 
 
+class Branches(layers.Layer):  # type: ignore[misc]
+    """Count its calls, draw random numbers and normalize in a branch."""
+
+    def __init__(self, trainable: bool = False) -> None:
+        super().__init__(name="branches")
+        self.calls = self.add_weight(shape=(), initializer="zeros", trainable=trainable, name="calls")
+        self.norm, self.drop = layers.BatchNormalization(), layers.Dropout(0.5, seed=3)
+
+    def build(self, shape: Any) -> None:
+        self.norm.build(shape)
+
+    def compute_output_shape(self, shape: Any) -> Any:
+        return shape
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        def normalize() -> Any:
+            self.calls.assign_add(1.0)
+            return self.drop(self.norm(inputs, training=training), training=training) * self.calls
+
+        return keras.ops.cond(keras.ops.mean(inputs) > 0.0, normalize, lambda: inputs)
+
+
 class Judged(Subclassed):
     """Has a part that is used in evaluations alone."""
 
@@ -772,6 +794,10 @@ ROWS: dict[str, Row] = {
     "metrics that call updates": Row(Measures, compile={"loss": "mse", "metrics": ["mae"]}, batch=7),
     "a weight that call assigns": Row(Calls),
     "a weight that evaluations alone assign": Row(CountsTests),
+    "a branch that assigns": Row(stack(Branches)),
+    "a branch that assigns a trained weight": Row(
+        stack(lambda: Branches(True)), refused="the model model is invalid: it assigns branches/calls within a"
+    ),
     "a part of evaluations alone": Row(Judged),
     "a layer not tracked by the model": Row(Untracked),
     "a tf.Variable that a step assigns": Row(
@@ -818,12 +844,10 @@ ROWS: dict[str, Row] = {
     "EMA, overwriting": Row(
         dense(),
         compile={"loss": "mse", "optimizer": lambda: keras.optimizers.SGD(use_ema=True, ema_overwrite_frequency=2)},
-        refused="the optimizer has ema_overwrite_frequency=2",
     ),
     "gradient accumulation": Row(
         dense(),
-        compile={"loss": "mse", "optimizer": lambda: keras.optimizers.SGD(gradient_accumulation_steps=2)},
-        refused="the optimizer has gradient_accumulation_steps=2",
+        compile={"loss": "mse", "optimizer": lambda: keras.optimizers.Adam(0.1, gradient_accumulation_steps=3)},
     ),
     "a schedule": optimizer("SGD", learning_rate=keras.optimizers.schedules.CosineDecay(0.1, 20)),
     "a schedule, and a metric of its rate": Row(Rates),
