@@ -252,7 +252,8 @@ class FunctionalModel:
         self._optimizer = private.make_stateless(optimizer, place, self._update)
         self._optimizer.build(weights)
         self._inner_optimizers = private.inner_optimizers(self._optimizer)
-        self._schedules = self._own_schedules(job, compiled)
+        with _as_job_error(f"the optimizer {type(optimizer).__name__} is invalid"):
+            self._schedules = self._own_schedules(job, compiled)
         # Values that exist already are kept as arrays: TensorFlow forgets them when this process joins a cluster.
         variables = [one for one in (*self._optimizer.variables, *self.model.variables) if private.stored(one) is not None]
         self._initial_values = {id(one): np.asarray(one) for one in variables if self._scope.get_current_value(one) is None}
@@ -583,10 +584,13 @@ class FunctionalModel:
         self, writer: _VariableWriter, trained: Values, gradients: Values, global_step: Any, live_devices: Any
     ) -> tuple[list[Any], list[Any]]:
         """Return weights and optimizer variables after a step along gradients; what kernels update is already written."""
-        for schedule in self._schedules:
-            schedule.set_step(global_step + self._iterations_before, live_devices)
         self._writer = writer
-        with _Stateless(initialize_variables=False):
+        with (
+            _as_job_error(f"the optimizer {type(self._optimizer).__name__} is invalid"),
+            _Stateless(initialize_variables=False),
+        ):
+            for schedule in self._schedules:
+                schedule.set_step(global_step + self._iterations_before, live_devices)
             moved, slots = self._optimizer.stateless_apply(writer.read(self.slots), list(gradients), list(trained))
         return list(moved), list(slots)
 
@@ -676,6 +680,9 @@ class FunctionalModel:
                     f"the model {model.name} does not take inputs{of} of {_shapes(batch_spec.inputs)}{self._in_graph}"
                 ):
                     outputs = self._call(batch.inputs, training)
+                for one in model.trainable_variables:  # what the call has made has no value, which a regularizer needs
+                    if id(one) not in scope.state_mapping:
+                        scope.set(one, tf.zeros(one.shape, one.dtype))
                 self._require_outputs(outputs, batch)
                 if batch.targets is None and private.compiled_loss(model):
                     line = f"the job's {of.removeprefix(' of ') or 'data'} has no targets; valid are elements (inputs, targets)"

@@ -410,7 +410,11 @@ def _conditions() -> tuple[Any, Callable[..., Any], Callable[..., Any]]:
             finally:
                 scope.add_update, scope.state_mapping = update, before
 
-        tf.function(lambda: [run(true_fn), run(false_fn)] and None, autograph=False).get_concrete_function()
+        def record() -> None:
+            for function in (true_fn, false_fn):
+                run(function)
+
+        tf.function(record, autograph=False).get_concrete_function()
         watched = hasattr(scope, "watched") and any(one.trainable for one in assigned.values())
         if watched or not assigned:
             return cond(pred, true_fn, false_fn, *args, **named)

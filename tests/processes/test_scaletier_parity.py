@@ -731,6 +731,7 @@ ROWS: dict[str, Row] = {
     "StringLookup": Row(string_lookup, (np.array([["a"], ["b"], ["c"], ["a"]] * STEPS), Y)),
     "frozen layers": Row(frozen),
     "regularizers": Row(dense(kernel_regularizer="l2", activity_regularizer="l1")),
+    "regularizers, no Input": Row(lambda: keras.Sequential([layers.Dense(1, kernel_regularizer="l2")], name="model")),
     "add_loss": Row(stack(lambda: layers.Dense(2), Adds)),
     "add_loss alone": Row(stack(lambda: layers.Dense(2), Adds), compile={"loss": None}),
     "add_loss alone, inputs alone": Row(stack(lambda: layers.Dense(2), Adds), (X,), {"loss": None}),

@@ -16,8 +16,10 @@ import pytest
 
 import scaletier
 from scaletier import private
+from scaletier.checkpoint import TrainingState
 from scaletier.functional_model import FunctionalModel, _Scope, _Stateless
 from scaletier.job import Job, JobError
+from scaletier.round_graph import list_handles, named_handles
 from scaletier.tensorflow_setup import import_tensorflow
 
 tf = import_tensorflow()
@@ -136,6 +138,24 @@ def test_weights_that_replicas_share_are_not_overwritten_by_averages() -> None:
             JobError, match=r"^the optimizer has ema_overwrite_frequency=3: several replicas train, and average"
         ):
             FunctionalModel(Job(model, data, "mse", optimizer=optimizer), data.element_spec, 0, replicas=2)
+
+
+def test_an_optimizer_that_fails_is_one_line() -> None:
+    class Broken(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
+        def __call__(self, step: Any) -> Any:
+            raise ValueError("no such step")
+
+    def step(replicas: int) -> None:
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        job = Job(model, data, "mse", optimizer=lambda: keras.optimizers.SGD(Broken()))
+        network = FunctionalModel(job, data.element_spec, 0, replicas)
+        variables = named_handles(network, list_handles(TrainingState(network)))
+        network.apply(variables.shared, variables.local, [tf.zeros([3, 1]), tf.zeros([1])], 0)
+
+    data = tf.data.Dataset.from_tensors((tf.zeros([2, 3]), tf.zeros([2, 1])))
+    for replicas in (1, 2):
+        with pytest.raises(JobError, match=r"^the optimizer SGD is invalid: no such step$"):
+            step(replicas)
 
 
 def test_a_scaled_loss_is_unscaled_and_an_overflowing_step_is_skipped() -> None:
