@@ -301,7 +301,8 @@ def keep_weights_without_decay(optimizer: Any, variables: Sequence[Any]) -> None
             one._exclude_from_weight_decay = {
                 id(variable)
                 for variable in variables
-                if one._var_key(variable) in (excluded or ()) or (pattern and re.search(pattern, f"{variable.path}:0"))
+                if getattr(stored(variable), "_unique_id", None) in (excluded or ())
+                or (pattern and re.search(pattern, f"{variable.path}:0"))
             }
             one._exclude_from_weight_decay_pattern, one._exclude_from_weight_decay_cache = None, {}
 

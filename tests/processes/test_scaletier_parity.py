@@ -574,6 +574,26 @@ class Decays(keras.Sequential):  # type: ignore[misc]
         super().compile(chosen, **more)
 
 
+def decays() -> Any:
+    chosen = keras.optimizers.AdamW(0.01, weight_decay=0.9)
+    chosen.exclude_from_weight_decay(var_names=["kernel"])
+    return chosen
+
+
+class Excludes(keras.Sequential):  # type: ignore[misc]
+    """Excludes the weight of its first layer from decay, before the second one has weights."""
+
+    def __init__(self) -> None:
+        first = layers.Dense(4)
+        first.build((None, WIDTH))
+        super().__init__([first, layers.Dense(1)], name="model")
+
+    def compile(self, optimizer: Any, **more: Any) -> None:
+        chosen = keras.optimizers.AdamW(0.01, weight_decay=0.9)
+        chosen.exclude_from_weight_decay(var_list=[self.layers[0].kernel])
+        super().compile(chosen, **more)
+
+
 class Falls(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
     """Computes with the step as with a number of Python."""
 
@@ -828,6 +848,8 @@ ROWS: dict[str, Row] = {
     ),
     "apply, by variable": Row(dense(), compile={"loss": "mse", "optimizer": SlowBias}),
     "weights without decay, a built optimizer": Row(Decays),
+    "weights without decay, by a name": Row(dense(), compile={"loss": "mse", "optimizer": decays}),
+    "weights without decay, no Input": Row(Excludes),
     "weights without decay, by variable": Row(lambda: Decays(())),
     "weights without decay, by a layer's name": Row(lambda: Decays(("last",))),
     "a schedule of its own": Row(dense(), compile={"loss": "mse", "optimizer": lambda: keras.optimizers.SGD(Falls())}),
