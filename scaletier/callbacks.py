@@ -35,6 +35,7 @@ class Callbacks:
         history: the `keras.callbacks.History`, on the chief, once training begins.
         learning_rates: those that callbacks may have set, by their indices in the network's `local`.
         pauses_training: True if no replica trains during an evaluation.
+        stride: each `stride`-th pass over the data is read, as in `data.BatchSource`.
     """
 
     history: Any = None
@@ -49,6 +50,7 @@ class Callbacks:
         data: Sequence[Any] = (None, None),
     ) -> None:
         self._callbacks, self._epochs, self._steps, self._data = callbacks, epochs, steps_per_epoch, data
+        self.stride = 1 if steps_per_epoch else 2  # then an epoch is a pass
         self._rounds, self._metrics, self._carried = list[tuple[int, Mapping[str, float]]](), list[Any](), list[Any]()
 
     def check(self) -> None:

@@ -52,11 +52,14 @@ class BatchSource:
         element_spec: the structure of a batch.
         length: the number of batches, or None if it is unknown or infinite.
         description: the number and structure of the batches. Data with another description is taken as changed.
+        stride: 2 to start each second pass over the data and not read it, as `fit` of Keras does at the end of an epoch.
 
     Raises:
         JobError: the data is invalid.
         DataError: the data is missing or cannot be read.
     """
+
+    stride = 1
 
     def __init__(self, data: Any, name: str = "data", serialize: bool = False) -> None:
         if data is None:
@@ -107,9 +110,9 @@ class BatchSource:
             several = isinstance(dataset.element_spec, tuple)
             dataset = dataset.map(lambda *parts: shaped(parts if several else parts[0]))
         if self._by_replica:
-            dataset = _endless(dataset, batches)
+            dataset = _endless(dataset, batches, self.stride)
         else:
-            dataset = _endless(dataset, batches * replicas).shard(replicas, replica)
+            dataset = _endless(dataset, batches * replicas, self.stride).shard(replicas, replica)
         return dataset if dataset.options().autotune.enabled is False else dataset.prefetch(tf.data.AUTOTUNE)
 
     def one_pass(self) -> Any:
@@ -211,25 +214,25 @@ def _deserialize(graph: Any, element_spec: Any) -> Any:
     return tf.data.experimental.from_variant(tf.raw_ops.DatasetFromGraph(graph_def=graph), element_spec)
 
 
-def _endless(dataset: Any, skipped: int) -> Any:
-    """Return batches without end, after the first `skipped` ones.
+def _endless(dataset: Any, skipped: int, stride: int) -> Any:
+    """Return batches without end, after the first `skipped` ones, of every `stride`-th pass.
 
-    A pass that is skipped as a whole is started but not read, so that the shuffle advances, and the next pass has its order.
+    Other passes are started but not read, so that the shuffle advances. So is a pass that is skipped as a whole.
     """
     count = int(dataset.cardinality())
     if count == tf.data.INFINITE_CARDINALITY:
         return dataset.skip(skipped)
     passes, remainder = divmod(skipped, count) if count > 0 else (0, skipped)
-    if not passes:
+    if count <= 0 or (not passes and stride == 1):
         return dataset.repeat().skip(remainder)
 
     def read(number: Any) -> Any:
-        choices = tf.data.Dataset.from_tensors(tf.constant(0, tf.int64)).repeat(
-            tf.cast(number >= passes, tf.int64) * tf.int64.max
-        )
+        is_read = (number >= passes * stride) & (number % stride == 0)
+        choices = tf.data.Dataset.from_tensors(tf.constant(0, tf.int64)).repeat(tf.cast(is_read, tf.int64) * tf.int64.max)
         return tf.data.Dataset.choose_from_datasets([dataset], choices, stop_on_empty_dataset=True)
 
-    return tf.data.Dataset.range(tf.int64.max).flat_map(read).skip(remainder)
+    batches = tf.data.Dataset.range(tf.int64.max).flat_map(read).skip(remainder)
+    return batches.with_options(dataset.options())
 
 
 def _check(dataset: Any, name: str) -> None:

@@ -242,6 +242,9 @@ class FunctionalModel:
                 path = weight.path.removeprefix(f"{self.model.name}/")
                 line = f"the weight {path} is invalid: its initializer draws from a SeedGenerator."
                 raise JobError(f"{line} Valid: a seed that is a number")
+        for one in self.model.optimizer.variables:  # such as a rate that the model's function has set
+            if (assigned := self._scope.get_current_value(one)) is not None:
+                one.assign(assigned)
         # A copy, so that the model is saved with the optimizer that its user knows.
         optimizer, self._originals = private.copy_optimizer(self.model.optimizer)
         private.keep_weights_without_decay(optimizer, weights)
@@ -249,7 +252,8 @@ class FunctionalModel:
         self._optimizer = private.make_stateless(optimizer, place, self._update)
         self._optimizer.build(weights)
         self._inner_optimizers = private.inner_optimizers(self._optimizer)
-        self._schedules = self._own_schedules(job, compiled)
+        with _as_job_error(f"the optimizer {type(optimizer).__name__} is invalid"):
+            self._schedules = self._own_schedules(job, compiled)
         # Values that exist already are kept as arrays: TensorFlow forgets them when this process joins a cluster.
         variables = [one for one in (*self._optimizer.variables, *self.model.variables) if private.stored(one) is not None]
         self._initial_values = {id(one): np.asarray(one) for one in variables if self._scope.get_current_value(one) is None}
@@ -279,7 +283,7 @@ class FunctionalModel:
         values = (self._scope.get_current_value(one) for one in optimizer.variables)
         arrays = [np.asarray(one if value is None else value) for one, value in zip(optimizer.variables, values, strict=True)]
         self._initial_values |= {id(one): value for one, value in zip(self._optimizer.variables, arrays, strict=True)}
-        self._iterations_before = int(self._initial_values[id(self._optimizer.iterations)])
+        self._iterations_before = int(self._initial_values[id(private.iterations_of(self._optimizer))])
 
     def require_transferable(self) -> None:
         """Raise JobError if the model has parts that cannot be sent to another host."""
@@ -363,13 +367,13 @@ class FunctionalModel:
         counts = range(1, self.replicas) if callable(job.optimizer) and wants_argument(job.optimizer) else ()
         fewer = [private.inner_optimizers(self._optimizer_of(job, compiled, count)) for count in counts]
         for at, part in enumerate(self._inner_optimizers):
-            for name in ("gradient_accumulation_steps", "ema_overwrite_frequency"):
-                if value := getattr(part, name, None):
-                    raise JobError(f"the optimizer has {name}={value}, which goes by Keras's own way to train; leave it out")
+            if self.replicas > 1 and (frequency := part.use_ema and part.ema_overwrite_frequency):
+                line = f"the optimizer has ema_overwrite_frequency={frequency}: several replicas train, and average what they"
+                raise JobError(f"{line} share. Valid: use_ema=True alone, whose average is exported, or one process")
             rates = [private.rate_of(parts[at]) for parts in (*fewer, self._inner_optimizers)]
             # With one replica the optimizer's own steps count, as in Keras, without those that it skips.
             if fewer or (self.replicas > 1 and isinstance(rates[-1], keras.optimizers.schedules.LearningRateSchedule)):
-                part.learning_rate = scheduled = GlobalStepSchedule(rates, part.iterations)
+                part.learning_rate = scheduled = GlobalStepSchedule(rates, private.iterations_of(part))
                 schedules.append(scheduled)
         return schedules
 
@@ -402,7 +406,7 @@ class FunctionalModel:
         # The job's learning rates count, whatever a checkpoint has.
         rates = {id(private.rate_of(part)) for part in self._inner_optimizers} | {id(one.variable) for one in self._schedules}
         self.learning_rates = [spec for spec in self.slots if id(spec.variable) in rates]
-        counts = {id(part.iterations) for part in (self._optimizer, *self._inner_optimizers)}
+        counts = {id(private.iterations_of(part)) for part in (self._optimizer, *self._inner_optimizers)}
         self.iterations = [spec for spec in self.slots if id(spec.variable) in counts]
         averages = {id(one) for part in self._inner_optimizers for one in private.ema_variables(part)}
         weights = ((spec, self.weight_of(spec)) for spec in self.slots if id(spec.variable) in averages)
@@ -580,10 +584,13 @@ class FunctionalModel:
         self, writer: _VariableWriter, trained: Values, gradients: Values, global_step: Any, live_devices: Any
     ) -> tuple[list[Any], list[Any]]:
         """Return weights and optimizer variables after a step along gradients; what kernels update is already written."""
-        for schedule in self._schedules:
-            schedule.set_step(global_step + self._iterations_before, live_devices)
         self._writer = writer
-        with _Stateless(initialize_variables=False):
+        with (
+            _as_job_error(f"the optimizer {type(self._optimizer).__name__} is invalid"),
+            _Stateless(initialize_variables=False),
+        ):
+            for schedule in self._schedules:
+                schedule.set_step(global_step + self._iterations_before, live_devices)
             moved, slots = self._optimizer.stateless_apply(writer.read(self.slots), list(gradients), list(trained))
         return list(moved), list(slots)
 
@@ -673,6 +680,9 @@ class FunctionalModel:
                     f"the model {model.name} does not take inputs{of} of {_shapes(batch_spec.inputs)}{self._in_graph}"
                 ):
                     outputs = self._call(batch.inputs, training)
+                for one in model.trainable_variables:  # what the call has made has no value, which a regularizer needs
+                    if id(one) not in scope.state_mapping:
+                        scope.set(one, tf.zeros(one.shape, one.dtype))
                 self._require_outputs(outputs, batch)
                 if batch.targets is None and private.compiled_loss(model):
                     line = f"the job's {of.removeprefix(' of ') or 'data'} has no targets; valid are elements (inputs, targets)"

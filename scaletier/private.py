@@ -250,7 +250,7 @@ def update_kernel(optimizer: Any, variable: Any) -> tuple[list[Any], Callable[..
         return None
 
     def adam(weight: Any, mean: Any, square: Any, gradient: Any, rate: Any) -> Any:
-        step = tf.cast(optimizer.iterations.value + 1, tf.float32)
+        step = tf.cast(optimizer.iterations, tf.float32) + 1.0
         powers = {f"beta{number}_power": tf.pow(beta, step) for number, beta in enumerate(betas, 1)}
         settings = {"lr": rate, "beta1": betas[0], "beta2": betas[1], "epsilon": optimizer.epsilon}
         return raw.ResourceApplyAdam(var=weight, m=mean, v=square, grad=gradient, **powers, **settings)
@@ -301,7 +301,8 @@ def keep_weights_without_decay(optimizer: Any, variables: Sequence[Any]) -> None
             one._exclude_from_weight_decay = {
                 id(variable)
                 for variable in variables
-                if one._var_key(variable) in (excluded or ()) or (pattern and re.search(pattern, f"{variable.path}:0"))
+                if getattr(stored(variable), "_unique_id", None) in (excluded or ())
+                or (pattern and re.search(pattern, f"{variable.path}:0"))
             }
             one._exclude_from_weight_decay_pattern, one._exclude_from_weight_decay_cache = None, {}
 
@@ -381,12 +382,58 @@ def _function_calls() -> tuple[Any, Callable[..., Any], Callable[..., Any]]:
     return kind, call, call_here
 
 
+@functools.cache
+def _conditions() -> tuple[Any, Callable[..., Any], Callable[..., Any]]:
+    """Return the module of tf.cond, its `cond`, and one whose branches may assign variables in a StatelessScope.
+
+    A first trace finds what they assign, which then is among their results. A weight whose reads have gradients is left out.
+    """
+    module = importlib.import_module("tensorflow.python.ops.cond")
+    state, tf = importlib.import_module("keras.src.backend.common.global_state"), import_tensorflow()
+    cond, value_in = module.cond, importlib.import_module("keras").StatelessScope.get_current_value
+
+    def cond_here(pred: Any, true_fn: Any = None, false_fn: Any = None, *args: Any, **named: Any) -> Any:
+        scope, assigned = state.get_global_attribute("stateless_scope"), dict[int, Any]()
+        if scope is None or not tf.is_symbolic_tensor(pred):
+            return cond(pred, true_fn, false_fn, *args, **named)
+
+        def run(function: Any) -> Any:
+            update, before = scope.add_update, dict(scope.state_mapping)
+
+            def assign(pair: Any) -> None:
+                assigned[id(pair[0])] = pair[0]
+                scope.state_mapping[id(pair[0])] = tf.convert_to_tensor(pair[1])
+
+            scope.add_update = assign
+            try:
+                result, values = function(), [(one, value_in(scope, one)) for one in assigned.values()]
+                return result, [tf.cast(one.value, one.dtype) if value is None else value for one, value in values]
+            finally:
+                scope.add_update, scope.state_mapping = update, before
+
+        def record() -> None:
+            for function in (true_fn, false_fn):
+                run(function)
+
+        tf.function(record, autograph=False).get_concrete_function()
+        watched = hasattr(scope, "watched") and any(one.trainable for one in assigned.values())
+        if watched or not assigned:
+            return cond(pred, true_fn, false_fn, *args, **named)
+        result, values = cond(pred, lambda: run(true_fn), lambda: run(false_fn), *args, **named)
+        for pair in zip(assigned.values(), values, strict=True):
+            scope.add_update(pair)
+        return result
+
+    return module, cond, cond_here
+
+
 def trace_functions_in_scopes(scope: Any, entered: bool) -> None:
-    """Have tf.functions use the values of StatelessScopes from the first scope's begin to the last one's end."""
+    """Have tf.functions and tf.cond use the values of StatelessScopes, from the first scope's begin to the last one's end."""
     kind, call, call_here = _function_calls()
+    module, cond, cond_here = _conditions()
     with _lock:
         (_entered.append if entered else _entered.remove)(scope)
-        kind.__call__ = call_here if _entered else call
+        kind.__call__, module.cond = (call_here, cond_here) if _entered else (call, cond)
 
 
 def custom_gradient_around() -> str:
@@ -458,6 +505,11 @@ def is_seed(variable: Any) -> bool:
 def rate_of(optimizer: Any) -> Any:
     """Return the optimizer's learning rate: a schedule, a function, or a number's variable; the public name is a value."""
     return optimizer._learning_rate
+
+
+def iterations_of(optimizer: Any) -> Any:
+    """Return the variable that counts an optimizer's steps; the public name may be divided by those of an accumulation."""
+    return getattr(optimizer, "inner_optimizer", optimizer)._iterations
 
 
 def compile_settings(model: Any) -> dict[str, Any]:

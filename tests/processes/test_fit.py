@@ -239,6 +239,16 @@ def batches() -> Any:
     return tf.data.Dataset.from_tensor_slices((X, ONE_HOT)).batch(BATCH)
 
 
+def shuffled() -> Any:
+    return tf.data.Dataset.from_tensor_slices((X, ONE_HOT)).shuffle(70, seed=3).batch(BATCH)
+
+
+def slower() -> Any:
+    compiled = small()
+    compiled.optimizer.learning_rate = 0.01
+    return compiled
+
+
 def falling(epoch: int, rate: float) -> float:
     return rate * 0.5 if epoch else rate
 
@@ -249,6 +259,8 @@ Row = tuple[Callable[[], Any], Any, Sequence[Callable[[], Any]], dict[str, Any]]
 ROWS: dict[str, Row] = {
     "arrays, a smaller last batch": (model, (X, ONE_HOT), [], {}),
     "a tf.data.Dataset": (small, batches, [], {}),
+    "a tf.data.Dataset that shuffles": (small, shuffled, [], {}),
+    "a rate that the model's function sets": (slower, (X, ONE_HOT), [], {}),
     "a PyDataset": (small, Pages, [], {}),
     "class weights of labels": (labels, (X, KINDS), [], {"class_weight": {0: 0.5, 1: 3.0}}),
     "a weight of one class": (labels, (X, KINDS), [], {"class_weight": {0: 3.0}}),

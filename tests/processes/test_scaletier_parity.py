@@ -319,6 +319,28 @@ class CountsTests(Subclassed):
         return super().call(inputs) * (self.calls + 1)
 
 
+class Branches(layers.Layer):  # type: ignore[misc]
+    """Count its calls, draw random numbers and normalize in a branch."""
+
+    def __init__(self, trainable: bool = False) -> None:
+        super().__init__(name="branches")
+        self.calls = self.add_weight(shape=(), initializer="zeros", trainable=trainable, name="calls")
+        self.norm, self.drop = layers.BatchNormalization(), layers.Dropout(0.5, seed=3)
+
+    def build(self, shape: Any) -> None:
+        self.norm.build(shape)
+
+    def compute_output_shape(self, shape: Any) -> Any:
+        return shape
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        def normalize() -> Any:
+            self.calls.assign_add(1.0)
+            return self.drop(self.norm(inputs, training=training), training=training) * self.calls
+
+        return keras.ops.cond(keras.ops.mean(inputs) > 0.0, normalize, lambda: inputs)
+
+
 class Judged(Subclassed):
     """Has a part that is used in evaluations alone."""
 
@@ -552,6 +574,26 @@ class Decays(keras.Sequential):  # type: ignore[misc]
         super().compile(chosen, **more)
 
 
+def decays() -> Any:
+    chosen = keras.optimizers.AdamW(0.01, weight_decay=0.9)
+    chosen.exclude_from_weight_decay(var_names=["kernel"])
+    return chosen
+
+
+class Excludes(keras.Sequential):  # type: ignore[misc]
+    """Excludes the weight of its first layer from decay, before the second one has weights."""
+
+    def __init__(self) -> None:
+        first = layers.Dense(4)
+        first.build((None, WIDTH))
+        super().__init__([first, layers.Dense(1)], name="model")
+
+    def compile(self, optimizer: Any, **more: Any) -> None:
+        chosen = keras.optimizers.AdamW(0.01, weight_decay=0.9)
+        chosen.exclude_from_weight_decay(var_list=[self.layers[0].kernel])
+        super().compile(chosen, **more)
+
+
 class Falls(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
     """Computes with the step as with a number of Python."""
 
@@ -707,6 +749,7 @@ ROWS: dict[str, Row] = {
     "StringLookup": Row(string_lookup, (np.array([["a"], ["b"], ["c"], ["a"]] * STEPS), Y)),
     "frozen layers": Row(frozen),
     "regularizers": Row(dense(kernel_regularizer="l2", activity_regularizer="l1")),
+    "regularizers, no Input": Row(lambda: keras.Sequential([layers.Dense(1, kernel_regularizer="l2")], name="model")),
     "add_loss": Row(stack(lambda: layers.Dense(2), Adds)),
     "add_loss alone": Row(stack(lambda: layers.Dense(2), Adds), compile={"loss": None}),
     "add_loss alone, inputs alone": Row(stack(lambda: layers.Dense(2), Adds), (X,), {"loss": None}),
@@ -770,6 +813,10 @@ ROWS: dict[str, Row] = {
     "metrics that call updates": Row(Measures, compile={"loss": "mse", "metrics": ["mae"]}, batch=7),
     "a weight that call assigns": Row(Calls),
     "a weight that evaluations alone assign": Row(CountsTests),
+    "a branch that assigns": Row(stack(Branches)),
+    "a branch that assigns a trained weight": Row(
+        stack(lambda: Branches(True)), refused="the model model is invalid: it assigns branches/calls within a"
+    ),
     "a part of evaluations alone": Row(Judged),
     "a layer not tracked by the model": Row(Untracked),
     "a tf.Variable that a step assigns": Row(
@@ -799,6 +846,8 @@ ROWS: dict[str, Row] = {
     ),
     "apply, by variable": Row(dense(), compile={"loss": "mse", "optimizer": SlowBias}),
     "weights without decay, a built optimizer": Row(Decays),
+    "weights without decay, by a name": Row(dense(), compile={"loss": "mse", "optimizer": decays}),
+    "weights without decay, no Input": Row(Excludes),
     "weights without decay, by variable": Row(lambda: Decays(())),
     "weights without decay, by a layer's name": Row(lambda: Decays(("last",))),
     "a schedule of its own": Row(dense(), compile={"loss": "mse", "optimizer": lambda: keras.optimizers.SGD(Falls())}),
@@ -815,12 +864,10 @@ ROWS: dict[str, Row] = {
     "EMA, overwriting": Row(
         dense(),
         compile={"loss": "mse", "optimizer": lambda: keras.optimizers.SGD(use_ema=True, ema_overwrite_frequency=2)},
-        refused="the optimizer has ema_overwrite_frequency=2",
     ),
     "gradient accumulation": Row(
         dense(),
-        compile={"loss": "mse", "optimizer": lambda: keras.optimizers.SGD(gradient_accumulation_steps=2)},
-        refused="the optimizer has gradient_accumulation_steps=2",
+        compile={"loss": "mse", "optimizer": lambda: keras.optimizers.Adam(0.1, gradient_accumulation_steps=3)},
     ),
     "a schedule": optimizer("SGD", learning_rate=keras.optimizers.schedules.CosineDecay(0.1, 20)),
     "a schedule, and a metric of its rate": Row(Rates),

@@ -392,6 +392,37 @@ def test_a_pydataset_resumes_in_the_order_of_each_pass(seed: int | None) -> None
         assert read(step) == read_from_begin[step:]
 
 
+@pytest.mark.parametrize("steps_per_epoch", [None, 7])
+def test_epochs_read_shuffled_data_in_the_order_of_keras(steps_per_epoch: int | None) -> None:
+    """Without steps_per_epoch, Keras starts a pass at the end of each epoch that it does not read."""
+
+    def data() -> Any:
+        return tf.data.Dataset.range(7).shuffle(7, seed=3).batch(1)
+
+    dataset, expected = data(), list[int]()
+    for _ in range(3):
+        expected += [int(batch[0]) for batch in dataset]
+        if steps_per_epoch is None:
+            iter(dataset)
+    source = BatchSource(data)
+    source.stride = Callbacks(epochs=3, steps_per_epoch=steps_per_epoch).stride
+    for step in (0, 3, 7, 16):
+        assert [int(batch[0]) for batch in source.training_batches(step=step).take(21 - step)] == expected[step:]
+
+
+def test_the_rate_and_the_steps_that_a_model_s_function_sets_count() -> None:
+    def made() -> Any:
+        compiled = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        compiled.compile("sgd", "mse")
+        compiled.optimizer.learning_rate = 0.25
+        compiled.optimizer.iterations.assign(7)
+        return compiled
+
+    data = tf.data.Dataset.from_tensors((X, Y))
+    network = FunctionalModel(Job(made, data), data.element_spec, 0)
+    assert [network.initial(spec) for spec in (*network.learning_rates, *network.iterations)] == [0.25, 7]
+
+
 def test_threads_compute_items_ahead_in_their_order() -> None:
     together = threading.Barrier(2)
 

@@ -16,8 +16,10 @@ import pytest
 
 import scaletier
 from scaletier import private
-from scaletier.functional_model import FunctionalModel, _Scope
+from scaletier.checkpoint import TrainingState
+from scaletier.functional_model import FunctionalModel, _Scope, _Stateless
 from scaletier.job import Job, JobError
+from scaletier.round_graph import list_handles, named_handles
 from scaletier.tensorflow_setup import import_tensorflow
 
 tf = import_tensorflow()
@@ -75,7 +77,7 @@ def stateless_update(optimizer: Any, place: Any = None) -> tuple[list[Any], Any]
     optimizer_stateless.build(variables)
 
     def step(slots: Any, changes: Any, values: Any) -> Any:
-        with keras.StatelessScope(initialize_variables=False):
+        with _Stateless(initialize_variables=False):
             return optimizer_stateless.stateless_apply(slots, changes, values)
 
     graph = tf.function(step, autograph=False)
@@ -114,6 +116,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "global_clipnorm": {"global_clipnorm": 0.1},
     "weight_decay": {"weight_decay": 0.1},
     "use_ema": {"use_ema": True, "ema_momentum": 0.5},
+    "ema_overwrite_frequency": {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 2},
+    "gradient_accumulation_steps": {"gradient_accumulation_steps": 2, "clipnorm": 0.1},
     "a schedule": {"learning_rate": keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)},
 }
 
@@ -125,14 +129,33 @@ def test_optimizer_settings_apply_to_stateless_updates(settings: str) -> None:
         np.testing.assert_allclose(one, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("setting", "value"), [("gradient_accumulation_steps", 2), ("ema_overwrite_frequency", 3)])
-def test_settings_of_keras_s_own_training_loop_are_refused(setting: str, value: int) -> None:
+def test_weights_that_replicas_share_are_not_overwritten_by_averages() -> None:
     data = tf.data.Dataset.from_tensors((tf.zeros([2, 3]), tf.zeros([2, 1])))
     for wrap in (lambda plain: plain, keras.optimizers.LossScaleOptimizer):
-        optimizer = wrap(keras.optimizers.Adam(use_ema=True, **{setting: value}))
+        optimizer = wrap(keras.optimizers.Adam(use_ema=True, ema_overwrite_frequency=3))
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-        with pytest.raises(JobError, match=rf"^the optimizer has {setting}={value}, which goes by Keras's own way to train"):
-            FunctionalModel(Job(model, data, "mse", optimizer=optimizer), data.element_spec, 0)
+        with pytest.raises(
+            JobError, match=r"^the optimizer has ema_overwrite_frequency=3: several replicas train, and average"
+        ):
+            FunctionalModel(Job(model, data, "mse", optimizer=optimizer), data.element_spec, 0, replicas=2)
+
+
+def test_an_optimizer_that_fails_is_one_line() -> None:
+    class Broken(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
+        def __call__(self, step: Any) -> Any:
+            raise ValueError("no such step")
+
+    def step(replicas: int) -> None:
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        job = Job(model, data, "mse", optimizer=lambda: keras.optimizers.SGD(Broken()))
+        network = FunctionalModel(job, data.element_spec, 0, replicas)
+        variables = named_handles(network, list_handles(TrainingState(network)))
+        network.apply(variables.shared, variables.local, [tf.zeros([3, 1]), tf.zeros([1])], 0)
+
+    data = tf.data.Dataset.from_tensors((tf.zeros([2, 3]), tf.zeros([2, 1])))
+    for replicas in (1, 2):
+        with pytest.raises(JobError, match=r"^the optimizer SGD is invalid: no such step$"):
+            step(replicas)
 
 
 def test_a_scaled_loss_is_unscaled_and_an_overflowing_step_is_skipped() -> None:
