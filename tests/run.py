@@ -96,6 +96,15 @@ def cores() -> int:
     return max(1, min(available_cpus(), available_memory() // 2**31))
 
 
+class _Linter(subprocess.Popen[bytes]):
+    """A process that has nothing to clean up: any signal kills it, and all that it has started."""
+
+    def send_signal(self, sig: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            if self.poll() is None:
+                os.killpg(self.pid, signal.SIGKILL)
+
+
 class Run:
     """Run phases until all have run or a signal ends it."""
 
@@ -117,7 +126,12 @@ class Run:
             say(f"\n{signal.Signals(number).name}: cleaning up")
 
     def phase(
-        self, name: str, *commands: Sequence[str], environment: Mapping[str, str] | None = None, log: IO[bytes] | None = None
+        self,
+        name: str,
+        *commands: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        log: IO[bytes] | None = None,
+        start: type[subprocess.Popen[bytes]] = subprocess.Popen,
     ) -> Outcome:
         """Run the commands of a phase, all of them even if one fails.
 
@@ -126,17 +140,18 @@ class Run:
             commands: of programs in the virtual environment.
             environment: further variables.
             log: what they print goes there, if given.
+            start: their class, which decides how a signal ends them.
         """
         outcome = Outcome(name)
         report = CACHE / f"{name}.xml"
         report.unlink(missing_ok=True)
-        start = time.monotonic()
+        began = time.monotonic()
         for command in commands:
             if self.signal:
                 break
             say(f"\n== {name}: {' '.join(command)}{f' >{log.name}' if log else ''}")
             # In its own session: Ctrl-C reaches pytest from here, once, and no process that its tests have started.
-            child = subprocess.Popen(
+            child = start(
                 [str(BIN / command[0]), *command[1:]],
                 cwd=ROOT,
                 env={**os.environ, **(environment or {})},
@@ -153,7 +168,7 @@ class Run:
             outcome.code = child.wait() or outcome.code
             with self._changing:
                 self._children.remove(child)
-        outcome.minutes = (time.monotonic() - start) / 60
+        outcome.minutes = (time.monotonic() - began) / 60
         outcome.read(report)
         return outcome
 
@@ -184,7 +199,7 @@ class Run:
     def lint(self) -> None:
         """Run ruff and mypy."""
         commands = (["ruff", "format", "--check", "."], ["ruff", "check", "."], ["mypy"], ["python", "tests/names.py"])
-        self.outcomes.append(self.phase("lint", *commands))
+        self.outcomes.append(self.phase("lint", *commands, start=_Linter))
 
     @property
     def failed(self) -> list[str]:

@@ -250,6 +250,24 @@ def test_a_signal_while_a_command_starts_reaches_it(lock: run.Lock, monkeypatch:
     assert phases.phase("one", ["sleep", "600"]).code == -signal.SIGINT
 
 
+def test_a_signal_ends_lint_and_what_it_has_started_at_once(
+    lock: run.Lock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By SIGINT mypy ends after half a minute, and the mypy that `names.py` has started gets no signal to one process."""
+    os.mkfifo(fifo := tmp_path / "fifo")
+    (ruff := tmp_path / "ruff").write_text(f"#!/bin/sh\ntrap '' INT\nexec 3>{fifo}\ntouch {tmp_path}/ready\nsleep 60\nexit 0")
+    ruff.chmod(0o755)
+    monkeypatch.setattr(run, "BIN", tmp_path)
+    phases = run.Run(lock)
+    with ThreadPoolExecutor(2) as pool:
+        lint, held = pool.submit(phases.lint), pool.submit(fifo.read_bytes)
+        wait_for((tmp_path / "ready").exists, "ruff runs")
+        phases.interrupt(signal.SIGINT, None)
+        lint.result()
+        held.result()
+    assert [(outcome.name, outcome.code) for outcome in phases.outcomes] == [("lint", -signal.SIGKILL)]
+
+
 def test_no_shard_begins_after_a_signal(lock: run.Lock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "set_up", lambda _: None)
     monkeypatch.setattr(run.Run, "shards", lambda *_: pytest.fail("a shard was started"))
@@ -278,6 +296,19 @@ def test_no_tests_are_counted_after_a_signal(lock: run.Lock, monkeypatch: pytest
     assert run.count_all(phases) == (0, [])
 
 
+def test_shards_whose_collection_a_signal_ends_are_no_errors(lock: run.Lock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C reaches the collecting pytest too."""
+    phases = run.Run(lock)
+
+    def interrupted(*_: object, **__: object) -> subprocess.CompletedProcess[str]:
+        assert not phases.signal, "a further pytest was started"
+        phases.signal = signal.SIGINT
+        return subprocess.CompletedProcess([], -signal.SIGINT, "tests/unit/test_a.py: 3\n", "")
+
+    monkeypatch.setattr(run.subprocess, "run", interrupted)
+    assert run.count_all(phases) == (3, [])
+
+
 def test_shards_that_cannot_be_collected_fail_the_run(
     lock: run.Lock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -303,7 +334,7 @@ def test_shards_that_cannot_be_collected_fail_the_run(
 
 def test_make_lint_runs_the_commands_of_make_test(lock: run.Lock, monkeypatch: pytest.MonkeyPatch) -> None:
     phases: list[Sequence[list[str]]] = []
-    monkeypatch.setattr(run.Run, "phase", lambda _, name, *commands: phases.append(commands) or Outcome(name))
+    monkeypatch.setattr(run.Run, "phase", lambda _, name, *commands, **__: phases.append(commands) or Outcome(name))
     run.Run(lock).lint()
     (commands,) = phases
     assert ["python", "tests/names.py"] in commands
