@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -352,6 +352,16 @@ def check_stacks(names: Iterable[str]) -> None:
             )
 
 
+def remove_leftovers(run: Run, names: Container[str]) -> None:
+    """Remove what killed runs left of the stacks of these names; others may be in use, by a call of pytest."""
+    left = sorted(name for stacks in STACKS.values() for name in stacks if (MARKS / name).exists())
+    for name in left:
+        removed = "removed first" if name in names else f"remove it by `.venv/bin/python tests/leftovers.py {name}`"
+        say(f"stack {name} is left by a killed test run: {removed}")
+    if mine := [name for name in left if name in names]:
+        run.outcomes.append(run.phase("leftovers", ["python", "tests/leftovers.py", *mine]))
+
+
 def set_up(shards: Sequence[Shard]) -> None:
     """Make what the shards need beyond `make test`'s own set-up; exit with 2 if that fails or is impossible."""
     if os.geteuid() != 0 and any("root" in shard.needs for shard in shards):
@@ -416,10 +426,12 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as set by nohup
             signal.signal(number, run.interrupt)  # handled even if the parent shell ignores it
-    check_stacks(stack for cluster in {SHARDS[name].cluster for name in chosen} for stack in STACKS.get(cluster, ()))
+    stacks = {stack for name in chosen for stack in STACKS.get(SHARDS[name].cluster, ())}
+    check_stacks(stacks)
     with busy_loops(options.load * available_cpus()):
         start = time.monotonic()
         say(f"{cores()} cores, load {os.getloadavg()[0]:.1f}, calibration {scale():.2f}")
+        remove_leftovers(run, stacks)
         everything = test(run) if options.what == "test" else test_all(run, chosen)
     say(summary(run, everything, (time.monotonic() - start) / 60))
     return 128 + run.signal if run.signal else 1 if run.failed else 0

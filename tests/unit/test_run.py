@@ -170,6 +170,26 @@ def test_a_stack_of_the_same_name_is_refused(
     assert "`pulumi stack rename --stack story OTHER` keeps yours" in capsys.readouterr().err
 
 
+def test_stacks_of_a_killed_run_are_removed_first(
+    lock: run.Lock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands: list[list[str]] = []
+    monkeypatch.setattr(run, "MARKS", tmp_path)
+    monkeypatch.setattr(run.Run, "phase", lambda _, name, command: commands.append(command) or Outcome(name))
+    phases = run.Run(lock)
+    run.remove_leftovers(phases, ["story"])
+    assert (commands, capsys.readouterr().out) == ([], "")
+    for name in ("story", "e2e"):
+        (tmp_path / name).touch()
+    run.remove_leftovers(phases, ["story"])
+    assert commands == [["python", "tests/leftovers.py", "story"]]
+    assert capsys.readouterr().out.splitlines() == [
+        "stack e2e is left by a killed test run: remove it by `.venv/bin/python tests/leftovers.py e2e`",
+        "stack story is left by a killed test run: removed first",
+    ]
+    assert [outcome.name for outcome in phases.outcomes] == ["leftovers"]
+
+
 def test_processes_side_by_side_fit_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
     for processors, gibibytes, expected in ((2, 64, 2), (64, 8, 4), (4, 1, 1)):
         monkeypatch.setattr(run, "available_cpus", lambda processors=processors: processors)
@@ -195,6 +215,7 @@ def test_busy_loops_are_counted_by_the_core(monkeypatch: pytest.MonkeyPatch, tmp
         "check_stacks": lambda _: None,
         "test": lambda _: 0,
         "CACHE": tmp_path,
+        "MARKS": tmp_path,
     }.items():
         monkeypatch.setattr(run, name, value)
     monkeypatch.setattr(run, "busy_loops", busy_loops)
@@ -397,6 +418,7 @@ def test_the_exit_code_says_how_the_run_ended(
         return 7
 
     monkeypatch.setattr(run, "CACHE", tmp_path)
+    monkeypatch.setattr(run, "MARKS", tmp_path)
     monkeypatch.setattr(run, "check_disk", lambda: None)
     handled: list[object] = []
     monkeypatch.setattr(run, "check_stacks", lambda _: handled.append("stacks"))
