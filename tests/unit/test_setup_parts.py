@@ -865,6 +865,16 @@ def test_the_tests_use_no_repository_or_state_of_the_shell(checkout: Path) -> No
     assert not {*names} & {line.partition("=")[0] for line in variables}
 
 
+def test_ctrl_c_in_the_set_up_of_tests_is_one_line(checkout: Path) -> None:
+    write_program(checkout / "setup/needs.sh", "exit 0")
+    write_program(checkout / "slow", "trap 'exit 130' INT; kill -INT 0; sleep 60")
+    command = ["env", "--default-signal=INT", "setup/test.sh", "test"]
+    environment = {"PATH": f"{checkout}/bin:{BASE}", "HOME": str(checkout), "SET_UP": "./slow"}
+    result = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, start_new_session=True)
+    message = "test: stopped in set-up; call it again to go on\n"
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", message)
+
+
 def test_make_runs_all_tests_of_this_checkout(checkout: Path) -> None:
     shutil.copy(SETUP.parent / "Makefile", checkout)
     write_program(checkout / "setup/venv.sh", "exit 0")
