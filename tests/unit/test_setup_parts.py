@@ -658,6 +658,14 @@ def test_a_demo_does_not_touch_resources_of_others(checkout: Path) -> None:
     assert (checkout / "pulumi.log").read_text().splitlines() == ["stack export here"] * 2
 
 
+def test_a_demo_has_the_steps_of_the_quickstart(checkout: Path) -> None:
+    write_program(checkout / ".venv/bin/fab", "echo Final metrics after 2000 steps: accuracy: 0.98")
+    shown = re.findall(r"^\$ (\w+ \w+)", run_demo(checkout, "{}", left=0).stdout, re.MULTILINE)
+    quickstart = (SETUP.parent / "README.md").read_text().partition("## Quickstart")[2].partition("`make demo`")[0]
+    steps = re.findall(r"^((?:fab|pulumi) (?!config)\w+)", quickstart, re.MULTILINE)
+    assert [step for step in shown if step in steps] == steps
+
+
 def test_a_demo_ends_with_the_next_commands(checkout: Path) -> None:
     """Print them once no resources remain, and only if the model is accurate."""
     for accuracy, code in (("0.98", 0), ("0.50", 1)):
