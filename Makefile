@@ -70,7 +70,7 @@ gcs: ## the emulator of Google's storage for the tests
 	@setup/fake-gcs.sh
 
 demo: STACK = demo
-demo: ## STANDARD_1 up, train MNIST, show its logs, destroy, in a stack of its own
+demo: ## STANDARD_1 up, train MNIST, show its logs, fetch its output, destroy, in a stack of its own
 	@setup/demo.sh
 
 lint: dev ## ruff, mypy --strict, and a check that the names that tests use exist

@@ -293,4 +293,5 @@ class EvalInterval:
         if needed <= before:
             return None
         self.seconds = needed
-        return f"Adjusting eval interval from {before:.2f}s to {needed:.2f}s"
+        share = f"{100 / _EVAL_INTERVAL_FACTOR:.0f} % of the time"
+        return f"The evaluation took {end - start:.2f} s: next in {needed:.2f} s, not {before:.2f} s, for at most {share}"

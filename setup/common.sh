@@ -146,7 +146,7 @@ firewall() { [ "$(id -u)" = 0 ] || sudo -n "$(nft_path)" list tables >/dev/null 
 # takes none, as in tests of these scripts.
 alone() {
   [ "${SETUP_ALONE:-}" != "${1:-.}" ] || return 0
-  lock=${1:+/run/lock/scaletier-$1} whose=${1:+another} # a folder, as other users may lock it too
+  lock=${1:+/run/lock/scaletier-$1} whose=${1:+this or another} # a folder, as other users may lock it too
   mkdir -p "${lock:=$root/.cache/locks/$part}" 2>/dev/null && command -v flock >/dev/null || return 0
   exec 9<"$lock"
   flock -n 9 || { say "waiting for the set-up of ${whose:-this} checkout"; flock 9 || true; } # NFS may have none

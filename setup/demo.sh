@@ -1,5 +1,5 @@
 #!/bin/bash
-# The whole story on this machine, with the commands that a user types: up, train, logs, destroy.
+# The whole story on this machine, with the commands that a user types: up, train, logs, get, destroy.
 # Whatever happens on the way, Ctrl-C or a closed terminal included, the stack is destroyed at the end.
 set -euo pipefail
 unset PULUMI_BACKEND_URL  # a team's stack of that name is no demo's to destroy
@@ -82,6 +82,7 @@ run pulumi up --yes --skip-preview --non-interactive
 run fab train --job "$job" -- --model cnn --max-steps "${STEPS:-600}"
 run fab describe "$job"
 run fab logs master-0 --lines 15
+run fab get "$job" --dest ".cache/$job"
 accuracy=$(fab logs master-0 --job "$job" --lines 1000 | sed -n 's/.*Final metrics after .* accuracy: //p' | tail -1)
 echo
 echo "Accuracy on the 10,000 test images: ${accuracy:-none}"

@@ -223,10 +223,10 @@ def run_board(command: list[str]) -> int:
             stopped = True
             process.terminate()
             continue
-        if line:
-            board.take(line, error)
-        else:
+        if not line:
             open_pipes -= 1
+        elif not stopped:  # make names each part that it ends
+            board.take(line, error)
         if lines.empty():
             board.draw()
     code = process.wait()

@@ -9,6 +9,7 @@ unset PULUMI_BACKEND_URL PYTHONPATH MYPYPATH SCALETIER_PROJECT PYTEST_ADDOPTS PY
 unset $(git rev-parse --local-env-vars 2>/dev/null) # in a git hook these name its repository, and the tests make others
 lock=.cache/tests/lock
 if [ -e "$lock" ] && ! flock -n "$lock" true; then exec .venv/bin/python tests/run.py "$@"; fi # which reports the holder
+trap 'echo "test: stopped in set-up; call it again to go on" >&2; exit 130' INT
 setup/needs.sh
 $SET_UP
 exec .venv/bin/python tests/run.py "$@"

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,6 +96,15 @@ def cores() -> int:
     return max(1, min(available_cpus(), available_memory() // 2**31))
 
 
+class _Linter(subprocess.Popen[bytes]):
+    """A process that has nothing to clean up: any signal kills it, and all that it has started."""
+
+    def send_signal(self, sig: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            if self.poll() is None:
+                os.killpg(self.pid, signal.SIGKILL)
+
+
 class Run:
     """Run phases until all have run or a signal ends it."""
 
@@ -117,7 +126,12 @@ class Run:
             say(f"\n{signal.Signals(number).name}: cleaning up")
 
     def phase(
-        self, name: str, *commands: Sequence[str], environment: Mapping[str, str] | None = None, log: IO[bytes] | None = None
+        self,
+        name: str,
+        *commands: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        log: IO[bytes] | None = None,
+        start: type[subprocess.Popen[bytes]] = subprocess.Popen,
     ) -> Outcome:
         """Run the commands of a phase, all of them even if one fails.
 
@@ -126,17 +140,18 @@ class Run:
             commands: of programs in the virtual environment.
             environment: further variables.
             log: what they print goes there, if given.
+            start: their class, which decides how a signal ends them.
         """
         outcome = Outcome(name)
         report = CACHE / f"{name}.xml"
         report.unlink(missing_ok=True)
-        start = time.monotonic()
+        began = time.monotonic()
         for command in commands:
             if self.signal:
                 break
             say(f"\n== {name}: {' '.join(command)}{f' >{log.name}' if log else ''}")
             # In its own session: Ctrl-C reaches pytest from here, once, and no process that its tests have started.
-            child = subprocess.Popen(
+            child = start(
                 [str(BIN / command[0]), *command[1:]],
                 cwd=ROOT,
                 env={**os.environ, **(environment or {})},
@@ -153,7 +168,7 @@ class Run:
             outcome.code = child.wait() or outcome.code
             with self._changing:
                 self._children.remove(child)
-        outcome.minutes = (time.monotonic() - start) / 60
+        outcome.minutes = (time.monotonic() - began) / 60
         outcome.read(report)
         return outcome
 
@@ -184,7 +199,7 @@ class Run:
     def lint(self) -> None:
         """Run ruff and mypy."""
         commands = (["ruff", "format", "--check", "."], ["ruff", "check", "."], ["mypy"], ["python", "tests/names.py"])
-        self.outcomes.append(self.phase("lint", *commands))
+        self.outcomes.append(self.phase("lint", *commands, start=_Linter))
 
     @property
     def failed(self) -> list[str]:
@@ -337,6 +352,16 @@ def check_stacks(names: Iterable[str]) -> None:
             )
 
 
+def remove_leftovers(run: Run, names: Container[str]) -> None:
+    """Remove what killed runs left of the stacks of these names; others may be in use, by a call of pytest."""
+    left = sorted(name for stacks in STACKS.values() for name in stacks if (MARKS / name).exists())
+    for name in left:
+        removed = "removed first" if name in names else f"remove it by `.venv/bin/python tests/leftovers.py {name}`"
+        say(f"stack {name} is left by a killed test run: {removed}")
+    if mine := [name for name in left if name in names]:
+        run.outcomes.append(run.phase("leftovers", ["python", "tests/leftovers.py", *mine]))
+
+
 def set_up(shards: Sequence[Shard]) -> None:
     """Make what the shards need beyond `make test`'s own set-up; exit with 2 if that fails or is impossible."""
     if os.geteuid() != 0 and any("root" in shard.needs for shard in shards):
@@ -401,10 +426,12 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as set by nohup
             signal.signal(number, run.interrupt)  # handled even if the parent shell ignores it
-    check_stacks(stack for cluster in {SHARDS[name].cluster for name in chosen} for stack in STACKS.get(cluster, ()))
+    stacks = {stack for name in chosen for stack in STACKS.get(SHARDS[name].cluster, ())}
+    check_stacks(stacks)
     with busy_loops(options.load * available_cpus()):
         start = time.monotonic()
         say(f"{cores()} cores, load {os.getloadavg()[0]:.1f}, calibration {scale():.2f}")
+        remove_leftovers(run, stacks)
         everything = test(run) if options.what == "test" else test_all(run, chosen)
     say(summary(run, everything, (time.monotonic() - start) / 60))
     return 128 + run.signal if run.signal else 1 if run.failed else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -193,6 +194,8 @@ def _replica_row(record: JobRecord, replica: ReplicaRecord) -> tuple[object, ...
     reported = alive and replica.incarnation
     heartbeat = f"{terminal.duration(max(seconds_between(replica.heartbeatTime), 0))} ago" if reported else None
     code = None if replica.exitCode is None else str(replica.exitCode)
+    if record.state is JobState.SUCCEEDED and replica.exitCode == 128 + signal.SIGTERM:
+        code = f"{code} (stopped)"  # as the chief has succeeded
     last = terminal.local_time(replica.lastStartTime or replica.startTime)
     return (replica.name, record.placement.get(replica.name), replica.state, code, str(replica.starts), last, heartbeat)
 

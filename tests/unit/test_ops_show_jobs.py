@@ -262,6 +262,20 @@ def test_everything_of_a_cancelled_job_is_described(ledger: Ledger, described: C
     assert "cancelled" not in parse_facts(described("job01"))
 
 
+@pytest.mark.parametrize(
+    ("state", "codes"),
+    [(JobState.SUCCEEDED, ["0", "143 (stopped)"]), (JobState.FAILED, ["0", "143"])],
+    ids=["SUCCEEDED", "FAILED"],
+)
+def test_replicas_that_a_success_has_stopped_are_named_so(
+    ledger: Ledger, described: Callable[..., str], state: JobState, codes: list[str]
+) -> None:
+    put_job(ledger, JobRecord("job01", state, hosts=["master-0", "ps-0"]))
+    for name, code in (("master-0", 0), ("ps-0", 143)):
+        ledger.write_replica("job01", ReplicaRecord(name, ReplicaState.EXITED, exitCode=code), None)
+    assert re.findall(r"EXITED +(\d+(?: \(\w+\))?)", described("job01")) == codes
+
+
 def test_the_trials_of_a_tuning_job_are_described(
     cluster: ClusterClient, ledger: Ledger, capsys: pytest.CaptureFixture[str]
 ) -> None:

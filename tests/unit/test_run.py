@@ -170,6 +170,26 @@ def test_a_stack_of_the_same_name_is_refused(
     assert "`pulumi stack rename --stack story OTHER` keeps yours" in capsys.readouterr().err
 
 
+def test_stacks_of_a_killed_run_are_removed_first(
+    lock: run.Lock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands: list[list[str]] = []
+    monkeypatch.setattr(run, "MARKS", tmp_path)
+    monkeypatch.setattr(run.Run, "phase", lambda _, name, command: commands.append(command) or Outcome(name))
+    phases = run.Run(lock)
+    run.remove_leftovers(phases, ["story"])
+    assert (commands, capsys.readouterr().out) == ([], "")
+    for name in ("story", "e2e"):
+        (tmp_path / name).touch()
+    run.remove_leftovers(phases, ["story"])
+    assert commands == [["python", "tests/leftovers.py", "story"]]
+    assert capsys.readouterr().out.splitlines() == [
+        "stack e2e is left by a killed test run: remove it by `.venv/bin/python tests/leftovers.py e2e`",
+        "stack story is left by a killed test run: removed first",
+    ]
+    assert [outcome.name for outcome in phases.outcomes] == ["leftovers"]
+
+
 def test_processes_side_by_side_fit_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
     for processors, gibibytes, expected in ((2, 64, 2), (64, 8, 4), (4, 1, 1)):
         monkeypatch.setattr(run, "available_cpus", lambda processors=processors: processors)
@@ -195,6 +215,7 @@ def test_busy_loops_are_counted_by_the_core(monkeypatch: pytest.MonkeyPatch, tmp
         "check_stacks": lambda _: None,
         "test": lambda _: 0,
         "CACHE": tmp_path,
+        "MARKS": tmp_path,
     }.items():
         monkeypatch.setattr(run, name, value)
     monkeypatch.setattr(run, "busy_loops", busy_loops)
@@ -250,6 +271,24 @@ def test_a_signal_while_a_command_starts_reaches_it(lock: run.Lock, monkeypatch:
     assert phases.phase("one", ["sleep", "600"]).code == -signal.SIGINT
 
 
+def test_a_signal_ends_lint_and_what_it_has_started_at_once(
+    lock: run.Lock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By SIGINT mypy ends after half a minute, and the mypy that `names.py` has started gets no signal to one process."""
+    os.mkfifo(fifo := tmp_path / "fifo")
+    (ruff := tmp_path / "ruff").write_text(f"#!/bin/sh\ntrap '' INT\nexec 3>{fifo}\ntouch {tmp_path}/ready\nsleep 60\nexit 0")
+    ruff.chmod(0o755)
+    monkeypatch.setattr(run, "BIN", tmp_path)
+    phases = run.Run(lock)
+    with ThreadPoolExecutor(2) as pool:
+        lint, held = pool.submit(phases.lint), pool.submit(fifo.read_bytes)
+        wait_for((tmp_path / "ready").exists, "ruff runs")
+        phases.interrupt(signal.SIGINT, None)
+        lint.result()
+        held.result()
+    assert [(outcome.name, outcome.code) for outcome in phases.outcomes] == [("lint", -signal.SIGKILL)]
+
+
 def test_no_shard_begins_after_a_signal(lock: run.Lock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "set_up", lambda _: None)
     monkeypatch.setattr(run.Run, "shards", lambda *_: pytest.fail("a shard was started"))
@@ -278,6 +317,19 @@ def test_no_tests_are_counted_after_a_signal(lock: run.Lock, monkeypatch: pytest
     assert run.count_all(phases) == (0, [])
 
 
+def test_shards_whose_collection_a_signal_ends_are_no_errors(lock: run.Lock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C reaches the collecting pytest too."""
+    phases = run.Run(lock)
+
+    def interrupted(*_: object, **__: object) -> subprocess.CompletedProcess[str]:
+        assert not phases.signal, "a further pytest was started"
+        phases.signal = signal.SIGINT
+        return subprocess.CompletedProcess([], -signal.SIGINT, "tests/unit/test_a.py: 3\n", "")
+
+    monkeypatch.setattr(run.subprocess, "run", interrupted)
+    assert run.count_all(phases) == (3, [])
+
+
 def test_shards_that_cannot_be_collected_fail_the_run(
     lock: run.Lock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -303,7 +355,7 @@ def test_shards_that_cannot_be_collected_fail_the_run(
 
 def test_make_lint_runs_the_commands_of_make_test(lock: run.Lock, monkeypatch: pytest.MonkeyPatch) -> None:
     phases: list[Sequence[list[str]]] = []
-    monkeypatch.setattr(run.Run, "phase", lambda _, name, *commands: phases.append(commands) or Outcome(name))
+    monkeypatch.setattr(run.Run, "phase", lambda _, name, *commands, **__: phases.append(commands) or Outcome(name))
     run.Run(lock).lint()
     (commands,) = phases
     assert ["python", "tests/names.py"] in commands
@@ -366,6 +418,7 @@ def test_the_exit_code_says_how_the_run_ended(
         return 7
 
     monkeypatch.setattr(run, "CACHE", tmp_path)
+    monkeypatch.setattr(run, "MARKS", tmp_path)
     monkeypatch.setattr(run, "check_disk", lambda: None)
     handled: list[object] = []
     monkeypatch.setattr(run, "check_stacks", lambda _: handled.append("stacks"))

@@ -257,7 +257,8 @@ def test_the_interval_grows_to_twenty_evaluations() -> None:
     assert not interval.is_due(10.0)
     assert not interval.is_due(10.9)
     assert interval.is_due(11.0)
-    assert interval.record(11.0, 11.263) == "Adjusting eval interval from 1.00s to 5.26s"
+    line = "The evaluation took 0.26 s: next in 5.26 s, not 1.00 s, for at most 5 % of the time"
+    assert interval.record(11.0, 11.263) == line
     assert not interval.is_due(16.5)
     assert interval.is_due(16.6)
 

@@ -20,6 +20,7 @@ from waiting import limit
 SETUP = Path(__file__).resolve().parents[2] / "setup"
 LEAST = "3.250.0"
 BASE = "/usr/bin:/bin"
+DISK = "echo; echo disk 9 9 9999999"  # what `df -P` prints if 10 GB are free
 OF_THE_CHECKOUT = "the stacks of this checkout have the passphrase in .pulumi-state/passphrase"
 
 
@@ -469,7 +470,7 @@ def test_sizes_and_times_of_missing_parts_are_added_up(checkout: Path) -> None:
     write_program(checkout / "bin/python3", "exit 0")  # LXD answers
     write_program(checkout / "bin/id", "echo 0")
     python = write_program(checkout / ".venv/bin/python", "exit 1")
-    write_program(checkout / "bin/df", "echo; echo disk 9 9 9999999")
+    write_program(checkout / "bin/df", DISK)
     first, *items = run_script(checkout, "setup/needs.sh").stdout.splitlines()
     assert first.endswith(": 1.8 GB in about 2 minutes, or 3 minutes if Pulumi is built, on two processors:")
     assert len(items) == 4
@@ -496,6 +497,15 @@ def test_sizes_and_times_of_missing_parts_are_added_up(checkout: Path) -> None:
     assert run_script(checkout, "setup/needs.sh").stdout == ""
     (checkout / "ansible/image.yml").touch()
     assert "the hosts' image" in run_script(checkout, "setup/needs.sh").stdout, "the image is of an older recipe"
+
+
+def test_the_docs_have_the_time_of_a_set_up_from_nothing(checkout: Path) -> None:
+    for name, script in {"id": "echo 0", "python3": "exit 1", "dpkg-query": "exit 1", "apt-get": "", "df": DISK}.items():
+        write_program(checkout / "bin" / name, script)
+    result = run_script(checkout, "setup/needs.sh", SCALETIER_LXD_SOCKET=str(checkout / "none"), PYTHON="/nowhere/python")
+    assert " in about 2 minutes, or 4 minutes if Pulumi is built, on two processors:\n" in result.stdout, result.stderr
+    page = " ".join((SETUP.parent / "docs/get-started.md").read_text().split())
+    assert "If all are missing, it takes about two minutes on two CPUs, or four if Pulumi is built from source." in page
 
 
 def test_a_machine_without_support_for_hosts_is_one_line(checkout: Path) -> None:
@@ -648,6 +658,14 @@ def test_a_demo_does_not_touch_resources_of_others(checkout: Path) -> None:
     assert (checkout / "pulumi.log").read_text().splitlines() == ["stack export here"] * 2
 
 
+def test_a_demo_has_the_steps_of_the_quickstart(checkout: Path) -> None:
+    write_program(checkout / ".venv/bin/fab", "echo Final metrics after 2000 steps: accuracy: 0.98")
+    shown = re.findall(r"^\$ (\w+ \w+)", run_demo(checkout, "{}", left=0).stdout, re.MULTILINE)
+    quickstart = (SETUP.parent / "README.md").read_text().partition("## Quickstart")[2].partition("`make demo`")[0]
+    steps = re.findall(r"^((?:fab|pulumi) (?!config)\w+)", quickstart, re.MULTILINE)
+    assert [step for step in shown if step in steps] == steps
+
+
 def test_a_demo_ends_with_the_next_commands(checkout: Path) -> None:
     """Print them once no resources remain, and only if the model is accurate."""
     for accuracy, code in (("0.98", 0), ("0.50", 1)):
@@ -740,7 +758,7 @@ def test_a_part_of_set_up_waits_for_that_of_another_checkout(checkout: Path) -> 
         assert first.stdout.readline() == f"{first.pid}\n", "make's SIGTERM reaches the holder itself"
         with start("echo $$") as second:
             assert second.stdout is not None
-            assert second.stdout.readline() == "test: waiting for the set-up of another checkout\n"
+            assert second.stdout.readline() == "test: waiting for the set-up of this or another checkout\n"
             first.terminate()
             assert second.stdout.readline() == f"{second.pid}\n"
 
@@ -863,6 +881,16 @@ def test_the_tests_use_no_repository_or_state_of_the_shell(checkout: Path) -> No
     first, *variables = result.stdout.splitlines()
     assert (result.returncode, first) == (0, "tests/run.py all"), result.stderr
     assert not {*names} & {line.partition("=")[0] for line in variables}
+
+
+def test_ctrl_c_in_the_set_up_of_tests_is_one_line(checkout: Path) -> None:
+    write_program(checkout / "setup/needs.sh", "exit 0")
+    write_program(checkout / "slow", "trap 'exit 130' INT; kill -INT 0; sleep 60")
+    command = ["env", "--default-signal=INT", "setup/test.sh", "test"]
+    environment = {"PATH": f"{checkout}/bin:{BASE}", "HOME": str(checkout), "SET_UP": "./slow"}
+    result = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, start_new_session=True)
+    message = "test: stopped in set-up; call it again to go on\n"
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", message)
 
 
 def test_make_runs_all_tests_of_this_checkout(checkout: Path) -> None:

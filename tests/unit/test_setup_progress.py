@@ -174,6 +174,21 @@ def test_a_board_has_a_line_for_each_part(progress: ModuleType, monkeypatch: pyt
     assert out.getvalue() == "\x1b[2A\x1b[Jlxd: no room\nvenv: installed, 9 s\npulumi: 1 of 1484, g\n"
 
 
+def test_ctrl_c_ends_parallel_parts_without_further_lines(tmp_path: Path) -> None:
+    script = "trap 'echo make: ended >&2; exit 2' TERM; echo venv: made; for i in $(seq 600); do sleep 0.1; done"
+    process, terminal = start_on_terminal(
+        ["env", "--default-signal=INT", sys.executable, str(PROGRAM), "--board", "--", "sh", "-c", script]
+    )
+    output = b""
+    while b"venv: made\r\n" not in output:
+        output += read(terminal)
+    process.send_signal(signal.SIGINT)
+    output += b"".join(iter(lambda: read(terminal), b""))
+    os.close(terminal)
+    assert process.wait(limit()) == 130
+    assert b"ended" not in output
+
+
 @pytest.mark.parametrize("code", [0, 3])
 def test_parallel_parts_on_a_terminal(tmp_path: Path, code: int) -> None:
     """Errors stay above, the exit code is the command's, and a daemon with open pipes is not awaited."""

@@ -15,6 +15,7 @@ import waiting
 
 sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("e2e", "gcp_emulation")]
 
+import leftovers
 import stacks
 from machines import exclusive_lock
 from stacks import Result, Stack
@@ -72,6 +73,17 @@ def test_a_stack_of_a_killed_run_is_removed() -> None:
     stack.clear()
     assert stack.commands == [LIST, *REMOVE]
     assert (stack.file.exists(), stack._mark.exists()) == (False, False)
+
+
+def test_stacks_that_cannot_be_removed_are_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cleared: list[str] = []
+    monkeypatch.setattr(Stack, "clear", lambda self: cleared.append(self.name))
+    assert (leftovers.main("story", "e2e"), cleared) == (0, ["story", "e2e"])
+    for error, code, message in ((AssertionError("it is up"), 1, "error: it is up\n"), (KeyboardInterrupt(), 130, "")):
+        monkeypatch.setattr(Stack, "clear", lambda self, error=error: (_ for _ in ()).throw(error))
+        assert (leftovers.main("story"), capsys.readouterr().err) == (code, message)
 
 
 def test_a_bucket_with_content_is_removed_too() -> None:
