@@ -891,6 +891,38 @@ def test_a_program_of_ranks_on_other_hosts_is_noted(inventory: Inventory) -> Non
 
 
 @pytest.mark.parametrize(
+    ("source", "command", "noted"),
+    [
+        ("model.save(os.environ['JOB_DIR'] + '/model.keras')", "", True),
+        ("flags.add_argument('--job-dir')", "python train.py", True),
+        ("x", "sh -c 'cat x >$JOB_DIR/y'", True),
+        ("x", "sh -c 'cat x >$JOB_DIR/$INDEX'", False),
+        ("x", "nvidia-smi", False),
+        ("from t import aware\nsave('JOB_DIR')", "", False),
+        ("import scaletier\nsave('JOB_DIR')", "", False),
+        ("with tf.distribute.MirroredStrategy(): save('JOB_DIR')", "", False),
+        ("save('JOB_DIR', os.environ['RANK'])", "python train.py", False),
+    ],
+)
+def test_replicas_that_overwrite_one_anothers_output_are_noted(
+    inventory: Inventory, source: str, command: str, noted: bool
+) -> None:
+    files = {"t/train.py": source.encode(), "t/README.md": b"TF_CONFIG"}
+    files |= {"t/aware.py": b"os.environ['TF_CONFIG']"} if not command else {}
+
+    def notes(replicas: str) -> tuple[str, ...]:
+        flags = JobFlags("job01", replicas=replicas, module=None if command else "t.train")
+        return build_job(flags, inventory, "t", files, shlex.split(command), "t").notes
+
+    note = (
+        "3 replicas run the same program, which reads none of TF_CONFIG, RANK and INDEX: each works alone, and of a file that "
+    )
+    note += "all write to JOB_DIR the last one stays: --replicas master takes one replica"
+    assert notes("worker=2") == ((note,) if noted else ())
+    assert notes("master") == ()
+
+
+@pytest.mark.parametrize(
     ("command", "launcher"),
     [
         ("torchrun train.py", "torchrun"),
