@@ -54,7 +54,13 @@ def install(
     # A folder has no hash, such as the project itself in the output of `uv export`: so uv checks only the hashes that exist.
     local = any(line.startswith((".", "/")) for line in lines)
     hashed = ["--require-hashes"] if any(" --hash" in line for line in lines) and not local else []
-    result = uv.install(target, python, lines, [*hashed, *options], start, progress.read)
+    try:
+        result = uv.install(target, python, lines, [*hashed, *options], start, progress.read)
+    except KeyboardInterrupt:
+        terminal.note(
+            "no job was submitted; packages that were fetched completely are kept, and the next call goes on with them"
+        )
+        raise
     if step:
         step.detail = progress.total
     if result.returncode:
