@@ -5,6 +5,7 @@ Nothing here knows a target. Source of the tiers: AI Platform Training, `project
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -160,3 +161,9 @@ def parse_replica(text: str, valid: Iterable[str]) -> str:
     if name not in names:
         raise SpecError(f"replica {text!r} is unknown; valid are {', '.join(names)}")
     return name
+
+
+def suggest(word: str, valid: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return `; did you mean worker-0?`, empty if no valid word is as similar as `cutoff` (difflib)."""
+    matches = difflib.get_close_matches(word, list(valid), cutoff=cutoff)
+    return f"; did you mean {matches[0]}?" if matches else ""

@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from infra.scale_tiers import suggest
+
 _REFUSAL = "refusal"
 _MAX_SHOWN = 100
 _WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|\S)+""")
@@ -50,7 +52,8 @@ class Section(BaseModel):
     def _check_keys(cls, value: Any, info: ValidationInfo) -> Any:
         if isinstance(value, cls):
             return value
-        valid = ", ".join(cls.valid_keys())
+        keys = cls.valid_keys()
+        valid = ", ".join(keys)
         if not isinstance(value, dict | None):
             raise refusal(f"is not a mapping of keys to values; valid keys are {valid}")
         value = dict(value or {})
@@ -66,7 +69,7 @@ class Section(BaseModel):
         given = {key: item for key, item in value.items() if item is not None}
         fields = {field.alias or name: field for name, field in cls.model_fields.items()}
         if unknown := [str(key) for key in value if key not in fields]:
-            raise refusal(f"is unknown; valid are {valid}", unknown[0])
+            raise refusal(f"is unknown{suggest(unknown[0], keys, 0.75)}; valid are {valid}", unknown[0])
         if missing := [key for key, field in fields.items() if field.is_required() and key not in given]:
             raise refusal(f"is missing: {fields[missing[0]].description}", missing[0])
         return given

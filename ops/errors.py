@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+
+from infra.scale_tiers import SpecError
+from infra.scale_tiers import suggest as suggest
 
 DONE, FAILED, WRONG_CALL, DETACHED = 0, 1, 2, 130
 """Exit codes; after Ctrl-C `fab` is DETACHED, and the job continues."""
@@ -43,12 +45,6 @@ class SeveralHostsError(OpsError):
         return f"{failures}: {self.advice}" if self.advice else failures
 
 
-def suggest(word: str, valid: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return `; did you mean worker-0?`, empty if no valid word is as similar as `cutoff` (difflib)."""
-    matches = difflib.get_close_matches(word, list(valid), cutoff=cutoff)
-    return f"; did you mean {matches[0]}?" if matches else ""
-
-
 def one_line(error: BaseException) -> str:
     """Return the message of any error on one line."""
     text = " ".join(str(error).split())
@@ -57,7 +53,6 @@ def one_line(error: BaseException) -> str:
 
 def explain(error: BaseException) -> tuple[str, int]:
     """Return the message, in one line, and the exit code for an error of any library."""
-    from infra.scale_tiers import SpecError
     from jobs.bucket import BucketError, Conflict, with_remedy
     from jobs.serialization import RecordError
 

@@ -46,7 +46,7 @@ def main():
         batch = [jax.make_array_from_process_local_data(sharded, part) for part in (points, labels)]
         params, loss = step_of(params, *batch)
         if rank == 0 and step % 50 == 0:
-            print(f"step {step} of {peers} peers: loss {float(loss):.3f}", flush=True)
+            print(f"step {step} of {peers} peers: loss: {float(loss):.3f}", flush=True)
     if rank == 0:
         np.savez(os.path.join(os.environ["JOB_DIR"], "model.npz"), **jax.tree.map(np.asarray, params))
     multihost_utils.sync_global_devices("saved")

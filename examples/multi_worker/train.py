@@ -50,7 +50,7 @@ def main():
     for number in range(1, STEPS + 1):
         loss = train(next(data))
         if number % 20 == 0:
-            print(f"step {number}: loss {loss:.3f}", flush=True)
+            print(f"step {number}: loss: {loss:.3f}", flush=True)
     points = tf.random.stateless_uniform([1000, 2], [1, 7], -1.0, 1.0)
     correct = (logits(points) > 0) == (tf.reduce_sum(points**2, axis=1) < 0.6)
     accuracy = float(tf.reduce_mean(tf.cast(correct, tf.float32)))

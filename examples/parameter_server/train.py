@@ -77,7 +77,7 @@ def coordinate(resolver):
         for _ in range(CALLS_PER_CHECKPOINT):
             last = coordinator.schedule(steps, args=(iterator,))
         coordinator.join()
-        print(f"step {model.step.numpy()}: loss {last.fetch():.3f}", flush=True)
+        print(f"step {model.step.numpy()}: loss: {last.fetch():.3f}", flush=True)
         saver.save()
     points_batch, labels = next(iter(points()))
     accuracy = float(model.accuracy(points_batch, labels))

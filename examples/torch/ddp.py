@@ -25,7 +25,7 @@ def main():
         loss.backward()
         optimizer.step()
         if rank == 0 and step % 50 == 0:
-            print(f"step {step} of {peers} peers: loss {loss.item():.3f}", flush=True)
+            print(f"step {step} of {peers} peers: loss: {loss.item():.3f}", flush=True)
     if rank == 0:
         with fsspec.open(os.path.join(os.environ["JOB_DIR"], "model.pt"), "wb") as file:
             torch.save(model.module.state_dict(), file)

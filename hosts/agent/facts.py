@@ -1,8 +1,9 @@
 """Facts that only the chief's host knows: `facts.py PYTHON PATH…` prints a JSON object.
 
-`{"versions": {"python", "tensorflow"}, "data": {"paths", "sha256", "files", "bytes"}}`; if the data cannot be hashed, `data`
-has the reason, `notHashed`, in place of the last three. The hosts' Python runs this program as the agent's user. PYTHON is the
-job's: only metadata of its packages is read. This program imports nothing of the project.
+`{"versions": {"python", "tensorflow"}, "data": {"paths", "sha256", "files", "bytes"}}`, with `torch` and `jax` in `versions` if
+they are installed; if the data cannot be hashed, `data` has the reason, `notHashed`, in place of the last three. The
+hosts' Python runs this program as the agent's user. PYTHON is the job's: only metadata of its packages is read. This program
+imports nothing of the project.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import IO, Any
 LIMIT = 8_000_000_000
 _NICE = 10  # not a higher value: a short job's data must be hashed while its trainer uses the processor
 _CHUNK = 1 << 20
-_TENSORFLOWS = ("tensorflow", "tensorflow-cpu")
+_TENSORFLOWS, _OTHERS = ("tensorflow", "tensorflow-cpu"), ("torch", "jax")
 
 
 class FactsError(ValueError):
@@ -105,9 +106,12 @@ def main() -> None:
     os.nice(_NICE)
     python, *paths = sys.argv[1:]
     sys.path += _site_packages(sys.executable)  # without running code of their .pth files
-    frameworks = {d.name: d.version for name in _TENSORFLOWS for d in distributions(name=name, path=_site_packages(python))}
+    site, names = _site_packages(python), (*_TENSORFLOWS, *_OTHERS)
+    found = {name: each.version for name in names for each in distributions(name=name, path=site)}
     # All Pythons of a host are environments of one Python, its image's.
-    versions = {"python": platform.python_version(), "tensorflow": next(iter(frameworks.values()), None)}
+    tensorflow = next((found.pop(name) for name in _TENSORFLOWS if name in found), None)
+    others = {name: found[name] for name in _OTHERS if name in found}
+    versions = {"python": platform.python_version(), "tensorflow": tensorflow, **others}
     sys.stdout.write(json.dumps({"versions": versions, "data": digest(paths)}))
 
 

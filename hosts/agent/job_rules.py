@@ -244,6 +244,8 @@ def _succeeded(job: JobRecord, view: View) -> JobRecord | None:
     if unfinished and done_seconds < plan.gracePeriod and not view.cancel_requested:
         if any(event.cause.startswith(_GRACE) for event in job.events):
             return None
+        if any(view.silent_for(name) and view.outdated(name, done_seconds) for name in unfinished):
+            return None  # it may have ended, too
         reason = f"{_GRACE}{_still_worked(unfinished)}: up to {plan.gracePeriod:g} s are given (gracePeriod)"
         return replace(job, events=with_events(job.events, Event(view.now, reason)))
     events = list(job.events)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from infra.scale_tiers import Accelerator, SpecError
+from infra.scale_tiers import Accelerator, SpecError, suggest
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,8 @@ def machine(name: str, machines: Mapping[str, MachineType] = MACHINES) -> Machin
     series = re.split(r"[-_]", name, maxsplit=1)[0].lower()
     same_series = [kind for kind in machines if kind.startswith(f"{series}-")]
     valid = ", ".join(same_series or dict.fromkeys(f"{kind.partition('-')[0]}-…" for kind in machines))
-    raise SpecError(f"machine type {name!r} is unknown; valid are {valid}")
+    like = suggest(name, [kind for kind in same_series if kind.rpartition("-")[2] == name.rpartition("-")[2]])
+    raise SpecError(f"machine type {name!r} is unknown{like}; valid are {valid}")
 
 
 def resolve_accelerator(

@@ -10,14 +10,20 @@ from typing import Annotated, ClassVar
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
 from infra.config import ClusterConfig, private_range
-from infra.scale_tiers import Role
+from infra.scale_tiers import Role, suggest
 
 # Cloud ML's own machine types.
 _CLOUD_ML = re.compile(
     r"standard(_gpu|_p100|_v100)?|large_model(_v100)?|complex_model_s|complex_model_[ml](_gpu|_p100|_v100)?|cloud_tpu"
 )
-# The form of Compute Engine's: n1-standard-4, a2-highgpu-1g, custom-4-8192.
-_COMPUTE_ENGINE = re.compile(r"([a-z]+\d[a-z]*|custom)(-[a-z1-9][a-z0-9]*)+")
+# The form of Compute Engine's: n1-standard-4, a2-highgpu-1g, custom-4-8192, e2-micro.
+_KINDS = (
+    *("standard", "highmem", "highcpu", "megamem", "ultramem", "hypermem", "custom"),
+    *("highgpu", "megagpu", "ultragpu", "edgegpu", "maxgpu", "hightpu"),
+)
+_COMPUTE_ENGINE = re.compile(
+    rf"[a-z]+\d[a-z]*-(micro|small|medium)|([a-z]+\d[a-z]*-({'|'.join(_KINDS)})|custom)(-[a-z1-9][a-z0-9]*)+"
+)
 _UNIT = {"MiB": 2**20, "GiB": 2**30}
 DISK = 4 * 2**30
 """The default limit of a host's disk in bytes, which includes the image (0.5 GB)."""
@@ -67,8 +73,12 @@ class LxdConfig(ClusterConfig):
     @classmethod
     def _machine_type(cls, name: str | None) -> str | None:
         if name and not _CLOUD_ML.fullmatch(name) and not _COMPUTE_ENGINE.fullmatch(name):
+            series, _, rest = name.partition("-")
+            _, dash, size = rest.partition("-")
+            close = filter(_COMPUTE_ENGINE.fullmatch, (f"{series}-{each}{dash}{size}" for each in _KINDS))
             raise ValueError(
                 "write a machine type of Compute Engine, such as n1-standard-4, or of Cloud ML, such as large_model"
+                f"{suggest(name, close, 0.8)}"
             )
         return name
 

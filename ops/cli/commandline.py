@@ -43,6 +43,11 @@ _REPLACED = {
     "try": "python examples/draw/draw.py MODEL",
     "make-request": "python -m trainer.request",
 }
+# Flags of fab train that another command lacks, and the remedy.
+_TRAIN_FLAGS = {
+    f"plan {flag}": "it runs a module that prints Train lines, as the library does: --package FOLDER --module FOLDER.NAME"
+    for flag in ("--script", "--command")
+}
 # Flags of gcloud ai-platform without a counterpart of a similar name, and the remedy.
 _GCLOUD_FLAGS = {
     "--async": "fab train and fab predict --batch have --no-follow",
@@ -205,6 +210,8 @@ def reword(message: str, tasks: Sequence[str], flags: Sequence[str] = (), task: 
 def _unknown_flag(flag: str, flags: Sequence[str], task: str) -> str:
     if not task:
         return f"there is no flag {flag} before the command; fab --help lists the valid ones"
+    if remedy := _TRAIN_FLAGS.get(f"{task} {flag}"):
+        return f"fab {task} has no flag {flag}: {remedy}"
     remedy = f": {_GCLOUD_FLAGS[flag]}" if flag in _GCLOUD_FLAGS else suggest(flag, flags)
     problem = f"fab {task} has no flag {flag}{remedy}"
     if "--args" in flags and flag.startswith("--"):

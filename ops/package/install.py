@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from infra.runtime import uv
 from ops import terminal
@@ -27,6 +28,7 @@ _WRONG_WHEEL = re.compile(r"([^\s(/]+\.whl)\) dependency is incompatible")
 _WRONG_HASH = re.compile(r"Hash mismatch for `(.+?)`.*? Computed: sha256:(\w+)")
 _NO_HASH = re.compile(r"(?:none were|no trusted hash was) provided for: `?([^`\s]+)")
 _UNREACHABLE = re.compile(r"Failed to fetch: `?([^`\s]+).*?(?:error sending request|client error|timed out)")
+_INDEX = re.compile(r"(--(?:extra-)?index-url|-i|--find-links|-f)[ =]*(\S+)")
 _COMPILED = re.compile(r"-(cp\d+|abi3|none)-linux_x86_64\.whl$")
 
 
@@ -52,11 +54,17 @@ def install(
     # A folder has no hash, such as the project itself in the output of `uv export`: so uv checks only the hashes that exist.
     local = any(line.startswith((".", "/")) for line in lines)
     hashed = ["--require-hashes"] if any(" --hash" in line for line in lines) and not local else []
-    result = uv.install(target, python, lines, [*hashed, *options], start, progress.read)
+    try:
+        result = uv.install(target, python, lines, [*hashed, *options], start, progress.read)
+    except KeyboardInterrupt:
+        terminal.note(
+            "no job was submitted; packages that were fetched completely are kept, and the next call goes on with them"
+        )
+        raise
     if step:
         step.detail = progress.total
     if result.returncode:
-        raise UsageError(explain(result.stdout, python))
+        raise UsageError(explain(result.stdout, python, lines))
 
 
 def wheels_only_options(python: str) -> list[str]:
@@ -99,8 +107,8 @@ class _Progress:
         return f"{self._fetched} of {len(self._sizes)} large packages fetched, {self.total} in all"
 
 
-def explain(output: str, python: str) -> str:
-    """Explain from uv's output why it failed for hosts with this version of Python, with a remedy."""
+def explain(output: str, python: str, lines: Sequence[str] = ()) -> str:
+    """Explain from uv's output why it failed to install these lines for hosts with this version of Python, with a remedy."""
     flat = " ".join(output.split())
     if match := _WRONG_WHEEL.search(flat):
         return describe_unfit_wheel(match[1], python)
@@ -117,7 +125,10 @@ def explain(output: str, python: str) -> str:
     if "The build backend returned an error" in flat:
         return f"a build by setup.py or pyproject.toml failed: {reason(output.partition('[stderr]')[2] or output)}"
     if match := _UNREACHABLE.search(flat):
-        return f"dependencies cannot be fetched, {match[1]} does not answer: check the network, or pip config list"
+        server = urlsplit(match[1]).hostname
+        options = (option for line in lines if (option := _INDEX.match(line)) and urlsplit(option[2]).hostname == server)
+        where = f"{option[1]} in the requirements file" if (option := next(options, None)) else "pip config list"
+        return f"dependencies cannot be fetched, {match[1]} does not answer: check the network, or {where}"
     if "No solution found" in flat:
         why = uv.reason(output).partition("dependencies ")[2]
         return f"dependencies cannot be resolved for {_describe_hosts(python)}: {why} Check names and versions"

@@ -241,8 +241,11 @@ def _unpack(built: package.Package) -> Iterator[Path]:
 
 
 def _environment(folder: Path, output: Path, declared: TrainerConfig, extra_env: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of every process of a job, with the variables that it adds."""
-    env = {key: value for key, value in {**os.environ, **extra_env}.items() if key != "TF_CONFIG"}
+    """Return the environment of every process of a job, with the variables that it adds; create its folders."""
+    temporary = folder / ".tmp"
+    for path in (output, temporary):
+        path.mkdir(exist_ok=True)
+    env = {key: value for key, value in {**os.environ, "TMPDIR": str(temporary), **extra_env}.items() if key != "TF_CONFIG"}
     files = declared.data.local_files(ROOT) if declared.data else {}
     data = next((path.parent for path in files.values()), Path.cwd())
     python_path = os.pathsep.join(filter(None, (str(folder), extra_env.get("PYTHONPATH"))))

@@ -50,13 +50,16 @@ def follow(cluster: ClusterClient, record: JobRecord, replicas: Sequence[str], l
 
 def _show(events: Iterator[Event], job_screen: JobScreen, screen: Screen) -> JobRecord | None:
     last_record, last_draw = None, 0.0
-    for event in events:
-        if isinstance(event, JobRecord):
-            last_record = event
-        job_screen.add(event, time.time())
-        if time.monotonic() - last_draw >= REFRESH_SECONDS:
-            screen.show(job_screen.frame(time.time(), screen.lines))
-            last_draw = time.monotonic()
+    try:
+        for event in events:
+            if isinstance(event, JobRecord):
+                last_record = event
+            job_screen.add(event, time.time())
+            if time.monotonic() - last_draw >= REFRESH_SECONDS:
+                screen.show(job_screen.frame(time.time(), screen.lines))
+                last_draw = time.monotonic()
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(last_record.state if last_record else "") from None
     return last_record
 
 

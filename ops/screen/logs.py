@@ -69,7 +69,11 @@ def _follow(
 def follow_job(
     cluster: ClusterClient, record: JobRecord, replicas: list[str], log_filter: LogFilter, as_json: bool, plain: bool
 ) -> JobRecord | None:
-    """Show the logs as they grow, until the job ends; return its last record, None if it was never read."""
+    """Show the logs as they grow, until the job ends; return its last record, None if it was never read.
+
+    Raises:
+        KeyboardInterrupt: after Ctrl-C, with the job's state if that was read.
+    """
     if plain or as_json or not terminal.supports_screen():
         return follow_plain(cluster, record, replicas, log_filter, as_json)
     from ops.screen.job import follow  # with rich, which plain lines do not wait for
@@ -100,6 +104,8 @@ def follow_plain(
                         state = event.state
                         terminal.note(f"{record.jobId} {state}")
             sys.stdout.flush()
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(state) from None
     finally:
         status.clear()
     return last_record

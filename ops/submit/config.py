@@ -54,6 +54,13 @@ _LIGHTNING = re.compile(rb"^[ \t]*(?:from|import)[ \t]+(?:pytorch_)?lightning\b"
 # Programs that set the ranks of the processes that they start: on several hosts they need one of the options below.
 _RANK_LAUNCHERS = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate"})
 _HOST_COUNT_OPTIONS = ("nnode", "pet-nnodes", "num-machine", "config-file")
+# A program that names one of these may know its own replica, or another program or library does that for it.
+_REPLICA_AWARE = re.compile(
+    rf"\b(?:TF_CONFIG|CLOUD_ML_JOB|TASK_INDEX|TYPE|INDEX|{'|'.join(variables.RANK_NAMES)}|scaletier|distributed?|estimator|"
+    r"keras\.distribution|horovod|lightning|accelerate|transformers|deepspeed|mpi4py|dask|ray|(?:get)?hostname)\b".encode()
+)
+_JOB_DIR = re.compile(rb"job[-_]?dir", re.IGNORECASE)
+_MAX_PROGRAM_BYTES = 2**20
 _OUTPUT_FLAG = re.compile(r"-[oO]$|--?(\w+[-_])?(out|save|log|job[-_]dir|model[-_]dir)")
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 GRACE_SECONDS = 30.0
@@ -414,6 +421,17 @@ def _lone_training_notes(
         yield f"Trainer in {lightning} has no num_nodes, so each of {ranked} hosts trains alone: {how}"
 
 
+def _overwriting_notes(files: Mapping[str, bytes], texts: Sequence[str], replicas: int) -> Iterator[str]:
+    """Yield the note that replicas would all do the same and write the same files; `files` are those that may run."""
+    program = [content for name, content in files.items() if len(content) <= _MAX_PROGRAM_BYTES and not name.endswith(".md")]
+    program += [text.encode(errors="replace") for text in texts]
+    if replicas > 1 and any(map(_JOB_DIR.search, program)) and not any(map(_REPLICA_AWARE.search, program)):
+        yield (
+            f"{replicas} replicas run the same program, which reads none of TF_CONFIG, RANK and INDEX: each works alone, and "
+            "of a file that all write to JOB_DIR the last one stays: --replicas master takes one replica"
+        )
+
+
 def _unreachable_notes(notify: str, job_id: str, inventory: Inventory) -> Iterator[str]:
     """Yield the note that a URL cannot be reached: local hosts reach only one another and themselves."""
     if "://" in inventory.bucket or not notification.is_url(notify):
@@ -562,6 +580,9 @@ def build_job(
     runtime = _runtime(flags, training_input, inventory, where)
     study = tuning.build_study(tuned, args, chosen_dir or default_dir, job_dir_flag) if tuned else None
     texts = [*command, *args, *map("=".join, added_environment.items())]
+    job_hosts = inventory.subset(counts).hosts
+    program_files = (source_files if module else files) or {}  # a script may run others
+    is_known = not module or any(name.startswith(module.replace(".", "/")) for name in program_files)
     input_record = {
         **resources.describe_counts(counts, inventory),
         **{key: training_input[key] for key in training_input if key not in _CONVERTED_KEYS},
@@ -603,8 +624,9 @@ def build_job(
             *(
                 ()
                 if tuned
-                else _lone_training_notes(
-                    source_files or files or {}, files or {}, command, texts, inventory.subset(counts).hosts
+                else (
+                    *_lone_training_notes(source_files or files or {}, files or {}, command, texts, job_hosts),
+                    *(_overwriting_notes(program_files, texts, len(job_hosts)) if is_known else ()),
                 )
             ),
             *_unreachable_notes(notify, job_id, inventory),

@@ -117,7 +117,7 @@ def cluster_line(record: Mapping[str, Any]) -> str:
 
 
 def versions_line(record: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {number or 'none'}" for name, number in record.get("versions", {}).items())
+    return ", ".join(f"{name} {number}" for name, number in record.get("versions", {}).items() if number)
 
 
 def data_line(record: Mapping[str, Any]) -> str:

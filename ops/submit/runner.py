@@ -66,9 +66,10 @@ def watch(cluster: ClusterClient, job: JobRecord, plain: bool = True) -> int:
     job_id, names = job.jobId, replica_names(job)
     try:
         record = logs.follow_job(cluster, job, names, LogFilter(), False, plain)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
+        what = f"is still {stop.args[0]}" if any(stop.args) else "continues, or waits for its turn"
         how = f"fab logs all --job {job_id} --follow comes back to it, fab cancel {job_id} stops it"
-        terminal.note(f"\n{job_id} continues, or waits for its turn: {how}")
+        terminal.note(f"\n{job_id} {what}: {how}")
         return DETACHED
     if record is None:
         raise OpsError(f"job {job_id} has no record any more: fab jobs lists the others")

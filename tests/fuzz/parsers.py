@@ -202,7 +202,7 @@ PARSERS: Mapping[str, Parser] = {
         _config(LxdConfig),
         (SpecError,),
         (
-            b'scaleTier CUSTOM\nmasterType e2-micro\nworkerCount 3\nworkerType e2-a\ncpus {"worker": 2}\nnetwork 10.1.0.0/24',
+            b'scaleTier CUSTOM\nmasterType e2-micro\nworkerCount 3\nworkerType e2-small\ncpus {"ps": 2}\nnetwork 10.1.0.0/24',
             b'memory {"worker": "2GiB"}\ndisk {"ps": "4GiB"}\nlabels {"a": "b"}\nbucketSize 10GiB',
         ),
     ),

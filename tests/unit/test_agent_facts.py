@@ -192,6 +192,8 @@ def test_the_program_prints_the_facts_of_the_job_s_python_at_a_low_priority(
     info = tmp_path / "venv/lib" / f"python3.{sys.version_info.minor}" / "site-packages/tensorflow_cpu-2.99.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tensorflow-cpu\nVersion: 2.99\n")
+    (other := info.with_name("torch-2.9.0+cpu.dist-info")).mkdir()
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.9.0+cpu\n")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "hosts/bin/python"))
     monkeypatch.setattr(sys, "argv", ["facts", str(tmp_path / "venv/bin/python"), str(data)])
     monkeypatch.setattr(sys, "path", [])
@@ -199,7 +201,7 @@ def test_the_program_prints_the_facts_of_the_job_s_python_at_a_low_priority(
     monkeypatch.setattr(facts.os, "nice", nice.append)
     facts.main()
     assert (sys.path, nice) == ([str(site)], [10])
-    versions = {"python": platform.python_version(), "tensorflow": "2.99"}
+    versions = {"python": platform.python_version(), "tensorflow": "2.99", "torch": "2.9.0+cpu"}
     assert json.loads(capsys.readouterr().out) == {"versions": versions, "data": facts.digest([str(data)])}
 
 

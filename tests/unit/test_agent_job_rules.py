@@ -108,6 +108,10 @@ def succeeded(*names: str) -> list[ReplicaRecord]:
 
 def test_working_replicas_get_a_grace_period_when_the_chief_ends() -> None:
     snapshot = view(CHIEF_DONE, *succeeded("worker-1"), plan=GRACE, since_exit={"master-0": 0.0})
+    earlier = replace(snapshot, since_exit={"master-0": 2.0}, silence={"worker-0": 3.0})
+    assert decide(job(), earlier) is None, "worker-0 may have ended, too"
+    assert advance(job(), replace(earlier, silence={"worker-0": 1.0})).events
+    assert advance(job(), replace(earlier, silence={"worker-0": 59.0})).events, "it is late"
     updated = advance(job(), snapshot)
     cause = "the job is done by its successPolicy, but worker-0 still worked: up to 30 s are given (gracePeriod)"
     assert (updated.state, [event.cause for event in updated.events]) == ("RUNNING", [cause])

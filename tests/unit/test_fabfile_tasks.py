@@ -69,6 +69,10 @@ def test_the_list_of_commands(fab: Fab, argv: list[str]) -> None:
         (["logs", "all", "--what"], "fab logs has no flag --what; fab logs --help lists the valid ones"),
         (["logs", "--folow"], "fab logs has no flag --folow; did you mean --follow?"),
         (["train", "--max-steps", "300"], "an argument of the trainer goes behind --, as in: fab train … -- --max-steps …"),
+        (
+            ["plan", "--script", "a.py"],
+            "fab plan has no flag --script: it runs a module that prints Train lines, as the library",
+        ),
         (["train", "--prioritty", "3"], "fab train has no flag --prioritty; did you mean --priority?"),
         (
             ["train", "--region=us-central1"],

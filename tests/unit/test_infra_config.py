@@ -11,6 +11,7 @@ import pytest
 from pydantic import Field, ValidationError
 
 from infra.config import ClusterConfig
+from infra.gcp.machines import machine
 from infra.inventory import Host, Inventory, PowerAccess, sum_if_known, to_plain
 from infra.lxd.config import LxdConfig
 from infra.scale_tiers import Accelerator, Role, RoleSpec, SpecError
@@ -23,6 +24,10 @@ def error_of(config: dict[str, str], kind: type[ClusterConfig] = ClusterConfig) 
     with pytest.raises(SpecError) as caught:
         kind.parse(config).spec()
     return str(caught.value)
+
+
+def test_an_unknown_key_names_the_closest_one() -> None:
+    assert error_of({"workerCuont": "2"}).startswith("scaletier:workerCuont is unknown; did you mean workerCount?; valid are ")
 
 
 def test_the_defaults_are_a_local_standard_cluster() -> None:
@@ -44,7 +49,9 @@ def test_the_defaults_are_a_local_standard_cluster() -> None:
     [
         ("n1-standard-4 e2-micro n2d-highcpu-96 a3-megagpu-8g c3-standard-4-lssd custom-4-8192 n1-custom-6-23040-ext", True),
         ("standard large_model complex_model_m complex_model_l_v100 standard_gpu cloud_tpu", True),
+        ("f1-micro g1-small m3-ultramem-128 a4x-highgpu-4g ct5lp-hightpu-4t e2-custom-2-4096 c3-standard-192-metal", True),
         ("foo n1 n1- n1-standard-0 N1-standard-4 n1_standard_4 large_model_s 4", False),
+        ("n1-standrad-4 n1-standard e2-mikro n1-large-4 n1-4", False),
     ],
 )
 def test_a_local_host_has_a_machine_type_of_google(names: str, valid: bool) -> None:
@@ -55,6 +62,14 @@ def test_a_local_host_has_a_machine_type_of_google(names: str, valid: bool) -> N
             else:
                 start = f"scaletier:{key} '{name}' is invalid: write a machine type of Compute Engine, such as n1-standard-4"
                 assert error_of({key: name}, LxdConfig).startswith(start)
+
+
+def test_a_misspelt_machine_type_is_refused_with_the_one_meant() -> None:
+    assert error_of({"workerType": "n1-standrad-4"}, LxdConfig).endswith("; did you mean n1-standard-4?")
+    with pytest.raises(SpecError, match=r"^machine type 'n1-standrad-4' is unknown; did you mean n1-standard-4\?; valid are "):
+        machine("n1-standrad-4")
+    with pytest.raises(SpecError, match=r"^machine type 'n1-standard-3' is unknown; valid are "):
+        machine("n1-standard-3")
 
 
 def test_a_custom_cluster_has_what_its_keys_say() -> None:

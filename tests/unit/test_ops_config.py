@@ -213,9 +213,12 @@ trainingInput: {scaleTier: CUSTOM, masterType: n1-highcpu-8, workerType: n1-high
         ("trainingInput: {scaleTier: STANDARD_1, workerCount: 4}", "trainingInput.workerCount goes with scaleTier CUSTOM only"),
         ("trainingInput: {workerCount: 4}", "trainingInput.workerCount needs 4 workers, and stack test (STANDARD_1) has 2: "
          "take no more than it has"),
-        ("trainingInput: {arg: []}", "config.yaml: trainingInput.arg is unknown; valid are scaleTier, masterType"),
-        ("training_input: {}", "config.yaml: training_input is unknown; valid are jobId, labels, notify, trainingInput"),
-        ("trainingInput: {scheduling: {maxRetry: 1}}", "trainingInput.scheduling.maxRetry is unknown; valid are maxRestarts"),
+        ("trainingInput: {arg: []}",
+         "config.yaml: trainingInput.arg is unknown; did you mean args?; valid are scaleTier, masterType"),
+        ("training_input: {}",
+         "config.yaml: training_input is unknown; did you mean trainingInput?; valid are jobId, labels, notify, trainingInput"),
+        ("trainingInput: {scheduling: {maxRetry: 1}}",
+         "trainingInput.scheduling.maxRetry is unknown; did you mean maxRetries?; valid are maxRestarts"),
         ("trainingInput: {scheduling: {maxRetries: -1}}", "maxRetries must be at least 0, not -1"),
         ("trainingInput: {scheduling: {stopSeconds: .inf}}",
          "must be a number of seconds above 0, such as 3600 or 3600s, not inf"),
@@ -888,6 +891,38 @@ def test_a_program_of_ranks_on_other_hosts_is_noted(inventory: Inventory) -> Non
         note.format("$RANK of the arguments", ", evaluator-0", "worker=2"),
     )
     assert notes(ddp, "worker") == notes(b"print('init_process_group')") == ()
+
+
+@pytest.mark.parametrize(
+    ("source", "command", "noted"),
+    [
+        ("model.save(os.environ['JOB_DIR'] + '/model.keras')", "", True),
+        ("flags.add_argument('--job-dir')", "python train.py", True),
+        ("x", "sh -c 'cat x >$JOB_DIR/y'", True),
+        ("x", "sh -c 'cat x >$JOB_DIR/$INDEX'", False),
+        ("x", "nvidia-smi", False),
+        ("from t import aware\nsave('JOB_DIR')", "", False),
+        ("import scaletier\nsave('JOB_DIR')", "", False),
+        ("with tf.distribute.MirroredStrategy(): save('JOB_DIR')", "", False),
+        ("save('JOB_DIR', os.environ['RANK'])", "python train.py", False),
+    ],
+)
+def test_replicas_that_overwrite_one_anothers_output_are_noted(
+    inventory: Inventory, source: str, command: str, noted: bool
+) -> None:
+    files = {"t/train.py": source.encode(), "t/README.md": b"TF_CONFIG"}
+    files |= {"t/aware.py": b"os.environ['TF_CONFIG']"} if not command else {}
+
+    def notes(replicas: str) -> tuple[str, ...]:
+        flags = JobFlags("job01", replicas=replicas, module=None if command else "t.train")
+        return build_job(flags, inventory, "t", files, shlex.split(command), "t").notes
+
+    note = (
+        "3 replicas run the same program, which reads none of TF_CONFIG, RANK and INDEX: each works alone, and of a file that "
+    )
+    note += "all write to JOB_DIR the last one stays: --replicas master takes one replica"
+    assert notes("worker=2") == ((note,) if noted else ())
+    assert notes("master") == ()
 
 
 @pytest.mark.parametrize(

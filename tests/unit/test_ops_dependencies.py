@@ -583,3 +583,15 @@ SILENT = """error: Request failed after 3 retries in 9.8s
 )
 def test_uvs_output_is_explained_in_one_line(output: str, message: str) -> None:
     assert message in install.explain(output, "3.11")
+
+
+@pytest.mark.parametrize(
+    ("line", "where"),
+    [
+        ("--extra-index-url https://user:secret@h/other", "--extra-index-url in the requirements file"),
+        ("-i=https://h/simple", "-i in the requirements file"),
+        ("--index-url https://elsewhere/simple", "pip config list"),
+    ],
+)
+def test_an_index_of_the_requirements_that_does_not_answer_is_named(line: str, where: str) -> None:
+    assert install.explain(SILENT, "3.11", ["far==1", line]).endswith(f" does not answer: check the network, or {where}")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import time
+from pathlib import Path
 
 import pytest
 
 from ops.logs.heuristics import MAX_LENGTH, LineMetrics, UnitOfProgress, parse_metrics
 from scaletier import loop
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
@@ -39,6 +43,13 @@ from scaletier import loop
 def test_a_line_is_read_as_progress(line: str, reading: LineMetrics | None) -> None:
     assert parse_metrics(line) == reading
     assert reading is None or reading.evaluation is False
+
+
+@pytest.mark.parametrize("file", ["torch/ddp", "jax_gloo/train", "multi_worker/train", "parameter_server/train"])
+def test_lines_of_examples_are_read(file: str) -> None:
+    source = (ROOT / "examples" / f"{file}.py").read_text()
+    (line,) = re.findall(r'print\(f"(step .*?)"', source)
+    assert parse_metrics(re.sub(r"{.*?}", "5", line)) == LineMetrics(5, loss="5")
 
 
 def test_lines_of_the_shipped_trainer_are_read() -> None:

@@ -91,7 +91,9 @@ def test_a_record_has_the_short_form_and_formats_it(inventory: Inventory) -> Non
         "data": "sha256:abababababababab (2 files, 58.9 MB)",
     }
     assert manifest.format_lines({"data": {"notHashed": "gone"}})["data"] == "not hashed: gone"
-    assert manifest.versions_line({"versions": {"python": "3.11", "tensorflow": None}}) == "python 3.11, tensorflow none"
+    assert (
+        manifest.versions_line({"versions": {"python": "3.11", "tensorflow": None, "torch": "2.9"}}) == "python 3.11, torch 2.9"
+    )
     assert manifest.summarize({**full, "data": data, "reproduces": "job00"}) == {**short, "data": data, "reproduces": "job00"}
 
 

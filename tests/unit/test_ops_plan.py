@@ -200,10 +200,12 @@ def test_config_adds_variables_to_the_environment(
     monkeypatch.setenv("OWN", "${JOB_DIR}")
     monkeypatch.setenv("PYTHONPATH", "/own")
     checks = """
-import os
+import os, tempfile
 env = os.environ
 assert (env["OWN"], env["LOG"]) == ("${JOB_DIR}", env["JOB_DIR"] + "/log-" + env["TYPE"]), env
 assert env["TF_ENABLE_ONEDNN_OPTS"] == "0", "not the default"
+assert os.path.isdir(env["JOB_DIR"]), "as on hosts"
+assert tempfile.gettempdir() == os.path.dirname(env["JOB_DIR"]) + "/.tmp", "removed after the plan"
 assert env["PYTHONPATH"] == os.path.dirname(env["JOB_DIR"]) + ":" + env["JOB_DIR"] + "/lib", "without that of this process"
 """
     (learning_package / "task.py").write_text(checks + LEARNER)

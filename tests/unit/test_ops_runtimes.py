@@ -15,6 +15,7 @@ from opsdata import write_files
 from test_ops_dependencies import make_trainer, make_wheel
 
 from infra.inventory import Inventory
+from infra.runtime import uv
 from jobs.records import JobRecord
 from jobs.serialization import RecordError
 from jobs.states import JobState
@@ -223,6 +224,20 @@ def test_a_manifest_s_torch_for_processors_comes_from_their_index(local_inventor
         for line in ("torch==2.9.0", "torch==2.9.0+cpu")
     ]
     assert [each.cpu_torch for each in made] == [False, True]
+
+
+def test_ctrl_c_during_a_build_leaves_no_runtime_and_says_what_is_kept(
+    local_inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(uv, "install", stop)
+    with pytest.raises(KeyboardInterrupt):
+        runtimes.build(local_inventory, runtimes.from_file(write_requirements(tmp_path, "far\n"), "--runtime"))
+    kept = "packages that were fetched completely are kept, and the next call goes on with them"
+    assert capsys.readouterr().err == f"no job was submitted; {kept}\n"
+    assert not [*(tmp_path / "runtimes").iterdir()]
 
 
 @pytest.mark.usefixtures("unzipped")

@@ -12,7 +12,8 @@ import signal
 import tarfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -1002,3 +1003,25 @@ def test_ctrl_c_leaves_the_job_running(
     assert runner.watch(cluster, submission.record()) == 130
     hint = "fab logs all --job job01 --follow comes back to it, fab cancel job01 stops it"
     assert capsys.readouterr().err == f"\njob01 continues, or waits for its turn: {hint}\n"
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_ctrl_c_reports_the_state_of_the_job(
+    submission: Submission, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], plain: bool
+) -> None:
+    from ops.logs.follow import Follower
+    from ops.screen import job, logs
+
+    running = replace(submission.record(), state=JobState.RUNNING)
+
+    def events(_: Follower) -> Iterator[Any]:
+        yield running if not plain else [running]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Follower, "batches" if plain else "events", events)
+    monkeypatch.setattr(logs.terminal, "supports_screen", lambda: True)
+    monkeypatch.setattr(logs, "_writer", lambda *_, **__: print)
+    monkeypatch.setattr(job, "Screen", lambda: nullcontext(SimpleNamespace(lines=9, show=print)))
+    cluster: Any = SimpleNamespace(inventory=submission.inventory, fleet=None, ledger=None, bucket=None)
+    assert runner.watch(cluster, submission.record(), plain) == 130
+    assert capsys.readouterr().err.splitlines()[-1].startswith("job01 is still RUNNING: fab logs all --job job01 --follow ")

@@ -121,7 +121,7 @@ def test_a_keras_that_the_package_does_not_know_is_refused(line: str, valid: boo
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("dat: mnist", "dat is unknown; valid are data, strategy, strategies, plan, export"),
+        ("dat: mnist", "dat is unknown; did you mean data?; valid are data, strategy, strategies, plan, export"),
         ("restartCodes: [300]", "restartCodes[0] 300 is invalid: it is no exit code. Valid: whole numbers from 1 to 255"),
         ("strategies: {a: b}", "strategies.a is not a mapping of keys to values; valid keys are requiredRoles, "),
         ("strategies: [a, b]", "strategies must be a mapping of names, not ['a', 'b']"),

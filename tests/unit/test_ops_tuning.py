@@ -198,7 +198,7 @@ ONE = {"parameterName": "x", "type": "INTEGER", "minValue": 1, "maxValue": 9}
         ([], "hyperparameters is not a mapping of keys to values; valid keys are goal, params"),
         ({}, "hyperparameters.params is missing"),
         ({"params": []}, "hyperparameters.params must be a list of hyperparameters"),
-        ({"params": [ONE], "parms": 1}, "hyperparameters.parms is unknown; valid are goal, params"),
+        ({"params": [ONE], "parms": 1}, "hyperparameters.parms is unknown; did you mean params?; valid are goal, params"),
         ({"params": [ONE], "goal": "MAX"}, "hyperparameters.goal 'MAX' is unknown; valid are MAXIMIZE, MINIMIZE"),
         ({"params": [ONE], "maxTrials": 0}, "hyperparameters.maxTrials must be at least 1, not 0"),
         ({"params": [ONE], "maxTrials": 100000}, "hyperparameters.maxTrials must be at most 1000, not 100000"),
