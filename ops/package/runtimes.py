@@ -133,7 +133,9 @@ def from_manifest(inventory: Inventory, request: Mapping[str, Any]) -> RuntimeRe
 def _make_request(name: str, lines: Sequence[str], file: Path | None = None, cpu_torch: bool = False) -> RuntimeRequest:
     contents = hostpython.contents_of_files(file.parent, lines) if file else ()
     options = [_CPU_TORCH] if cpu_torch else []
-    digest = digest_of([PYTHON.encode(), *(line.encode() for line in (*lines, *options)), *contents])
+    here = f" {file.parent}/" if file else ""  # the same files in another folder give the same runtime
+    relative = [line.replace(here, " ") if here else line for line in (*lines, *options)]
+    digest = digest_of([PYTHON.encode(), *(line.encode() for line in relative), *contents])
     folder = f"{_NOT_IN_NAMES.sub('-', name).strip('-.')[:40]}-{digest[:12]}"
     return RuntimeRequest(name, tuple(lines), folder, file, cpu_torch=cpu_torch)
 

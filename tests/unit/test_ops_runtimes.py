@@ -396,6 +396,15 @@ def test_included_requirements_are_built_and_part_of_the_key(local_inventory: In
         runtimes.from_file(requirements_file, "--runtime")
 
 
+def test_files_that_a_runtime_names_have_the_same_key_in_another_folder(tmp_path: Path) -> None:
+    def request(folder: str) -> runtimes.RuntimeRequest:
+        write_files(tmp_path, {f"{folder}/limits.txt": "far<2\n", f"{folder}/requirements.txt": "-c limits.txt\nfar\n"})
+        return runtimes.from_file(f"{tmp_path}/{folder}/requirements.txt", "--runtime")
+
+    assert request("one").folder_name == request("other").folder_name
+    assert request("one").lines[0] == f"-c {tmp_path}/one/limits.txt"
+
+
 def test_a_folder_named_like_a_distribution_is_ignored(tmp_path: Path) -> None:
     requirements_file = write_requirements(tmp_path, "far\n")
     key = runtimes.from_file(requirements_file, "--runtime").folder_name
