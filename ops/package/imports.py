@@ -7,6 +7,7 @@ import posixpath
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.machinery import BuiltinImporter, FrozenImporter
 from pathlib import Path
 
 from ops import terminal
@@ -83,7 +84,8 @@ def check_script(files: Mapping[str, bytes], script: str, root: str = "", alone:
             top = name.partition(".")[0]
             if neighbours or _contains(own, top):
                 continue
-            beside = any(Path(root, f"{top}{end}").is_file() for end in (".py", "/__init__.py"))
+            is_core = BuiltinImporter.find_spec(top) or FrozenImporter.find_spec(top)  # no file hides it
+            beside = not is_core and any(Path(root, f"{top}{end}").is_file() for end in (".py", "/__init__.py"))
             if alone and beside and not _contains(files, top):  # it may also hide a module of the standard library
                 how = f"--package {root} --script {start} sends the folder"
                 raise UsageError(f"{path}:{line} imports {top}, which is beside it here, and a script is sent alone: {how}")

@@ -143,12 +143,11 @@ def _command(folder: str | None, text: str) -> JobProgram:
             raise UsageError(f"--command {words[0]} is no program that hosts have; did you mean ./{words[0]}?")
         _check_files(words, folder, source)
         if source and words[0] in variables.SHELLS:
-            for script in _scripts(words):
+            for script in (word for word in _scripts(words) if not word.endswith(".py")):  # Python reads any line ends
                 content = source.files.get(posixpath.normpath(f"{source.name}/{script}"), b"")
                 if content.partition(b"\n")[0].endswith(b"\r"):
-                    raise UsageError(
-                        f"--command runs {script}, which has Windows' line ends, as no shell reads them: dos2unix {script}"
-                    )
+                    how = f"as no shell reads them: dos2unix {Path(folder or '', script)}"
+                    raise UsageError(f"--command runs {script}, which has Windows' line ends, {how}")
         source = source or package.PackageSource(Path(words[0]).name, {})
         return JobProgram(source, tuple(words))
     if folder is None or source is None:

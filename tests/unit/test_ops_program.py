@@ -330,14 +330,22 @@ def test_a_file_that_no_host_can_start_is_refused(folder: Path, content: bytes, 
 
 def test_a_shell_s_script_with_line_ends_of_windows_is_refused(folder: Path) -> None:
     (folder / "run.sh").write_bytes(b"set -e\r\npython train.py\r\n")
-    with pytest.raises(UsageError, match=r"^--command runs \./run\.sh, which has Windows' line ends, as no shell reads them: "):
+    with pytest.raises(
+        UsageError, match=r"^--command runs \./run\.sh, which has Windows' line ends, as no shell reads them: "
+    ) as error:
         program.find(str(folder), None, None, "bash -e ./run.sh")
+    assert str(error.value).endswith(f": dos2unix {folder}/run.sh")
     assert program.find(str(folder), None, None, "sh -c 'cat run.sh'").command[0] == "sh"
     assert program.find(str(folder), None, None, "cat run.sh").command[0] == "cat"
+    (folder / "run.sh").write_bytes(b"exec python $1\n")
+    (folder / "windows.py").write_bytes(b"import os\r\n")
+    assert program.find(str(folder), None, None, "bash run.sh windows.py").command[0] == "bash"
 
 
 def test_a_script_alone_that_imports_a_file_named_like_a_module_of_python_is_refused(folder: Path) -> None:
-    (folder / "one.py").write_text("import queue\n")
+    (folder / "one.py").write_text("import io, time, queue\n")
+    (folder / "time.py").touch()  # Python has these two in itself, and finds no file of their names
+    (folder / "io.py").touch()
     assert package.build(program.find(None, None, str(folder / "one.py"), None).source, "", "one/one.py").imports == {}
     (folder / "queue.py").touch()
     with pytest.raises(UsageError, match=r"^one\.py:1 imports queue, which is beside it here, and a script is sent alone: "):
