@@ -56,8 +56,9 @@ _RANK_LAUNCHERS = frozenset({"torchrun", "torch.distributed.run", "torch.distrib
 _HOST_COUNT_OPTIONS = ("nnode", "pet-nnodes", "num-machine", "config-file")
 # A program that names one of these may know its own replica, or another program or library does that for it.
 _REPLICA_AWARE = re.compile(
-    rf"\b(?:TF_CONFIG|CLOUD_ML_JOB|TASK_INDEX|TYPE|INDEX|{'|'.join(variables.RANK_NAMES)}|scaletier|distributed?|estimator|"
-    r"keras\.distribution|horovod|lightning|accelerate|transformers|deepspeed|mpi4py|dask|ray|(?:get)?hostname)\b".encode()
+    rf"\b(?:TF_CONFIG|CLOUD_ML_JOB|TASK_INDEX|TYPE|INDEX|{'|'.join(variables.RANK_NAMES)}|trl|ray)\b|scaletier|[Dd]istribute|"
+    r"estimator|keras\.distribution|[Cc]luster_?[Rr]esolver|multihost|horovod|lightning|accelerate|transformers|deepspeed|mpi4py|"
+    r"dask|hostname|platform\.node|nodename|torchrun|n(?:um_)?nodes|num_machines".encode()
 )
 _JOB_DIR = re.compile(rb"job[-_]?dir", re.IGNORECASE)
 _MAX_PROGRAM_BYTES = 2**20
@@ -453,7 +454,7 @@ def _absent_notes(args: Sequence[str], folder: str, files: Collection[str]) -> I
             continue
         is_named = path.is_file() or (path.is_dir() and value in data)
         is_own = not path.is_absolute() or path.is_relative_to(Path.home())
-        if is_named and is_own and not any(f"{file}/".startswith(f"{place}/") for file in files):
+        if is_named and is_own and not any(f"{file}/".startswith(f"{place}/" if place else "") for file in files):
             absent.append(value)
     if absent:
         where = f"the folder {folder}" if folder else "the folder that has the package"
@@ -582,7 +583,12 @@ def build_job(
     texts = [*command, *args, *map("=".join, added_environment.items())]
     job_hosts = inventory.subset(counts).hosts
     program_files = (source_files if module else files) or {}  # a script may run others
-    is_known = not module or any(name.startswith(module.replace(".", "/")) for name in program_files)
+    # A program that is not in the package, such as one that the hosts have, may know its replica.
+    started = {
+        posixpath.normpath(f"{folder}/{each}").lstrip("/") for word in command for each in (word, word.replace(".", "/"))
+    }
+    starts = (module.replace(".", "/"),) if module else tuple(started)
+    is_known = "-c" in command or any(name.startswith(starts) for name in program_files)
     input_record = {
         **resources.describe_counts(counts, inventory),
         **{key: training_input[key] for key in training_input if key not in _CONVERTED_KEYS},

@@ -804,6 +804,7 @@ def test_a_notify_url_that_local_hosts_cannot_reach_is_noted(inventory: Inventor
         (["--config=mine/in.yaml", "--n=3", "-v"], "mine", "mine/in.yaml"),
         (["--config=in.yaml"], "mine", None),
         (["mine/in.yaml", "in.yaml"], "", None),
+        (["--data-dir", "."], "", None),
         (["--data-dir", "set", "--model", "set", "here.yaml"], "", "set, here.yaml"),
         (["--data-dir=gone", "--out", "here.yaml", "-o", "here.yaml", "--save-to=here.yaml", "/etc/hostname"], "", None),
     ],
@@ -905,6 +906,13 @@ def test_a_program_of_ranks_on_other_hosts_is_noted(inventory: Inventory) -> Non
         ("import scaletier\nsave('JOB_DIR')", "", False),
         ("with tf.distribute.MirroredStrategy(): save('JOB_DIR')", "", False),
         ("save('JOB_DIR', os.environ['RANK'])", "python train.py", False),
+        ("import pytorch_lightning as pl\nsave('JOB_DIR')", "python train.py", False),
+        ("import sentence_transformers\nsave('JOB_DIR')", "python train.py", False),
+        ("model = DistributedDataParallel(model)\nsave('JOB_DIR')", "python train.py", False),
+        ("TFConfigClusterResolver()\nsave('JOB_DIR')", "python train.py", False),
+        ("save('JOB_DIR')", "torchrun --nnodes=3 train.py", False),
+        ("save('JOB_DIR')", "python -m train", True),
+        ("x", "tune run --output $JOB_DIR", False),
     ],
 )
 def test_replicas_that_overwrite_one_anothers_output_are_noted(
@@ -1001,7 +1009,17 @@ def test_an_invalid_notify_of_a_package_or_flag_is_refused(inventory: Inventory)
 def test_numbers_where_strings_are_valid_are_as_they_are_written(tmp_path: Path, inventory: Inventory) -> None:
     """YAML makes 83 of 0123, and 750 of 12:30."""
     file = tmp_path / "config.yaml"
-    file.write_text("trainingInput: {args: [--since, 12:30, 0123, 1.50, 1_000, -2], environment: {ID: 007, RATE: 0.10}}")
+    file.write_text(
+        "trainingInput: {args: [--since, 12:30, 0123, 1.50, 1_000, -2, .inf, -.INF, .nan], environment: {ID: 007, RATE: 0.10}}"
+    )
     job = build_job(JobFlags("job01", config=str(file)), inventory)
-    assert job.args == ("--since", "12:30", "0123", "1.50", "1_000", "-2")
+    assert job.args == ("--since", "12:30", "0123", "1.50", "1_000", "-2", "inf", "-inf", "nan")
     assert job.environment == {"ID": "007", "RATE": "0.10"}
+
+
+def test_escapes_of_json_are_characters_of_arguments(tmp_path: Path, inventory: Inventory) -> None:
+    """JSON is YAML, but has two escapes for one character beyond 16 bits."""
+    file = tmp_path / "config.yaml"
+    file.write_text(r'{"trainingInput": {"args": ["--name", "\ud83d\ude00"], "environment": {"A": "\ud83d\ude00"}}}')
+    job = build_job(JobFlags("job01", config=str(file)), inventory, files={"trainer/task.py": b""})
+    assert (job.args, job.environment) == (("--name", "😀"), {"A": "😀"})
