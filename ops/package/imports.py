@@ -13,7 +13,9 @@ from pathlib import Path
 from ops import terminal
 from ops.errors import UsageError
 
-_BY_NAME = re.compile(rb"importlib|__import__|runpy|subprocess|os\.(?:exec|spawn|system)")  # ways to run modules by their names
+_BY_NAME = re.compile(
+    rb"importlib|__import__|runpy|pkgutil|subprocess|\bexec\(|os\.(?:exec|spawn|system)"
+)  # run modules by names
 # Exceptions that a program catches around an optional import.
 _IMPORT_ERRORS = frozenset({"ImportError", "ModuleNotFoundError", "SyntaxError", "Exception", "BaseException"})
 

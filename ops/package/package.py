@@ -36,6 +36,8 @@ _LIBRARY = CHECKOUT / trainer_config.LIBRARY
 _EXECUTABLE = 0o100
 # Files in a package that no program reads: sources of compiled modules, and documentation.
 _SOURCES = (".c", ".cc", ".cpp", ".cu", ".h", ".pyx", ".md", ".rst")
+# Dependencies in setup.py or setup.cfg.
+_REQUIRES = re.compile(rb"^[^#\n]*install_requires\b(?!\s*=\s*\[\s*\])", re.MULTILINE)
 # Leftovers of earlier builds in a project, which a new one would include.
 _BUILT = re.compile(r"[^/]+/(build|dist)/|.*\.egg-info/")
 
@@ -276,7 +278,7 @@ def _note_dependencies(root: Path) -> None:
         return
     how = "the folder is sent as it is: name them in requirements.txt"
     for name in ("setup.py", "setup.cfg"):
-        if (root / name).is_file() and b"install_requires" in (root / name).read_bytes():
+        if (root / name).is_file() and _REQUIRES.search((root / name).read_bytes()):
             terminal.note(f"{root.name}: the dependencies in {name} are ignored, as {how}")
     file = root / "pyproject.toml"
     if not file.is_file():

@@ -415,9 +415,10 @@ def test_dependencies_in_a_folder_s_setup_are_noted(tmp_path: Path, capsys: pyte
     assert capsys.readouterr().err.startswith(
         "mine: the dependencies in setup.py are ignored, as the folder is sent as it is: "
     )
-    (root / "setup.py").write_text("setup()")
-    package.find(root)
-    assert capsys.readouterr().err == ""
+    for nothing in ("setup()", "setup(install_requires = [ ])", "setup()  # without install_requires"):
+        (root / "setup.py").write_text(nothing)
+        package.find(root)
+        assert capsys.readouterr().err == ""
 
 
 def test_a_folder_or_a_file_without_a_package(tmp_path: Path) -> None:
