@@ -4,7 +4,7 @@ root=$(pwd -P)
 umask 022 # the hosts' users read what is made here
 least_pulumi=3.250.0
 export PIP_USER=0 # a user's setting for pip outside of environments, which fails in each
-unset PIP_PREFIX PIP_ROOT PIP_TARGET
+unset PIP_PREFIX PIP_ROOT PIP_TARGET UV_NO_INSTALLER_METADATA
 
 began=$(date +%s)
 

@@ -7,6 +7,8 @@ start.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import shutil
 import subprocess
@@ -31,10 +33,13 @@ def run(*command: str, environment: Mapping[str, str] | None = None) -> int:
 
 
 def drop_unfinished(site: Path) -> None:
-    """Forget the packages whose installation was killed, which uv and pip would take for complete: they write RECORD last."""
+    """Forget the packages whose installation was killed, which uv and pip would take for complete: they write RECORD last.
+
+    Those that another tool has installed stay: conda's have no RECORD.
+    """
     for info in site.glob("*.dist-info"):
-        record = info / "RECORD"
-        if not record.exists() or f"{info.name}/INSTALLER" not in record.read_text():
+        installer, record = (path.read_text("utf-8") if path.exists() else "" for path in (info / "INSTALLER", info / "RECORD"))
+        if installer.strip() in ("", "pip", "uv") and f"{info.name}/INSTALLER" not in record:
             shutil.rmtree(info)
 
 
@@ -55,6 +60,8 @@ def install(extra: str) -> int:
 
 def main() -> int:
     """Install, put this project's `fab` into place, and compile."""
+    with contextlib.suppress(OSError):  # NFS may have no locks; checkouts may share .venv, and another may be installing
+        fcntl.flock(lock := Path(sys.prefix, "pyvenv.cfg").open(), fcntl.LOCK_EX)  # noqa: F841, SIM115  held to the end
     drop_unfinished(site := Path(sysconfig.get_path("purelib")))
     code = install(sys.argv[1])
     fab = Path(sys.executable).with_name("fab")

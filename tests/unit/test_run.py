@@ -276,7 +276,8 @@ def test_a_signal_ends_lint_and_what_it_has_started_at_once(
 ) -> None:
     """By SIGINT mypy ends after half a minute, and the mypy that `names.py` has started gets no signal to one process."""
     os.mkfifo(fifo := tmp_path / "fifo")
-    (ruff := tmp_path / "ruff").write_text(f"#!/bin/sh\ntrap '' INT\nexec 3>{fifo}\ntouch {tmp_path}/ready\nsleep 60\nexit 0")
+    started = f"exec 3>{fifo}\n(sleep 60; echo left >&3) &\ntouch {tmp_path}/ready\nwait\nexit 0"
+    (ruff := tmp_path / "ruff").write_text(f"#!/bin/sh\ntrap '' INT\n{started}")
     ruff.chmod(0o755)
     monkeypatch.setattr(run, "BIN", tmp_path)
     phases = run.Run(lock)
@@ -285,7 +286,7 @@ def test_a_signal_ends_lint_and_what_it_has_started_at_once(
         wait_for((tmp_path / "ready").exists, "ruff runs")
         phases.interrupt(signal.SIGINT, None)
         lint.result()
-        held.result()
+        assert held.result() == b""
     assert [(outcome.name, outcome.code) for outcome in phases.outcomes] == [("lint", -signal.SIGKILL)]
 
 

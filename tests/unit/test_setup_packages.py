@@ -108,14 +108,19 @@ def test_a_package_whose_installation_was_killed_is_installed_again(packages: Mo
         (info := tmp_path / f"{name}-1.dist-info").mkdir()
         (info / "RECORD").write_text(f"{name}/__init__.py,,0\n{record}\n")
     (tmp_path / "at_once-1.dist-info").mkdir()
+    (of_conda := tmp_path / "conda-1.dist-info").mkdir()
+    (of_conda / "INSTALLER").write_text("conda\n")
     packages.drop_unfinished(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["whole-1.dist-info"]
+    assert {path.name for path in tmp_path.iterdir()} == {"whole-1.dist-info", "conda-1.dist-info"}
 
 
 def test_the_fab_script_is_this_project_s(packages: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Fabric has a script of that name too, and uv installs packages in parallel."""
     commands: list[str] = []
-    monkeypatch.setattr(packages.sysconfig, "get_path", lambda _: str(tmp_path / "site"))
+    (tmp_path / "pyvenv.cfg").touch()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(packages, "drop_unfinished", lambda _: commands.append("drop"))
+    monkeypatch.setattr(packages.fcntl, "flock", lambda file, _: commands.append(f"lock {file.name}"))
     monkeypatch.setattr(packages, "install", lambda extra: 0)
     monkeypatch.setattr(packages, "run", lambda *command: commands.append(" ".join(command[1:4])) or 0)
     monkeypatch.setattr(sys, "argv", ["packages.py", "image"])
@@ -123,8 +128,9 @@ def test_the_fab_script_is_this_project_s(packages: ModuleType, monkeypatch: pyt
     fab = tmp_path / "fab"
     fab.write_text("from fabric.main import program")
     assert packages.main() == 0
-    assert commands == ["-m pip install", "-m compileall -qq"]
+    locked = [f"lock {tmp_path}/pyvenv.cfg", "drop"]
+    assert commands == [*locked, "-m pip install", "-m compileall -qq"], "another checkout may share the environment"
     fab.write_text("from ops.cli.start import main")
     commands.clear()
     assert packages.main() == 0
-    assert commands == ["-m compileall -qq"]
+    assert commands == [*locked, "-m compileall -qq"]

@@ -76,9 +76,11 @@ def test_the_first_suitable_python_is_used(checkout: Path) -> None:
 def test_pip_installs_into_environments(checkout: Path) -> None:
     (checkout / "pip.conf").write_text("[install]\nuser = true\n")
     pip = f"{sys.executable} -m pip install --dry-run --no-index --disable-pip-version-check pip"
-    elsewhere = dict.fromkeys(("PIP_PREFIX", "PIP_ROOT", "PIP_TARGET"), str(checkout / "elsewhere"))
+    pip += " && echo ${UV_NO_INSTALLER_METADATA-complete}"
+    elsewhere = dict.fromkeys(("PIP_PREFIX", "PIP_ROOT", "PIP_TARGET", "UV_NO_INSTALLER_METADATA"), str(checkout / "elsewhere"))
     result = run_common(checkout, pip, PIP_USER="1", PIP_CONFIG_FILE=str(checkout / "pip.conf"), **elsewhere)
     assert result.returncode == 0, result.stderr
+    assert result.stdout.endswith("\ncomplete\n"), "packages without INSTALLER would count as unfinished"
 
 
 def test_no_suitable_python_is_an_error(checkout: Path) -> None:

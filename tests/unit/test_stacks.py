@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -16,6 +17,7 @@ import waiting
 sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("e2e", "gcp_emulation")]
 
 import leftovers
+import run
 import stacks
 from machines import exclusive_lock
 from stacks import Result, Stack
@@ -79,11 +81,19 @@ def test_stacks_that_cannot_be_removed_are_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cleared: list[str] = []
-    monkeypatch.setattr(Stack, "clear", lambda self: cleared.append(self.name))
+    monkeypatch.setenv("PULUMI_BACKEND_URL", "gs://team")
+    monkeypatch.setattr(Stack, "clear", lambda self: cleared.append(self.name + self.env.get("PULUMI_BACKEND_URL", "")))
     assert (leftovers.main("story", "e2e"), cleared) == (0, ["story", "e2e"])
     for error, code, message in ((AssertionError("it is up"), 1, "error: it is up\n"), (KeyboardInterrupt(), 130, "")):
         monkeypatch.setattr(Stack, "clear", lambda self, error=error: (_ for _ in ()).throw(error))
         assert (leftovers.main("story"), capsys.readouterr().err) == (code, message)
+
+
+def test_leftovers_are_found_by_the_code_of_this_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where .venv is shared, `infra` would be another checkout's, which knows the stacks of that one."""
+    monkeypatch.setattr(sys, "path", [])
+    runpy.run_path(str(leftovers.__file__))
+    assert sys.path[0] == str(run.ROOT)
 
 
 def test_a_bucket_with_content_is_removed_too() -> None:
