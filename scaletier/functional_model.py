@@ -257,9 +257,9 @@ class FunctionalModel:
         # Values that exist already are kept as arrays: TensorFlow forgets them when this process joins a cluster.
         variables = [one for one in (*self._optimizer.variables, *self.model.variables) if private.stored(one) is not None]
         self._initial_values = {id(one): np.asarray(one) for one in variables if self._scope.get_current_value(one) is None}
-        self._iterations_before = 0
         if job.optimizer is None and (trained := compiled.get("optimizer")) is not None and trained.built:
             self._continue_from(trained)
+        self._iterations_before = int(self._initial_values[id(private.iterations_of(self._optimizer))])
         self._group(scope, weights)
         # For XLA each shape is another program, which takes it seconds to compile.
         self.compiles = bool(self.model.jit_compile) and all(map(_is_of_one_shape, tf.nest.flatten(tuple(batch_spec))))
@@ -283,7 +283,6 @@ class FunctionalModel:
         values = (self._scope.get_current_value(one) for one in optimizer.variables)
         arrays = [np.asarray(one if value is None else value) for one, value in zip(optimizer.variables, values, strict=True)]
         self._initial_values |= {id(one): value for one, value in zip(self._optimizer.variables, arrays, strict=True)}
-        self._iterations_before = int(self._initial_values[id(private.iterations_of(self._optimizer))])
 
     def require_transferable(self) -> None:
         """Raise JobError if the model has parts that cannot be sent to another host."""
