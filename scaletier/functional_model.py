@@ -306,6 +306,12 @@ class FunctionalModel:
             if loss.reduction in ("sum", "none", None):
                 line = f"the loss {loss.name} is invalid with --strategy model-parallel: its reduction is {loss.reduction}."
                 raise JobError(f"{line} Valid: a mean over the batch, or --strategy async or sync")
+        for part in self._inner_optimizers:
+            settings = part.gradient_accumulation_steps, part.use_ema and part.ema_overwrite_frequency
+            for name, value in zip(("gradient_accumulation_steps", "ema_overwrite_frequency"), settings, strict=True):
+                if value:  # by a branch, whose results are on one host
+                    line = f"the optimizer has {name}={value}, with which --strategy model-parallel would send all weights to"
+                    raise JobError(f"{line} one host in each step. Valid: larger batches, or --strategy async or sync")
 
     def _make_model(self, model: Any) -> Any:
         """Return a model, or what a function makes; its variables have values only if the function needs them."""
