@@ -539,7 +539,7 @@ class FunctionalModel:
         with tf.control_dependencies([computed]):
             moved, slots = self._apply(writer, trained, gradients, global_step, live_devices)
             for spec, value in zip((*self.trained, *self.slots), (*moved, *slots), strict=True):
-                scope.add_update((spec.variable, value))
+                scope.set(spec.variable, value)
                 if (original := self._originals.get(id(spec.variable))) is not None:
                     scope.set(original, value)
             with scope:
@@ -743,7 +743,7 @@ class FunctionalModel:
             yield
         except Exception as raised:  # noqa: BLE001 - raised below
             error = raised
-        for one in scope.assigned.values():
+        for one in sorted(scope.assigned.values(), key=lambda one: not one.trainable):  # a branch may assign others
             if getattr(scope.get_current_value(one), "graph", here) is not here:
                 where = "a tf.function, a branch or a loop. Valid: no @tf.function, as a step is a graph anyway, and"
                 where = f"{where} assignments outside of branches and loops"
@@ -793,9 +793,8 @@ class _Scope(_Stateless):
     def add_update(self, update: tuple[Any, Any]) -> None:
         variable, value = update
         self.assigned[id(variable)] = self.used[id(variable)] = variable
-        value = _value(value)
+        value = private.without_gradient(_value(value))
         if self._tape is not None and id(variable) in self._versions:
-            value = tf.stop_gradient(value)
             self._tape.watch(value)
             self._versions[id(variable)].append(value)
         self.set(variable, value)

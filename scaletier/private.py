@@ -402,7 +402,7 @@ def _conditions() -> tuple[Any, Callable[..., Any], Callable[..., Any]]:
 
             def assign(pair: Any) -> None:
                 assigned[id(pair[0])] = pair[0]
-                scope.state_mapping[id(pair[0])] = tf.convert_to_tensor(pair[1])
+                scope.state_mapping[id(pair[0])] = without_gradient(tf.convert_to_tensor(pair[1]))
 
             scope.add_update = assign
             try:
@@ -434,6 +434,15 @@ def trace_functions_in_scopes(scope: Any, entered: bool) -> None:
     with _lock:
         (_entered.append if entered else _entered.remove)(scope)
         kind.__call__, module.cond = (call_here, cond_here) if _entered else (call, cond)
+
+
+def without_gradient(value: Any) -> Any:
+    """Return a tensor without a gradient, in the tensor's own graph: a variable that a tf.function assigns may outlast it."""
+    tf = import_tensorflow()
+    if not tf.is_symbolic_tensor(value):
+        return value
+    with value.graph.as_default():
+        return tf.stop_gradient(value)
 
 
 def custom_gradient_around() -> str:
