@@ -387,15 +387,18 @@ def _conditions() -> tuple[Any, Callable[..., Any], Callable[..., Any]]:
     """Return the module of tf.cond, its `cond`, and one whose branches may assign variables in a StatelessScope.
 
     A first trace finds what they assign, which then is among their results. A weight whose reads have gradients is left out.
+    Within a first trace only what is assigned counts, so branches within branches are not traced twice there.
     """
     module = importlib.import_module("tensorflow.python.ops.cond")
     state, tf = importlib.import_module("keras.src.backend.common.global_state"), import_tensorflow()
     cond, value_in = module.cond, importlib.import_module("keras").StatelessScope.get_current_value
 
     def cond_here(pred: Any, true_fn: Any = None, false_fn: Any = None, *args: Any, **named: Any) -> Any:
-        scope, assigned = state.get_global_attribute("stateless_scope"), dict[int, Any]()
-        if scope is None or not tf.is_symbolic_tensor(pred):
+        scope = state.get_global_attribute("stateless_scope")
+        if scope is None or tf.executing_eagerly():
             return cond(pred, true_fn, false_fn, *args, **named)
+        around = vars(scope).get("recorded")
+        assigned: dict[int, Any] = {} if around is None else around
 
         def run(function: Any) -> Any:
             update, before = scope.add_update, dict(scope.state_mapping)
@@ -415,7 +418,13 @@ def _conditions() -> tuple[Any, Callable[..., Any], Callable[..., Any]]:
             for function in (true_fn, false_fn):
                 run(function)
 
-        tf.function(record, autograph=False).get_concrete_function()
+        if around is not None:
+            return cond(pred, lambda: run(true_fn)[0], lambda: run(false_fn)[0], *args, **named)
+        scope.recorded = assigned
+        try:
+            tf.function(record, autograph=False).get_concrete_function()
+        finally:
+            del scope.recorded
         watched = hasattr(scope, "watched") and any(one.trainable for one in assigned.values())
         if watched or not assigned:
             return cond(pred, true_fn, false_fn, *args, **named)
