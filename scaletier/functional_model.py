@@ -257,9 +257,9 @@ class FunctionalModel:
         # Values that exist already are kept as arrays: TensorFlow forgets them when this process joins a cluster.
         variables = [one for one in (*self._optimizer.variables, *self.model.variables) if private.stored(one) is not None]
         self._initial_values = {id(one): np.asarray(one) for one in variables if self._scope.get_current_value(one) is None}
-        self._iterations_before = 0
         if job.optimizer is None and (trained := compiled.get("optimizer")) is not None and trained.built:
             self._continue_from(trained)
+        self._iterations_before = int(self._initial_values[id(private.iterations_of(self._optimizer))])
         self._group(scope, weights)
         # For XLA each shape is another program, which takes it seconds to compile.
         self.compiles = bool(self.model.jit_compile) and all(map(_is_of_one_shape, tf.nest.flatten(tuple(batch_spec))))
@@ -283,7 +283,6 @@ class FunctionalModel:
         values = (self._scope.get_current_value(one) for one in optimizer.variables)
         arrays = [np.asarray(one if value is None else value) for one, value in zip(optimizer.variables, values, strict=True)]
         self._initial_values |= {id(one): value for one, value in zip(self._optimizer.variables, arrays, strict=True)}
-        self._iterations_before = int(self._initial_values[id(private.iterations_of(self._optimizer))])
 
     def require_transferable(self) -> None:
         """Raise JobError if the model has parts that cannot be sent to another host."""
@@ -307,6 +306,12 @@ class FunctionalModel:
             if loss.reduction in ("sum", "none", None):
                 line = f"the loss {loss.name} is invalid with --strategy model-parallel: its reduction is {loss.reduction}."
                 raise JobError(f"{line} Valid: a mean over the batch, or --strategy async or sync")
+        for part in self._inner_optimizers:
+            settings = part.gradient_accumulation_steps, part.use_ema and part.ema_overwrite_frequency
+            for name, value in zip(("gradient_accumulation_steps", "ema_overwrite_frequency"), settings, strict=True):
+                if value:  # by a branch, whose results are on one host
+                    line = f"the optimizer has {name}={value}, with which --strategy model-parallel would send all weights to"
+                    raise JobError(f"{line} one host in each step. Valid: larger batches, or --strategy async or sync")
 
     def _make_model(self, model: Any) -> Any:
         """Return a model, or what a function makes; its variables have values only if the function needs them."""
@@ -534,7 +539,7 @@ class FunctionalModel:
         with tf.control_dependencies([computed]):
             moved, slots = self._apply(writer, trained, gradients, global_step, live_devices)
             for spec, value in zip((*self.trained, *self.slots), (*moved, *slots), strict=True):
-                scope.add_update((spec.variable, value))
+                scope.set(spec.variable, value)
                 if (original := self._originals.get(id(spec.variable))) is not None:
                     scope.set(original, value)
             with scope:
@@ -738,7 +743,7 @@ class FunctionalModel:
             yield
         except Exception as raised:  # noqa: BLE001 - raised below
             error = raised
-        for one in scope.assigned.values():
+        for one in sorted(scope.assigned.values(), key=lambda one: not one.trainable):  # a branch may assign others
             if getattr(scope.get_current_value(one), "graph", here) is not here:
                 where = "a tf.function, a branch or a loop. Valid: no @tf.function, as a step is a graph anyway, and"
                 where = f"{where} assignments outside of branches and loops"
@@ -788,9 +793,8 @@ class _Scope(_Stateless):
     def add_update(self, update: tuple[Any, Any]) -> None:
         variable, value = update
         self.assigned[id(variable)] = self.used[id(variable)] = variable
-        value = _value(value)
+        value = private.without_gradient(_value(value))
         if self._tape is not None and id(variable) in self._versions:
-            value = tf.stop_gradient(value)
             self._tape.watch(value)
             self._versions[id(variable)].append(value)
         self.set(variable, value)

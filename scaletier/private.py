@@ -387,22 +387,25 @@ def _conditions() -> tuple[Any, Callable[..., Any], Callable[..., Any]]:
     """Return the module of tf.cond, its `cond`, and one whose branches may assign variables in a StatelessScope.
 
     A first trace finds what they assign, which then is among their results. A weight whose reads have gradients is left out.
+    Within a first trace only what is assigned counts, so branches within branches are not traced twice there.
     """
     module = importlib.import_module("tensorflow.python.ops.cond")
     state, tf = importlib.import_module("keras.src.backend.common.global_state"), import_tensorflow()
     cond, value_in = module.cond, importlib.import_module("keras").StatelessScope.get_current_value
 
     def cond_here(pred: Any, true_fn: Any = None, false_fn: Any = None, *args: Any, **named: Any) -> Any:
-        scope, assigned = state.get_global_attribute("stateless_scope"), dict[int, Any]()
-        if scope is None or not tf.is_symbolic_tensor(pred):
+        scope = state.get_global_attribute("stateless_scope")
+        if scope is None or tf.executing_eagerly():
             return cond(pred, true_fn, false_fn, *args, **named)
+        around = vars(scope).get("recorded")
+        assigned: dict[int, Any] = {} if around is None else around
 
         def run(function: Any) -> Any:
             update, before = scope.add_update, dict(scope.state_mapping)
 
             def assign(pair: Any) -> None:
                 assigned[id(pair[0])] = pair[0]
-                scope.state_mapping[id(pair[0])] = tf.convert_to_tensor(pair[1])
+                scope.state_mapping[id(pair[0])] = without_gradient(tf.convert_to_tensor(pair[1]))
 
             scope.add_update = assign
             try:
@@ -415,7 +418,13 @@ def _conditions() -> tuple[Any, Callable[..., Any], Callable[..., Any]]:
             for function in (true_fn, false_fn):
                 run(function)
 
-        tf.function(record, autograph=False).get_concrete_function()
+        if around is not None:
+            return cond(pred, lambda: run(true_fn)[0], lambda: run(false_fn)[0], *args, **named)
+        scope.recorded = assigned
+        try:
+            tf.function(record, autograph=False).get_concrete_function()
+        finally:
+            del scope.recorded
         watched = hasattr(scope, "watched") and any(one.trainable for one in assigned.values())
         if watched or not assigned:
             return cond(pred, true_fn, false_fn, *args, **named)
@@ -434,6 +443,15 @@ def trace_functions_in_scopes(scope: Any, entered: bool) -> None:
     with _lock:
         (_entered.append if entered else _entered.remove)(scope)
         kind.__call__, module.cond = (call_here, cond_here) if _entered else (call, cond)
+
+
+def without_gradient(value: Any) -> Any:
+    """Return a tensor without a gradient, in the tensor's own graph: a variable that a tf.function assigns may outlast it."""
+    tf = import_tensorflow()
+    if not tf.is_symbolic_tensor(value):
+        return value
+    with value.graph.as_default():
+        return tf.stop_gradient(value)
 
 
 def custom_gradient_around() -> str:

@@ -295,15 +295,17 @@ class OneTracker(Subclassed):
 
 
 class Calls(Subclassed):
-    """Counts its calls, also those of an evaluation, and computes with the count."""
+    """Counts its calls, also those of an evaluation, and computes with the count and the sum of its outputs."""
 
     def __init__(self) -> None:
         super().__init__()
         self.calls = self.add_weight(shape=(), initializer="zeros", trainable=False, name="calls")
+        self.outputs = self.add_weight(shape=(), initializer="zeros", trainable=False, name="outputs")
 
     def call(self, inputs: Any) -> Any:
         self.calls.assign_add(1.0)
-        return super().call(inputs) * self.calls / 20
+        self.outputs.assign_add(keras.ops.mean(outputs := super().call(inputs)))
+        return outputs * self.calls / 20 + self.outputs / 20
 
 
 class CountsTests(Subclassed):
@@ -320,7 +322,7 @@ class CountsTests(Subclassed):
 
 
 class Branches(layers.Layer):  # type: ignore[misc]
-    """Count its calls, draw random numbers and normalize in a branch."""
+    """Count its calls, draw random numbers and normalize in a branch; the count has no gradient."""
 
     def __init__(self, trainable: bool = False) -> None:
         super().__init__(name="branches")
@@ -335,8 +337,9 @@ class Branches(layers.Layer):  # type: ignore[misc]
 
     def call(self, inputs: Any, training: bool = False) -> Any:
         def normalize() -> Any:
-            self.calls.assign_add(1.0)
-            return self.drop(self.norm(inputs, training=training), training=training) * self.calls
+            outputs = self.norm(inputs, training=training)
+            self.calls.assign_add(keras.ops.mean(outputs**2))
+            return self.drop(outputs, training=training) * self.calls
 
         return keras.ops.cond(keras.ops.mean(inputs) > 0.0, normalize, lambda: inputs)
 

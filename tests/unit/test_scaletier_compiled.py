@@ -243,6 +243,11 @@ def test_a_model_parallel_model_may_not_override_loss_or_metrics() -> None:
         with pytest.raises(JobError) as error:
             FunctionalModel(Job(model, data, loss), data.element_spec, 0).require_splittable()
         assert str(error.value).startswith(reason)
+    for setting in ("gradient_accumulation_steps", "ema_overwrite_frequency"):
+        optimizer = keras.optimizers.SGD(use_ema=True, **{setting: 2})
+        network = FunctionalModel(Job(keras.Sequential(layers), data, "mse", optimizer=optimizer), data.element_spec, 0)
+        with pytest.raises(JobError, match=rf"^the optimizer has {setting}=2, with which --strategy model-parallel would send"):
+            network.require_splittable()
 
 
 def test_a_model_is_made_with_what_the_program_has_set() -> None:

@@ -62,7 +62,7 @@ def train_devices(
     run = make_round(network, None, iterator, devices)
     states = [TrainingState(network) for _ in devices]
     for variable in (states[0].step, *(one for spec, one in states[0].pairs() if spec in network.iterations)):
-        variable.assign(position)
+        variable.assign_add(position)
     return network, states, run_round(network, run, iterator, states, steps, replicas)
 
 
@@ -128,19 +128,23 @@ class Position(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore
 
 
 @pytest.mark.parametrize("scaled", [False, True], ids=["", "of a scaled loss"])
-@pytest.mark.parametrize(("position", "replicas"), [(0, 1), (100, 1), (100, 3)])
-def test_a_schedule_is_evaluated_at_the_global_step(position: int, replicas: int, scaled: bool) -> None:
-    """The gradient is 1, so the weight falls by the sum of the rates; other replicas step in between."""
+@pytest.mark.parametrize(("position", "replicas", "before"), [(0, 1, 0), (100, 1, 0), (100, 3, 0), (0, 1, 7), (0, 3, 7)])
+def test_a_schedule_is_evaluated_at_the_global_step(position: int, replicas: int, before: int, scaled: bool) -> None:
+    """The gradient is 1, so the weight falls by the sum of the rates; other replicas step in between.
+
+    The program has set the optimizer's steps to `before`.
+    """
     data = tf.data.Dataset.from_tensors((tf.ones([2, 1]), tf.zeros([2, 1]))).repeat()
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
 
     def optimizer() -> Any:
         plain = keras.optimizers.SGD(Position())
+        plain.iterations.assign(before)
         return keras.optimizers.LossScaleOptimizer(plain, initial_scale=8.0) if scaled else plain
 
     job = Job(model, data, lambda targets, outputs: outputs, optimizer=optimizer)
     _, state, round_ = train_round(job, 4, position, replicas)
-    assert float(state.shared[0][0, 0]) == -sum(position + replicas * step for step in range(4))
+    assert float(state.shared[0][0, 0]) == -sum(position + before + replicas * step for step in range(4))
     assert round_.global_step == position + 4
 
 

@@ -346,6 +346,26 @@ def test_a_function_that_assigns_is_traced_at_each_call() -> None:
             assert float(state.value) == 1.0
 
 
+def test_branches_assign_and_are_traced_few_times_within_branches() -> None:
+    count, on, depths = keras.Variable(0.0, trainable=False), tf.constant(True), list[int]()
+
+    def add(number: Any, depth: int) -> None:
+        depths.append(depth)
+        if not depth:
+            count.assign_add(number)
+        else:
+            tf.cond(number > 0.0 if depth % 2 else on, lambda: add(number, depth - 1), lambda: None)
+
+    def added(number: Any) -> Any:
+        with _Scope([(count, tf.constant(1.0))]):
+            add(number, 8)
+            return count.value
+
+    graph = tf.function(added, autograph=False).get_concrete_function(tf.TensorSpec([]))
+    assert (float(graph(tf.constant(2.0))), float(graph(tf.constant(-2.0)))) == (3.0, 1.0)
+    assert len(depths) == sum(range(10))  # not 2 ** 9
+
+
 def test_a_function_that_is_called_again_hides_and_gives_gradients_as_before() -> None:
     weight, hidden = (keras.Variable(1.0, name=name) for name in ("weight", "hidden"))
     inner = tf.function(lambda: weight * 2.0)
