@@ -181,6 +181,7 @@ class JobRecord(HostAssignment, Record):
         faults: those of them that its programs caused.
         lostReplicas: the replicas that are lost now (`lost` in `hosts.agent.job_rules`).
         droppedReplicas: the optional replicas that the job continues without, until its next attempt.
+        replicas: how each replica ended: name, state, exit code, starts, restarts, times; empty before the job's end.
         steps: the global step at which its trainer ends; None if neither its arguments nor its package say so.
         progress: the progress of its replicas when the record was written last.
         notification: the target of the final report, and whether it was delivered; None if there is no target.
