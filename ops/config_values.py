@@ -52,7 +52,8 @@ def read_yaml(content: bytes, path: str) -> Any:
     class Loader(yaml.SafeLoader):
         def construct_object(self, node: Node, deep: bool = False) -> Any:
             value = super().construct_object(node, deep)
-            if type(value) in (int, float) and math.isfinite(value):  # programs read inf and nan, but not .inf and .nan
+            # Programs read inf and nan, but not .inf and .nan.
+            if type(value) is int or (type(value) is float and math.isfinite(value)):
                 value = _WrittenInt(value) if type(value) is int else _WrittenFloat(value)
                 value.text = node.value
             elif isinstance(value, str):  # JSON writes one character as two escapes, which YAML does not join

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from infra.scale_tiers import SpecError
-from infra.scale_tiers import suggest as suggest
-
 DONE, FAILED, WRONG_CALL, DETACHED = 0, 1, 2, 130
 """Exit codes; after Ctrl-C `fab` is DETACHED, and the job continues."""
 
@@ -53,6 +50,7 @@ def one_line(error: BaseException) -> str:
 
 def explain(error: BaseException) -> tuple[str, int]:
     """Return the message, in one line, and the exit code for an error of any library."""
+    from infra.scale_tiers import SpecError
     from jobs.bucket import BucketError, Conflict, with_remedy
     from jobs.serialization import RecordError
 

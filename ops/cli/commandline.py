@@ -23,9 +23,10 @@ from invoke.exceptions import Exit, ParseError
 from invoke.parser import Argument, ParserContext
 from invoke.parser.context import to_flag
 
+from infra.scale_tiers import suggest
 from infra.templates import ROOT
 from ops.cli.checkout import is_checkout
-from ops.errors import WRONG_CALL, one_line, suggest
+from ops.errors import WRONG_CALL, one_line
 
 DASHES = "--"
 HELP = ("-h", "--help")

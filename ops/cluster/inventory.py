@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from infra.inventory import SCHEMA, Host, Inventory
-from infra.scale_tiers import JOB_ROLES, Role, SpecError, parse_replica
+from infra.scale_tiers import JOB_ROLES, Role, SpecError, parse_replica, suggest
 from infra.templates import ROOT as CHECKOUT
 from jobs.serialization import RecordError
 from ops import terminal
 from ops.cluster import state
-from ops.errors import DONE, UsageError, suggest
+from ops.errors import DONE, UsageError
 
 ROOT = Path(os.environ.get("SCALETIER_PROJECT") or CHECKOUT).resolve()
 """The project's folder, with the state of its stacks and the files of `make setup`."""

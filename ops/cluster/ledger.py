@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from infra.scale_tiers import suggest
 from jobs import paths
 from jobs.firsterror import FirstError, earliest
 from jobs.ledger import Ledger, Stored
@@ -15,7 +16,7 @@ from jobs.serialization import RecordError
 from jobs.states import JobState, ReplicaState
 from jobs.times import now, seconds_between
 from ops import terminal
-from ops.errors import OpsError, UsageError, suggest
+from ops.errors import OpsError, UsageError
 
 
 def current_user() -> str:

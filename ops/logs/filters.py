@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime, time, timedelta
 
+from infra.scale_tiers import suggest
 from jobs.chunks import SEVERITIES, LogFilter
-from ops.errors import UsageError, suggest
+from ops.errors import UsageError
 
 _DEFAULT_LINES = 100
 _AGO = re.compile(r"(\d{1,9})(s|m|h|d)")

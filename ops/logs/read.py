@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import chain
 
+from infra.scale_tiers import suggest
 from jobs import paths
 from jobs.bucket import Bucket
 from jobs.chunks import NO_LOG, SLOW_PATTERN, LogFilter, Position
@@ -16,7 +17,7 @@ from ops.cluster.cluster import ClusterClient
 from ops.cluster.inventory import EVERY, select
 from ops.cluster.ledger import find_job, replica_names
 from ops.cluster.remote import Stream
-from ops.errors import HostError, OpsError, UsageError, suggest
+from ops.errors import HostError, OpsError, UsageError
 from ops.logs.lines import LogLine, parse_pieces, read_command, read_source, slow_pattern_error
 
 _READ_SECONDS = 60.0

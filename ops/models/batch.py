@@ -12,14 +12,14 @@ from hosts.serving.download import MODEL_FILE
 from hosts.serving.records import Model, Version, VersionState, folder_of
 from hosts.serving.signatures import read_signatures
 from infra.inventory import Inventory
-from infra.scale_tiers import Role
+from infra.scale_tiers import Role, suggest
 from infra.templates import ROOT as CHECKOUT
 from jobs import paths
 from jobs.bucket import Bucket, BucketError
 from jobs.folder_bucket import open_bucket
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
-from ops.errors import UsageError, suggest
+from ops.errors import UsageError
 from ops.models.lookup import catalog_of, existing_model, existing_version
 from ops.package import package, trainer_config
 from ops.submit.config import JobFlags, check_job_dir, generate_job_id

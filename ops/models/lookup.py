@@ -7,10 +7,11 @@ from contextlib import contextmanager
 
 from hosts.serving.catalog import Catalog
 from hosts.serving.records import Model, ModelError, Version, VersionState
+from infra.scale_tiers import suggest
 from jobs.bucket import BucketError, Conflict
 from jobs.serialization import RecordError
 from ops.cluster.cluster import ClusterClient
-from ops.errors import OpsError, UsageError, suggest
+from ops.errors import OpsError, UsageError
 
 NO_MODEL = "no model is deployed: fab deploy --job ID --model mnist --version v1"
 

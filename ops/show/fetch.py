@@ -6,11 +6,12 @@ import posixpath
 from collections.abc import Sequence
 from pathlib import Path
 
+from infra.scale_tiers import suggest
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.ledger import existing_job
 from ops.cluster.output import JobOutput, find, require_new_or_empty
-from ops.errors import DONE, OpsError, UsageError, suggest
+from ops.errors import DONE, OpsError, UsageError
 
 _SHOWN = 8
 

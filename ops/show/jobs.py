@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
+from infra.scale_tiers import suggest
 from jobs import paths
 from jobs.progress import JobProgress
 from jobs.queue import Queue
@@ -18,7 +19,7 @@ from ops import terminal
 from ops.client import Client
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.ledger import failure_hint, first_error, format_elapsed, readable_jobs
-from ops.errors import DONE, UsageError, suggest
+from ops.errors import DONE, UsageError
 from ops.submit import manifest, outcome, trials
 from ops.submit.tuning import HYPERPARAMETERS
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from infra.inventory import Host, Inventory
-from infra.scale_tiers import Role
+from infra.scale_tiers import Role, suggest
 from jobs import notification, paths, variables
 from jobs.records import LATE_HEARTBEATS, RESTART_CODE, Plan
 from jobs.study import Study
@@ -25,7 +25,7 @@ from ops import commands
 from ops.cluster.host_files import heartbeat_seconds
 from ops.cluster.inventory import require_runtimes
 from ops.config_values import check_notify, read_yaml, validate
-from ops.errors import UsageError, suggest
+from ops.errors import UsageError
 from ops.package import trainer_config
 from ops.package.trainer_config import Strategy, TrainerConfig, merge_policy_keys
 from ops.submit import arguments, environment, resources, tuning

@@ -6,11 +6,12 @@ import posixpath
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
+from infra.scale_tiers import suggest
 from jobs.paths import DATA
 from ops import terminal
 from ops.cluster.bucket import upload_missing
 from ops.cluster.cluster import ClusterClient
-from ops.errors import DONE, UsageError, suggest
+from ops.errors import DONE, UsageError
 from ops.package.package import absolute
 from ops.package.tree import GIT_IGNORE_FILE, IGNORE_FILE, show_notes, walk
 

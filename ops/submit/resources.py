@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from infra.inventory import Inventory
-from infra.scale_tiers import JOB_ROLES, Role, ScaleTier, SpecError, preset
-from ops.errors import UsageError, suggest
+from infra.scale_tiers import JOB_ROLES, Role, ScaleTier, SpecError, preset, suggest
+from ops.errors import UsageError
 from ops.submit.arguments import STRATEGY
 from ops.terminal import plural
 

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from infra.runtime.atomic_dir import remove
+from infra.scale_tiers import suggest
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.inventory import require_runtimes
-from ops.errors import DONE, UsageError, suggest
+from ops.errors import DONE, UsageError
 from ops.package import hostpython
 from ops.package.runtimes import installed_packages, requested_packages
 from ops.submit.end import unreadable_error
