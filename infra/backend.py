@@ -1,4 +1,4 @@
-"""Find the backend of the stacks' state and its passphrase.
+"""Find the backend of the stacks' state, damaged files in it, and an unused passphrase.
 
 The backend is in this checkout or where PULUMI_BACKEND_URL points. `setup/state.sh` does the same for shell scripts.
 """
@@ -92,10 +92,10 @@ def has_stack(backend_url: str, stack: str) -> bool:
 
 
 def damaged_files(backend_url: str) -> Iterator[tuple[str, str]]:
-    """Yield a description of each file of a local state that a killed Pulumi left truncated, and the command that fixes it.
+    """Yield a description of each truncated file of a local state, and the command that fixes it.
 
-    Pulumi replaces a state file atomically, but writes the .attrs file beside it in place; Pulumi works without that file. The
-    command is empty if the state and Pulumi's backup of it are both truncated.
+    A killed Pulumi leaves .attrs files truncated, which it writes in place and works without. It replaces a state file
+    atomically, but a crash of the machine may truncate one; the command is empty if there is no readable backup of it.
     """
     folder = local_folder(backend_url)
     if folder is None:

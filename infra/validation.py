@@ -1,4 +1,4 @@
-"""Check configuration by pydantic models; each mistake is one line: the path of the key, what is wrong and what is valid."""
+"""Check configuration by pydantic models; one line has each mistake: the path of the key, what is wrong and what is valid."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _WORDS = {
 class Section(BaseModel):
     """A mapping of known keys; a key without a value counts as not given.
 
-    If the validation context is a dict, each old key in the input is added to it: its old name, by the present one.
+    If the validation context is a dict, it gets an item for each key that the input has by its old name: present to old name.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True)

@@ -55,9 +55,9 @@ def no_progress(_: int) -> None:
 class RecordStore(Protocol):
     """The small records of a bucket.
 
-    Every method raises BucketError if it exceeds the store's time limit. A FolderBucket has none; TimeLimited adds one. A write
-    that is repeated, because its answer was lost, is recognised by its content. So the content must identify its writer, as a
-    lease or a heartbeat does.
+    Every method raises BucketError if it exceeds the store's time limit. A FolderBucket has only one for the lock of `replace`,
+    10 s; TimeLimited adds one. A write that is repeated, because its answer was lost, is recognised by its
+    content. So the content must identify its writer, as a lease or a heartbeat does.
     """
 
     def read(self, name: str) -> Item | None:
@@ -97,7 +97,7 @@ class Bucket(RecordStore, Protocol):
     def walk_following_links(self, folder: str) -> tuple[dict[str, int], list[str]]:
         """Return sizes as `walk` does, also through links to folders, and the skipped paths.
 
-        Skipped are other links, pipes, and what cannot be read, for which `walk` raises BucketError.
+        Skipped are other links, pipes, and what cannot be read; for a folder that cannot be read, `walk` raises BucketError.
         """
 
     def delete(self, name: str) -> None:

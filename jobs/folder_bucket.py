@@ -46,10 +46,10 @@ def version_of(content: bytes) -> str:
 class FolderBucket:
     """A bucket that is a folder.
 
-    A new object gets its name by link(2), which fails if the name exists. A replacement compares and renames under
-    flock(2) of its folder, which the kernel releases when the process ends: no lock is ever left behind. A write that is
-    acknowledged is on the disk: file and directory are fsynced first. An upload creates no folder for a job without a
-    record: that job was deleted, and a later job with the same id would find its files.
+    `create` names an object by link(2), which fails if the name exists. `replace` compares and renames under flock(2) of its
+    folder, which the kernel releases when the process ends: no lock is ever left behind. Other writes only rename. A write
+    that is acknowledged is on the disk: the file, its folder and those above a new folder are fsynced first. An upload creates
+    no folder for a job without a record: that job was deleted, and a later job with the same id would find its files.
     """
 
     def __init__(self, root: Path, seconds: float = _LOCK_SECONDS) -> None:
@@ -174,10 +174,11 @@ class FolderBucket:
         return {**sizes, **linked}, sorted(skipped)
 
     def _look_through(self, folder: str, all_readable: bool) -> tuple[dict[str, int], dict[str, str], list[str]]:
-        """Return the sizes of objects below a folder, the links in it to folders of it, and the other paths, which are skipped.
+        """Return the sizes of objects below a folder, the targets of its links to folders below it, and the skipped paths.
 
-        A link to a file of the bucket is an object, too. Others are a link to a folder around it, and what cannot be read; with
-        `all_readable`, the latter raises BucketError.
+        A link to a file of the bucket is an object, too. Skipped are all other links, such as to a folder around the link, what
+        is no regular file, and what cannot be read. With `all_readable`, an unreadable file is an object, too, and an
+        unreadable folder raises BucketError.
         """
         top = self._root / folder
         sizes, links, others = dict[str, int | None](), dict[str, str](), list[str]()
@@ -262,7 +263,10 @@ class FolderBucket:
             if job and not job.exists():
                 self._check_there()
                 raise Conflict(job.parent.name) from None
+            missing = [folder for folder in target.parents if not folder.exists()]
             target.parent.mkdir(parents=True, exist_ok=True)
+            for folder in missing:
+                _fsync_directory(folder.parent)
             file = part.open("wb")
         try:
             with file:

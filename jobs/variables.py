@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 MASTER_ADDR, JAX_COORDINATOR = "MASTER_ADDR", "JAX_COORDINATOR_ADDRESS"
-"""Variables with the address of another host; the second one also has a port."""
+"""Variables with the address of the chief's host; the second one also has a port."""
 RANK_NAMES = (
     *(MASTER_ADDR, "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
     *(JAX_COORDINATOR, "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"),

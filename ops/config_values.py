@@ -56,7 +56,7 @@ def read_yaml(content: bytes, path: str) -> Any:
             if type(value) is int or (type(value) is float and math.isfinite(value)):
                 value = _WrittenInt(value) if type(value) is int else _WrittenFloat(value)
                 value.text = node.value
-            elif isinstance(value, str):  # JSON writes one character as two escapes, which YAML does not join
+            elif isinstance(value, str):  # JSON escapes a character above U+FFFF as two, which YAML does not join
                 value = value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
             return value
 
@@ -183,7 +183,7 @@ def check_notify(value: Any) -> str:
     return value
 
 
-# A string is valid, too: so the JSON of Google's API has 64-bit integers, and many config files: workerCount: "4".
+# A string is valid, too: the JSON of Google's API has 64-bit integers as strings, like many config files (workerCount: "4").
 Whole = Annotated[int, BeforeValidator(refuse_bool)]
 Count = Annotated[Whole, Field(ge=0)]
 Positive = Annotated[Whole, Field(ge=1)]

@@ -95,10 +95,11 @@ class BatchSource:
         return dataset
 
     def training_batches(self, replica: int = 0, replicas: int = 1, step: int = 0) -> Any:
-        """Return endless, prefetched batches for a replica, after the batches of `step` steps of all replicas together.
+        """Return endless batches for a replica, after the batches of `step` steps of all replicas together.
 
-        If the n replicas share one dataset, each takes every n-th batch. If n and the number of batches have no common factor,
-        a replica gets other batches in each pass, and in the end all data.
+        They are prefetched unless the data's options disable autotuning. If the n replicas share one dataset, each takes every
+        n-th batch. If n and the number of batches have no common factor, a replica gets other batches in each pass, and in the
+        end all data.
         """
         dataset, batches = self._make(ReplicaContext(replicas, replica, replicas)), step // replicas
         if size := self._batch_size:  # a graph that spans hosts needs static shapes
@@ -215,7 +216,7 @@ def _deserialize(graph: Any, element_spec: Any) -> Any:
 
 
 def _endless(dataset: Any, skipped: int, stride: int) -> Any:
-    """Return batches without end, after the first `skipped` ones, of every `stride`-th pass.
+    """Return batches without end, after the first `skipped` ones, of every `stride`-th pass if their number is known.
 
     Other passes are started but not read, so that the shuffle advances. So is a pass that is skipped as a whole.
     """

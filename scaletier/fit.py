@@ -54,11 +54,11 @@ def fit(
             arrays `(inputs, targets, sample_weights)`, each [N, …], or a `keras.utils.PyDataset`.
         validation_data: the data of the evaluations, in the same forms. It must have an end.
         steps: batches to train on, over all replicas. --max-steps overrides it.
-        epochs: passes over `train_data`, instead of `steps`.
+        epochs: the number of epochs, each of `steps_per_epoch` batches, instead of `steps`.
         steps_per_epoch: batches in an epoch, over all replicas. Default: the batches of `train_data`, or a tenth of `steps` if
             their number is unknown. --eval-steps overrides it.
         batch_size: samples in a batch of arrays. Default: 32.
-        shuffle: True to read arrays, and the batches of a PyDataset, in a new random order in each epoch.
+        shuffle: True to read arrays, and the batches of a PyDataset of known length, in a new random order in each pass.
         callbacks: a Keras callback or several, or a function that returns them. Only the chief calls them, at the beginning
             and end of training, epochs and evaluations.
         class_weight: the weight of each class, as in Keras.
@@ -69,9 +69,9 @@ def fit(
         The `keras.callbacks.History`, whose `model` has the trained weights.
 
     Raises:
-        SystemExit: the call is invalid, or the job failed on one process. One line on stderr has the reason; the exit codes are
-            those of `scaletier.run`. The process ends at once, without an exception, if the job fails on a cluster, or anywhere
-            if it should be restarted from its last checkpoint.
+        SystemExit: the call is invalid, or the job runs in one process and failed. One line on stderr has the reason; the exit
+            codes are those of `scaletier.run`. If the job runs on a cluster and fails, or should be restarted from its last
+            checkpoint, the process ends at once, without this exception.
         Exception: an error of the program itself, on one process.
     """
     handler = signal.getsignal(signal.SIGTERM)

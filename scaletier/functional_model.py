@@ -70,7 +70,8 @@ class Handle(NamedTuple):
     def free(self) -> Any:
         """Free the memory of the value, until another one is assigned.
 
-        The shape of the assigned value is hidden from TensorFlow's optimizer, which would expect it of all later values.
+        The shape of the assigned value is hidden from Grappler, TensorFlow's graph optimizer: it would expect that of all later
+        values.
         """
         return self.assign(tf.zeros(tf.raw_ops.VariableShape(input=self.handle) * 0, self.spec.dtype))
 
@@ -180,7 +181,7 @@ class GlobalStepSchedule(keras.optimizers.schedules.LearningRateSchedule):  # ty
             self._rates = [rate / last if last else np.ones_like(rate) for rate in self._rates]
 
     def set_step(self, step: Any, live_devices: Any) -> None:
-        """Set the rate at a global step, if `live_devices` train now on all hosts."""
+        """Set the rate for a global step and the number of devices of all hosts that train now."""
         with _Stateless([(self._iterations, step)], initialize_variables=False):
             values = tf.stack([tf.cast(_rate(rate, self._iterations), tf.float32) for rate in self._rates])
         self._now = values[0 if len(self._rates) == 1 else tf.minimum(live_devices, len(self._rates)) - 1]
@@ -206,7 +207,7 @@ class FunctionalModel:
         ema_slots: the slots that are moving averages of weights, by name, with the weight's place in `shared`.
         ema_decay: their decay for each step of a replica.
         compiles: True if XLA compiles a step on GPUs.
-        replicas: the devices of all hosts that train, each the whole model.
+        replicas: the number of devices, on all hosts, that each train the whole model.
     """
 
     def __init__(
@@ -608,10 +609,10 @@ class FunctionalModel:
         return everything if on_gpu else 2 * everything + sum(spec.bytes for spec in self.trained)
 
     def ema_warning(self, max_steps: int) -> str | None:
-        """Return a line if averages of weights span more steps than a replica takes of a job's; else None.
+        """Return a warning if averages of weights span more steps than each replica takes; else None.
 
-        With one replica these would be mostly of the first steps. With several, whose decay rises with the steps, they would be
-        of the last tenth.
+        With one replica the averages would be mostly of its first steps. With several replicas, whose decay is low at first
+        (see `ema_share`), they would be mostly of the last tenth.
         """
         momentum, part = self.ema_decay, "first ones" if self.replicas == 1 else "last tenth"
         steps = max(max_steps // self.replicas, 1)

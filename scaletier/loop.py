@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from scaletier.sync_period import SyncPeriod
 
-# A round is overdue, and may never end, after this multiple of the replica's last round, and at least these seconds.
+# A round is overdue, and may never end, after this multiple of its steps times the last round's seconds per step, at least
+# after these seconds.
 _OVERDUE_FACTOR, _OVERDUE_SECONDS, _POLL_SECONDS = 4.0, 2.0, 0.1
 # The chief waits for the other replicas' preparation at most these seconds, or this multiple of its own, whichever is longer.
 _PREPARE_SECONDS, _PREPARE_FACTOR = 5.0, 4.0
@@ -76,8 +77,8 @@ class StepBudget:
     its own budget, and all count alike. Steps reserved by a failed or overdue round are freed. If an overdue round still
     completes, the job may exceed max_steps by that round's steps.
 
-    At a multiple of `steps_between_evaluations` all replicas wait until the chief has evaluated the model: `fab plan --until`
-    measures how many steps N replicas need, and during an evaluation only N - 1 replicas would train. With `fit` they wait
+    At a multiple of `steps_between_evaluations` all replicas wait until the chief has evaluated the model. Else only N - 1 of
+    N replicas would train meanwhile, and `fab plan --until` measures how many steps N replicas need. With `fit` they wait
     until the chief has pulled the model, so that they are at most an epoch ahead of its callbacks. The other replicas leave the
     chief at least one step of the last epoch, so that it has metrics to report.
     """
@@ -135,7 +136,8 @@ class StepBudget:
         """Reserve steps for a replica's round, at most `steps`; return 0 if the job is at its last step or stopped.
 
         Near the end a replica gets its share of the remaining steps, so that all replicas end at about the same time. If other
-        replicas have reserved all steps, wait, as a round may fail. Up to an evaluation the chief then gets single steps.
+        replicas have reserved all steps, wait, as a round of theirs may fail. The chief does not wait if they have reserved all
+        steps up to an evaluation: it gets one more step.
         """
         with self._changed:
             self._reserved.pop(name, None)

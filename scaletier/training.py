@@ -280,7 +280,10 @@ class ChiefTasks:
         return step
 
     def _variable_sums(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the sums of the rows of each variable that callbacks may not set; none if there is one replica."""
+        """Return the row sums of variables that callbacks may not set; none if there is one replica.
+
+        They are the shared variables, and the constants, which no step changes.
+        """
         if self._network.replicas == 1:
             return {}
         specs = (*self._network.shared, *self._network.constants)

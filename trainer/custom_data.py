@@ -28,7 +28,7 @@ def paths(source: str) -> list[Path]:
 
 
 def digest(sources: list[Path]) -> str:
-    """Return one sha256 of the names and contents of all files of the sources.
+    """Return one sha256 of the absolute paths and the contents of all files of the sources.
 
     Raises:
         InputError: a folder's layout is invalid.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import struct
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ _MASK_DELTA = 0xA282EAD8
 _ALL_BITS = 0xFFFFFFFF
 _BYTES_LIST, _INT64_LIST = 1, 3  # of a Feature
 _HEAD, _TAIL = 12, 4  # bytes before a record's data (its length and a checksum) and after it (a checksum)
+_NO_GZIP = gzip.BadGzipFile, EOFError, zlib.error  # another format, or damaged
 
 
 def write(path: Path, records: Iterable[bytes]) -> None:
@@ -37,15 +39,14 @@ def read(path: Path) -> Iterator[tuple[bytes, int]]:
         ValueError: the file holds something else.
     """
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-        while head := file.read(_HEAD):
-            try:
+        try:
+            while head := file.read(_HEAD):
                 (size,) = struct.unpack_from("<Q", head)
                 features = _features(file.read(size + _TAIL)[:size])
                 label, _ = _read_varint(features["label"], 0)
-                image = features["image_raw"]
-            except (struct.error, LookupError, UnicodeDecodeError, MemoryError, OverflowError):
-                raise ValueError(f"{path} is no TFRecord file of images and labels") from None
-            yield image, label
+                yield features["image_raw"], label
+        except (*_NO_GZIP, struct.error, LookupError, UnicodeDecodeError, MemoryError, OverflowError):
+            raise ValueError(f"{path} is no TFRecord file of images and labels") from None
 
 
 def _features(example: bytes) -> dict[str, bytes]:

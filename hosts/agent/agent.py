@@ -1,4 +1,4 @@
-"""Run the job that holds this host, in cycles; without one, monitor the queue."""
+"""Run the job that holds this host, in cycles, and monitor the queue, unless another host leads the job."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class Agent:
             raise unreadable
 
     def _claim_next_job(self) -> None:
-        """Claim the job that holds this host, or first one whose end an earlier incarnation left unfinished.
+        """Claim the job that holds this host. If an earlier incarnation left the end of a job unfinished, claim that job first.
 
         Finish if no job has a host or waits for this host, or if a newer version is installed.
         """

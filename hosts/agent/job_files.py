@@ -316,7 +316,7 @@ class JobFiles:
         return self._state / "jobs" / plan.jobId / "home"
 
     def _read_secrets(self, plan: Plan) -> dict[str, str]:
-        """Return the variables that `fab train` pushed to this host alone."""
+        """Return the variables that `fab train` wrote to the job's hosts, and not to the bucket."""
         if not plan.secrets:
             return {}
         try:

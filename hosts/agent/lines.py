@@ -17,7 +17,7 @@ PARTIAL_SECONDS = 1.0
 MESSAGE_SECONDS = 1.0
 """A line continues the message before it only if it comes within this time."""
 RAISED_SECONDS = 0.05
-"""Lines within this time after the last line of a traceback are the rest of the exception's text, unless they are progress."""
+"""Lines after a traceback, each within this time of the previous one, are the rest of its exception's text, unless progress."""
 
 # Backspaces can go back by this many bytes at most, which limits the time for a line with many of them.
 _REACH = 4096
@@ -234,9 +234,9 @@ class Messages:
     """Find the message that each line belongs to, for its time and severity.
 
     Python does not mark the end of a message. So a line without a severity of its own continues the message before it if it
-    comes within MESSAGE_SECONDS and one of these is true: it is indented or empty; it is part of a traceback; it comes within
-    RAISED_SECONDS after the traceback's exception, whose text may have many lines, and is no progress of a program that
-    caught it.
+    comes within MESSAGE_SECONDS and one of these is true: it is indented or empty; it is part of a traceback; it follows a
+    traceback's exception, whose text may have many lines, within RAISED_SECONDS of the previous line, and is no progress of a
+    program that caught it.
     """
 
     def __init__(self) -> None:

@@ -76,7 +76,10 @@ def start_search(
 
 
 def _search(assignment: Assignment, folders: JobFolders, host: HostConfig, store: Bucket, start: StartProgram) -> UnsavedFiles:
-    """Run keep_unsaved.py as the trainer's user, and return its report; it is not run if the job wrote only to JOB_DIR."""
+    """Run keep_unsaved.py as the trainer's user, and return its report.
+
+    It is not run if the job wrote to none of its folders, and JOB_DIR is a local folder or has objects in the bucket at Google.
+    """
     env, deadline = assignment.environment, time.monotonic() + _START_SECONDS + SEARCH_TIMEOUT
     job_dir, since = env["JOB_DIR"], folders.marker.stat().st_ctime_ns
     wrote, is_local = _has_google_output(job_dir, host.bucket, store), "://" not in job_dir
@@ -128,7 +131,7 @@ def _is_untouched(folders: JobFolders, since: int) -> bool:
 
 
 def _has_google_output(job_dir: str, bucket: str, store: Bucket) -> bool:
-    """Return True if JOB_DIR is in the bucket at Google and has objects.
+    """Return True if JOB_DIR is in the bucket at Google and has objects itself, not only in folders below it.
 
     The program gets the result, because it would need seconds to import a client.
     """

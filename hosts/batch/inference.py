@@ -26,7 +26,7 @@ class ShardPredictor:
 
     @property
     def takes_key(self) -> bool:
-        """True if the signature has an integer input `key`, which gets the record's number in the whole input."""
+        """True if the signature has an integer input `key`, which gets the number of a TFRecord that has no feature for it."""
         key = self._signature.inputs.get(KEY)
         return key is not None and key.dtype is not None and np.dtype(key.dtype).kind in "iu"
 

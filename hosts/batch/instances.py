@@ -14,7 +14,7 @@ from hosts.serving.signatures import Signature, Tensor
 
 _RAW = "_raw"
 KEY = "key"
-"""The integer input of this name gets the record's number, counted over all input files."""
+"""An integer input of this name, without a feature in a TFRecord, gets the record's number, counted over all input files."""
 
 
 def parse_line(line: bytes, signature: Signature) -> Any:

@@ -31,7 +31,7 @@ _IDLE_POLL_SECONDS = 0.1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve the models of a bucket until SIGTERM; return 2 if the bucket's address is invalid."""
+    """Serve the models of a bucket until SIGTERM; return 2 if the bucket's address is invalid, 1 if it cannot listen."""
     parser = argparse.ArgumentParser(prog="python -m hosts.serving", description="Serve the models of a bucket.")
     parser.add_argument("--bucket", required=True, help="directory, or gs://name")
     parser.add_argument("--cache", required=True, type=Path, help="directory that no other server uses")

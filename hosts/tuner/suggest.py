@@ -32,6 +32,7 @@ def suggest(study: Study, trials: Sequence[Trial], number: int) -> dict[str, str
     """Return the hyperparameters of the trial with this number, in the order of the study's parameters.
 
     Equal trials and seeds of the study give equal hyperparameters. ValueError if a grid search has used all points.
+    `study.earlier`, the trials of the jobs that this one resumes, count as used, too.
     """
     used_points = [*(trial.hyperparameters for trial in study.earlier), *(trial.hyperparameters for trial in trials)]
     samples = [] if study.algorithm is Algorithm.GRID_SEARCH else _samples(study, trials, number)
@@ -96,7 +97,7 @@ def _bounds(parameter: Parameter) -> tuple[float, float]:
 
 
 def _distribution(parameter: Parameter) -> BaseDistribution:
-    """Return a parameter's distribution; of a DISCRETE one that of the index, so that the sampler knows the order."""
+    """Return a parameter's distribution; for DISCRETE that of the values' indices, so that the sampler knows their order."""
     if parameter.type is ParameterType.CATEGORICAL:
         return CategoricalDistribution(parameter.categoricalValues)
     if parameter.type is ParameterType.DISCRETE:

@@ -175,7 +175,8 @@ def guest_attributes(
         props: has the endpoint, the project, the zone, and the names of the instances by host.
 
     Raises:
-        GcpError: the operator lacks the permission; the message begins with `what`, such as "host key".
+        GcpError: there are no valid credentials, or Google refuses the operator, for which the message begins with `what`, such
+            as "host key".
     """
 
     def read_host(host: str) -> dict[str, str]:
@@ -185,7 +186,7 @@ def guest_attributes(
         except ApiError as error:
             if error.status in (401, 403):
                 raise GcpError(f"{what} of {instance}: {error} (needs compute.instances.getGuestAttributes)") from None
-            return {}  # not written yet, or Google is busy: the caller tries again
+            return {}  # not written yet, or another error, as when Google is busy: the caller tries again
         except UnreachableError:
             return {}
         items = (answer.get("queryValue") or {}).get("items") or []

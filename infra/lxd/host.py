@@ -43,8 +43,9 @@ _PERIOD_MS = 100
 class HostContainer(ModuleResource, module="lxd", name="Host"):
     """A local host, as a dynamic resource: Pulumi calls this module's create, read, update and delete.
 
-    Inputs: project, name, image, pool, bridge, port (its interface here), address, gateway, bucket (its volume), runtime and
-    runtimes (folders here), authorizedKey, firewall (nft rules), machineType, cpus, memory and disk (bytes), labels.
+    Inputs: project, name, image, pool, bridge, port (its interface here), address, gateway, bucket (its volume), runtime (the
+    folder here of the hosts' own Python), runtimes (that of the jobs' runtimes), authorizedKey, firewall (nft rules),
+    machineType, cpus, memory and disk (bytes), labels, running (True, so that an update starts a stopped host).
     Outputs are times: `created`, and `started`, its last start.
     """
 
@@ -198,5 +199,5 @@ def unrecorded_hosts(project: str, recorded: Container[str]) -> list[str]:
     with errors("hosts"):
         names = [name for name in hosts_of(project) if name not in recorded]
         instances = client(project).instances
-        # An instance without this label is no host, but the user's own.
+        # An instance without this config key is no host, but the user's own.
         return sorted(name for name in names if instances.exists(name) and _MACHINE_TYPE in instances.get(name).config)

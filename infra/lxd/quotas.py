@@ -20,7 +20,7 @@ _SECONDS = 300
 
 
 def is_accounting(pool: str, root: Path = _BTRFS) -> bool:
-    """Return False if limits of a btrfs pool are not enforced; True otherwise, also for another kind of pool."""
+    """Return False if the kernel reports a btrfs pool's accounting as inconsistent; True otherwise, also for other pools."""
     qgroups = _qgroups(pool, root)
     try:
         return qgroups is None or (qgroups / "inconsistent").read_text().strip() != "1"

@@ -57,7 +57,7 @@ class ClusterClient:
 
     @_OpenedOnce
     def bucket(self) -> Bucket:
-        """The bucket; one on hosts is used through the first host that answers."""
+        """The bucket; if it is on the hosts, the first one that answers gives access to it."""
         url = self.inventory.operator_bucket
         if not self.inventory.bucket_on_hosts:
             return open_bucket(url)

@@ -57,13 +57,14 @@ def open_channel_on(fleet: Fleet, name: str, kind: str, dest: tuple[str, int], s
     """Open a channel to a host; reconnect if the connection broke.
 
     Raises:
-        HostError: if the host does not answer, besides paramiko's errors if it refuses the channel.
+        HostError: if the host does not answer.
+        SSHException: if it refuses the channel.
     """
     return fleet.connection(name).transport.open_channel(kind, dest, src, timeout=timeout)
 
 
 class Forward:
-    """Forwards the first free one of the local `ports` to the port `remote_port` of a host, which the caller sets.
+    """Forward a local port, the first free one of `ports`, to a host's port `remote_port`, which the caller sets.
 
     Only clients on this machine can connect, as the local port listens on the address `loopback`.
     If the host closes a channel without an answer to the client's last data, `on_unanswered` is called with the channel; the

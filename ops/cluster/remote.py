@@ -143,7 +143,7 @@ class _SSHConfig(paramiko.SSHConfig):
 
 
 def _transport(*arguments: Any, **settings: Any) -> paramiko.Transport:
-    """Return paramiko's transport, with the time limit of sshd's other answers for the key exchange, too."""
+    """Return paramiko's transport, whose key exchange has the time limit of sshd's other answers."""
     transport = paramiko.Transport(*arguments, **settings)
     transport.handshake_timeout = SSHD_SECONDS
     return transport

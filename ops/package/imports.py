@@ -98,7 +98,7 @@ def check_script(files: Mapping[str, bytes], script: str, root: str = "", alone:
 
 
 def reachable(files: Mapping[str, bytes], module: str) -> Mapping[str, bytes]:
-    """Return the files that may run with a module: it imports them, be it in a function; all if it may start others by name."""
+    """Return the files that a module or one of them imports or runs, also in functions; all if one may start others by name."""
 
     def follow(path: str) -> Iterator[str]:
         for name, parts, _ in _imports(ast.walk(_parse(path, files[path], "")), _package_of(path)):

@@ -1,6 +1,7 @@
 """The evidence about a job, in the bucket and on its hosts, for its report and its bundle.
 
-Each part is read once, when it is needed; for a part that cannot be read, except `planned`, a note is added.
+Each property is read once, when it is needed; for one that cannot be read, except `planned` and `metrics`, a note is
+added. The method `read_logs` reads each time, and raises errors.
 """
 
 from __future__ import annotations

@@ -104,7 +104,8 @@ def _mean(values: Sequence[float]) -> float:
 def sparkline(values: Sequence[float], width: int = _WIDTH, least: float | None = None) -> str:
     """Draw the values as at most `width` blocks.
 
-    The lowest block stands for `least`, or the lowest mean; the full one for the highest. Equal means have half blocks.
+    The lowest block stands for `least`, or the lowest mean; the full one for the highest mean. If that is no higher, all blocks
+    are half ones.
     """
     if not values or width < 1:
         return ""

@@ -52,7 +52,7 @@ def _labels(record: JobRecord, separator: str) -> str:
 
 
 def _parse_filter(text: str) -> Callable[[JobRecord], bool]:
-    """Parse `--filter`: `state=FAILED,by=ann` or parts of the id; all conditions must match."""
+    """Parse `--filter`: `state=FAILED,by=ann`, another key for a label, or parts of the id; all conditions must match."""
     conditions = [part.partition("=") for part in filter(None, text.split(","))]
     for key, equals, value in conditions:
         if key == "state" and equals and value.upper() not in list(JobState):

@@ -62,7 +62,7 @@ def plan(inventory: Inventory, job: JobSpec, package_sha256: str) -> Plan:
 
 
 def _check_rights(new: Plan, bucket: str) -> None:
-    """Check that the token of the job's hosts has room for every folder and bucket that the job names."""
+    """Check that the trainers' token has room for every folder and bucket that the job names."""
     from hosts.agent.token_broker import MOST_BUCKETS, access  # imports an HTTP server, which is slow
 
     rights = access(new, new.tasks[new.chief], bucket)

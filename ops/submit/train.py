@@ -51,7 +51,7 @@ def resume_flags(cluster: ClusterClient, flags: JobFlags, folder: str | None = N
     """Return the flags of a job that resumes from an earlier one's checkpoints.
 
     Raises:
-        UsageError: if the job cannot be resumed, or if no `folder` is named and another package would resume it.
+        UsageError: if the job cannot be resumed, or ran the user's program and the flags name none: the shipped one would run.
     """
     if flags.job_dir is not None:
         raise UsageError("--resume continues in the output of that job, and --job-dir names another: use only one of them")
@@ -128,7 +128,7 @@ def _host_versions(inventory: Inventory) -> list[str]:
 
 
 def check_hosts(cluster: ClusterClient, submission: Submission) -> Submission:
-    """Check that the job can run on the hosts that it would get; change nothing there.
+    """Check that the job can run on the hosts that it would get; start those that are stopped if the job says so.
 
     If one of them does not answer, or the job will have to wait, all its candidates are checked. The result excludes
     unreachable ones if others can replace them.

@@ -38,8 +38,8 @@ def build_study(options: Mapping[str, Any], args: Sequence[str], job_dir: str, j
     """
     if arguments.has_output_flag(args):
         raise UsageError(
-            f"the arguments name an output, and each trial needs its own: leave that out, JOB_DIR is {job_dir}/1 of trial 1, "
-            "and --job-dir, with a trainer whose code knows it"
+            f"the arguments name an output, and each trial needs its own: remove it. Trial 1 gets JOB_DIR={job_dir}/1, and the "
+            "same as --job-dir if the trainer's code knows that flag"
         )
     goal = options.get("goal", Goal.MAXIMIZE)
     trials = options.get("maxTrials", 1)

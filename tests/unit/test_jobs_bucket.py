@@ -197,14 +197,14 @@ def test_a_write_is_on_the_disk_before_it_is_acknowledged(root: Path, monkeypatc
     monkeypatch.setattr(os, "open", open_)
     monkeypatch.setattr(os, "close", close)
     store = FolderBucket(root)
-    version = store.create("a/b", b"one")
-    file, folder = root / "a/b", (root / "a").stat().st_ino
-    assert synced == [file.stat().st_ino, folder]
-    store.replace("a/b", b"two", version)
-    assert synced[2:] == [file.stat().st_ino, folder]
-    store.upload("a/b", b"three")
+    version = store.create("new/a/b", b"one")
+    file, folder = root / "new/a/b", (root / "new/a").stat().st_ino
+    assert synced == [(root / "new").stat().st_ino, root.stat().st_ino, file.stat().st_ino, folder]
+    store.replace("new/a/b", b"two", version)
     assert synced[4:] == [file.stat().st_ino, folder]
-    assert (len(opened), sorted(closed)) == (4, sorted(opened))
+    store.upload("new/a/b", b"three")
+    assert synced[6:] == [file.stat().st_ino, folder]
+    assert (len(opened), sorted(closed)) == (6, sorted(opened))
 
 
 def test_a_locked_folder_is_an_error_after_a_time(root: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -25,10 +26,19 @@ def test_examples_are_read_as_tensorflow_writes_them(tmp_path: Path, suffix: str
     assert [*tfrecord.read(path)] == [(IMAGE, 300)] * 2
 
 
-@pytest.mark.parametrize("content", [b"no record of any", b"\x03\0\0\0\0\0\0\0CRC4\x0a\x7fxCRC4", b"\0" * 16, b"\xff" * 12])
-def test_a_file_without_records_is_refused(tmp_path: Path, content: bytes) -> None:
-    (path := tmp_path / "x.tfrecord").write_bytes(content)
-    with pytest.raises(ValueError, match=r"x\.tfrecord is no TFRecord file of images and labels$"):
+PACKED = gzip.compress(bytes(range(256)))
+
+
+@pytest.mark.parametrize(
+    ("suffix", "content"),
+    [
+        *(("", bad) for bad in (b"no record of any", b"\x03\0\0\0\0\0\0\0CRC4\x0a\x7fxCRC4", b"\0" * 16, b"\xff" * 12)),
+        *((".gz", bad) for bad in (b"no gzip", PACKED[:2], PACKED[:12], PACKED[:10] + b"\xff" * 20)),
+    ],
+)
+def test_a_file_without_records_is_refused(tmp_path: Path, suffix: str, content: bytes) -> None:
+    (path := tmp_path / f"x.tfrecord{suffix}").write_bytes(content)
+    with pytest.raises(ValueError, match=rf"x\.tfrecord{suffix} is no TFRecord file of images and labels$"):
         [*tfrecord.read(path)]
 
 
