@@ -23,7 +23,6 @@ from invoke.exceptions import Exit, ParseError
 from invoke.parser import Argument, ParserContext
 from invoke.parser.context import to_flag
 
-from infra.scale_tiers import suggest
 from infra.templates import ROOT
 from ops.cli.checkout import is_checkout
 from ops.errors import WRONG_CALL, one_line
@@ -194,6 +193,8 @@ def flags_with_values(context: ParserContext) -> set[str]:
 
 def reword(message: str, tasks: Sequence[str], flags: Sequence[str] = (), task: str = "") -> str:
     """Reword invoke's message about a wrong command line, with the remedy."""
+    from infra.scale_tiers import suggest
+
     if error := re.search(r"No idea what '(.*)' is!", message):
         word = error[1]
         if word.startswith("-"):
@@ -209,6 +210,8 @@ def reword(message: str, tasks: Sequence[str], flags: Sequence[str] = (), task: 
 
 
 def _unknown_flag(flag: str, flags: Sequence[str], task: str) -> str:
+    from infra.scale_tiers import suggest
+
     if not task:
         return f"there is no flag {flag} before the command; fab --help lists the valid ones"
     if remedy := _TRAIN_FLAGS.get(f"{task} {flag}"):
