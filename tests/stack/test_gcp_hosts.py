@@ -68,7 +68,8 @@ def test_machine_types_and_disks_are_those_of_the_tier(program: Program, config:
         assert disk["autoDelete"] is True
         assert disk["initializeParams"]["type"] == "pd-ssd"
         assert disk["initializeParams"]["size"] == 100
-        assert item.inputs["bootDisk"]["initializeParams"]["image"].startswith("projects/")
+        assert disk["autoDelete"]
+        assert disk["initializeParams"]["image"].startswith("projects/")
 
 
 def test_the_boot_disk_is_configurable(program: Program) -> None:
