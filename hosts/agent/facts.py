@@ -107,10 +107,10 @@ def main() -> None:
     python, *paths = sys.argv[1:]
     sys.path += _site_packages(sys.executable)  # without running code of their .pth files
     site, names = _site_packages(python), (*_TENSORFLOWS, *_OTHERS)
-    found = {name: each.version for name in names for each in distributions(name=name, path=site)}
+    installed = {name: each.version for name in names for each in distributions(name=name, path=site)}
     # All Pythons of a host are environments of one Python, its image's.
-    tensorflow = next((found.pop(name) for name in _TENSORFLOWS if name in found), None)
-    others = {name: found[name] for name in _OTHERS if name in found}
+    tensorflow = next((installed.pop(name) for name in _TENSORFLOWS if name in installed), None)
+    others = {name: installed[name] for name in _OTHERS if name in installed}
     versions = {"python": platform.python_version(), "tensorflow": tensorflow, **others}
     sys.stdout.write(json.dumps({"versions": versions, "data": digest(paths)}))
 

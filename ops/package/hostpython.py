@@ -110,7 +110,7 @@ def without_constraints(line: str, names: Collection[str], folder: Path) -> str:
     lines = [
         each
         for each in flat_lines(Path(option[1]))
-        if (found := _requirement(each)) is None or canonicalize_name(found.name) not in names
+        if (requirement := _requirement(each)) is None or canonicalize_name(requirement.name) not in names
     ]
     copy = folder / f"{digest_of([line.encode()])}.txt"
     copy.write_text("\n".join(lines))

@@ -13,9 +13,8 @@ from pathlib import Path
 from ops import terminal
 from ops.errors import UsageError
 
-_BY_NAME = re.compile(
-    rb"importlib|__import__|runpy|pkgutil|subprocess|\bexec\(|os\.(?:exec|spawn|system)"
-)  # run modules by names
+# A module with one of these may run others by name.
+_BY_NAME = re.compile(rb"importlib|__import__|runpy|pkgutil|subprocess|\bexec\(|os\.(?:exec|spawn|system)")
 # Exceptions that a program catches around an optional import.
 _IMPORT_ERRORS = frozenset({"ImportError", "ModuleNotFoundError", "SyntaxError", "Exception", "BaseException"})
 

@@ -24,7 +24,7 @@ METRIC = rf"(?:\d+\.\d{{3}}|{SMALL_METRIC})"
 SECONDS = 240.0  # the limit of each wait on a typical machine
 PEERS = (("worker", 0), ("chief", 0))
 ROLES = {"async": (("ps", 0), *PEERS), "sync": PEERS, "model-parallel": PEERS}
-"""By strategy the replicas of a small job."""
+"""The replicas of a small job, by strategy."""
 Value = TypeVar("Value")
 
 

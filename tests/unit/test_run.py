@@ -274,7 +274,7 @@ def test_a_signal_while_a_command_starts_reaches_it(lock: run.Lock, monkeypatch:
 def test_a_signal_ends_lint_and_what_it_has_started_at_once(
     lock: run.Lock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """By SIGINT mypy ends after half a minute, and the mypy that `names.py` has started gets no signal to one process."""
+    """SIGINT ends mypy only after half a minute, and the mypy that `names.py` has started gets no signal to one process."""
     os.mkfifo(fifo := tmp_path / "fifo")
     started = f"exec 3>{fifo}\n(sleep 60; echo left >&3) &\ntouch {tmp_path}/ready\nwait\nexit 0"
     (ruff := tmp_path / "ruff").write_text(f"#!/bin/sh\ntrap '' INT\n{started}")

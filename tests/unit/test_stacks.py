@@ -90,7 +90,7 @@ def test_stacks_that_cannot_be_removed_are_one_line(
 
 
 def test_leftovers_are_found_by_the_code_of_this_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where .venv is shared, `infra` would be another checkout's, which knows the stacks of that one."""
+    """With a shared .venv, `infra` would be that of another checkout, which knows other stacks."""
     monkeypatch.setattr(sys, "path", [])
     runpy.run_path(str(leftovers.__file__))
     assert sys.path[0] == str(run.ROOT)
