@@ -34,7 +34,7 @@ class Section(BaseModel):
     If the validation context is a dict, it gets an item for each key that the input has by its old name: present to old name.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True, defer_build=True)
 
     old_names: ClassVar[Mapping[str, str]] = {}
     """Old names of keys by the present ones; a key is read by either."""

@@ -167,22 +167,23 @@ class TimeLimited:
         self._hanging: Background[Any] | None = None
 
     def read(self, name: str) -> Item | None:
-        return self._call(lambda: self._store.read(name))
+        return self.call(lambda: self._store.read(name))
 
     def read_all(self, names: Iterable[str]) -> dict[str, Item]:
         name_list = list(names)
-        return self._call(lambda: self._store.read_all(name_list))
+        return self.call(lambda: self._store.read_all(name_list))
 
     def scan(self, pattern: str) -> dict[str, bytes]:
-        return self._call(lambda: self._store.scan(pattern))
+        return self.call(lambda: self._store.scan(pattern))
 
     def create(self, name: str, content: bytes) -> str:
-        return self._call(lambda: self._store.create(name, content))
+        return self.call(lambda: self._store.create(name, content))
 
     def replace(self, name: str, content: bytes, version: str) -> str:
-        return self._call(lambda: self._store.replace(name, content, version))
+        return self.call(lambda: self._store.replace(name, content, version))
 
-    def _call(self, work: Callable[[], T]) -> T:
+    def call(self, work: Callable[[], T]) -> T:
+        """Return the result of a call of the bucket; BucketError if it takes too long."""
         deadline = time.monotonic() + self._seconds
         if self._hanging and self._hanging.running:
             raise BucketError(f"an earlier call has been hanging for more than {self._seconds:g} s")

@@ -35,7 +35,7 @@ _NAME = re.compile(r"(\d{10,})-(\d{15,})-(\d{12,})\.jsonl")
 _BEGINS = re.compile(rb'\{"time": "([^"]*)", "severity": "(\w*)", ')
 _BLOCK = 2**18
 _FROM_THE_END = 2**15
-_POLL_SECONDS = 0.05
+_POLL_SECONDS = 0.02
 _LAST_SECONDS = 0.2
 _TICK_NANOSECONDS = 100_000_000
 

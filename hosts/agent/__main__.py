@@ -1,7 +1,7 @@
 """`python -m hosts.agent`: the main process of a host's unit scaletier.service.
 
-Exit code 0: no job needs this host, or the unit was stopped. 2: the host's configuration is missing or invalid. 75: fab has
-installed another version of this program, or a job arrived while this process ended; systemd starts it again.
+Exit code 0: no job needs this host, or the unit was stopped. 2: the host's configuration is missing or invalid. If fab has
+installed another version of this program, or a job arrives while it ends, it starts again.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -28,18 +29,22 @@ from hosts.agent.process import Child, ProgramSpec
 from hosts.agent.reporter import HostFunctions
 from hosts.agent.supervisor import Assignment
 from hosts.agent.trainer import Trainer
-from jobs.bucket import BucketError, TimeLimited
-from jobs.folder_bucket import open_bucket
+from jobs.bucket import Bucket, BucketError, TimeLimited
+from jobs.folder_bucket import FolderBucket, open_bucket
 from jobs.host_power import HostStarter, StartClient
 from jobs.ledger import Ledger
 from jobs.serialization import RecordError
 from jobs.times import now
 
 BUCKET_SECONDS = 20.0
-EXIT_RESTART = 75
+# `fab train` starts the unit before it sends a job, and the next job may come soon.
+_IDLE_SECONDS = 60.0
+_TIMER_SECONDS = 5.0
 # The time in which a stopped unit reports to the bucket.
 _FINAL_REPORT_SECONDS = 5.0
 _LONGEST_SLEEP = 5.0
+# Between two looks at the stamp of a record that others write.
+_STAMP_SECONDS = 0.1
 _VERSION = Path(__file__).parents[1] / "VERSION"
 
 
@@ -52,10 +57,18 @@ def main() -> int:
     except (RecordError, BucketError) as error:
         sys.stderr.write(f"<3>replica: {error}\n")
         return 2
-    ledger = Ledger(TimeLimited(bucket, BUCKET_SECONDS))
+    records = TimeLimited(bucket, BUCKET_SECONDS)
+    ledger = Ledger(records)
     launcher_client = launcher(host.bucket, os.environ)
     job_files = JobFiles(host, state, ledger, bucket, os.environ, launcher_client, wake=lambda: loop.report_now())
     client = StartClient(host.power) if host.power else None
+    host_functions = HostFunctions(
+        Meter(time.monotonic).read,
+        network.connections,
+        client.preempted if client else lambda: False,
+        lambda: HostStarter(client.start, client.hosts, time.monotonic) if client else None,
+    )
+    notify_systemd("READY=1")
     agent = Agent(
         host.name,
         os.urandom(4).hex(),
@@ -65,18 +78,25 @@ def main() -> int:
         time.monotonic,
         now,
         host.pollSeconds,
-        host_functions=HostFunctions(
-            Meter(time.monotonic).read,
-            network.connections,
-            client.preempted if client else lambda: False,
-            lambda: HostStarter(client.start, client.hosts, time.monotonic) if client else None,
-        ),
-        is_current_version=lambda: _version() == version,
+        host_functions=host_functions,
+        is_current_version=lambda: _version() in ("", version),  # there is none while fab replaces the code
+        idle_seconds=0.0 if started_by_timer(os.environ) else _IDLE_SECONDS,
     )
-    notify_systemd("READY=1")
-    loop: Loop = Loop(agent)
+    loop: Loop = Loop(agent, partial(stamp, bucket, records))
     loop.run()
-    return EXIT_RESTART if loop.woken_late or _version() != version else 0
+    if loop.woken_late or _version() not in ("", version):
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the new program listens
+        os.execv(sys.executable, sys.orig_argv)
+    return 0
+
+
+def started_by_timer(environ: Mapping[str, str]) -> bool:
+    """Return True if the unit's timer has just started this process, to see whether a job waits.
+
+    systemd keeps the variable for later starts, so the time in it counts: microseconds of the monotonic clock.
+    """
+    triggered = float(environ.get("TRIGGER_TIMER_MONOTONIC_USEC", "-inf")) / 1e6
+    return time.monotonic() - triggered < _TIMER_SECONDS
 
 
 def spawn(launcher_client: Launcher | None, assignment: Assignment) -> Trainer:
@@ -104,11 +124,21 @@ def _version() -> str:
         return ""
 
 
-class Loop:
-    """Run two threads: the main one waits only for the trainer and for signals, the reporter for the bucket."""
+def stamp(bucket: Bucket, records: TimeLimited, name: str) -> object:
+    """Return a value that changes with an object of a folder; always None for other buckets, and if the folder hangs."""
+    with suppress(BucketError):
+        return records.call(lambda: bucket.stamp(name)) if isinstance(bucket, FolderBucket) else None
+    return None
 
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
+
+class Loop:
+    """Run two threads: the main one waits only for the trainer and for signals, the reporter for the bucket.
+
+    The reporter does not wait for its next cycle once `stamp` returns another value for the object that the agent watches.
+    """
+
+    def __init__(self, agent: Agent, stamp: Callable[[str], object] = lambda _: None) -> None:
+        self._agent, self._stamp = agent, stamp
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._due = threading.Event()
         self._report_requested = False
@@ -117,7 +147,7 @@ class Loop:
     def run(self) -> None:
         """Run until no job needs this host, or the unit is stopped.
 
-        A later SIGHUP, as for a new job, kills this process, and systemd starts it again: no handler runs while Python exits.
+        A later SIGHUP, as for a new job, ends this process, and systemd starts it again: no handler runs while Python exits.
         """
         try:
             self._run()
@@ -181,10 +211,14 @@ class Loop:
         try:
             while not agent.finished:
                 self._due.clear()  # what comes from here on is for the next cycle
+                name, before = agent.watched, self._stamp(agent.watched)
                 wait = agent.run_cycle()
                 with suppress(BlockingIOError):
                     self._wake_writer.send(b"\0")  # the supervisor may have a new target state
-                self._due.wait(wait)
+                until = time.monotonic() + wait
+                while (left := until - time.monotonic()) > 0 and not self._due.wait(min(left, _STAMP_SECONDS)):
+                    if agent.watched != name or self._stamp(name) != before:
+                        break
         except BaseException:  # noqa: BLE001  whatever it is
             traceback.print_exc()
             os._exit(1)  # a restart is better than a host that reports nothing

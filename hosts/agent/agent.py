@@ -24,6 +24,8 @@ from jobs.states import JobState, ReplicaState
 # Poll this many times as often while a job ends, and for these seconds after it and after the agent's start: a person waits.
 _QUICK = 4
 _QUICK_SECONDS = 10.0
+# Poll this many times as often while `fab train` is about to hand over a job that has this host.
+_HAND_OVER = 40
 
 
 class Agent:
@@ -45,10 +47,12 @@ class Agent:
         lease_seconds: float = lease.SECONDS,
         host_functions: HostFunctions = HostFunctions(),  # noqa: B008  it never changes
         is_current_version: Callable[[], bool] = lambda: True,
+        idle_seconds: float = 0.0,
     ) -> None:
         """Prepare the work of a host.
 
-        `is_current_version` returns False once this host has another version of this program than the running one.
+        `is_current_version` returns False once this host has another version of this program than the running one. For lack of
+        a job the process ends only after `idle_seconds`.
         """
         self._name, self._incarnation, self._ledger, self._job_files, self._spawn = name, incarnation, ledger, job_files, spawn
         self._clock, self._now, self._poll = clock, now, poll
@@ -58,17 +62,19 @@ class Agent:
         self._host, self._is_current_version = host_functions, is_current_version
         self._queue_monitor = QueueMonitor(ledger, self._change_timer, self._me, lease_seconds, host_functions.starter())
         self._quick_until = clock() + _QUICK_SECONDS
+        self._idle_seconds = idle_seconds
+        self._idle_until = clock() + idle_seconds
         self._reporter: Reporter | None = None
         self.supervisor: Supervisor | None = None
         self._failing = False
         self._failure = ""
         self._end_seen = ""
         self._terminated = self._preemption_checked = self._due_at_once = False
-        self._monitors_others = False
+        self._monitors_others = self._awaits_hand_over = False
         self.finished = False
         """True once the process may end.
 
-        That is: no job holds this host or waits for it, and the leaders of all other jobs are alive; or no job holds it and a
+        That is: for `idle_seconds` no job has held this host or waited for it, and the leaders of all other jobs are alive; or no job holds it and a
         newer version of this program is installed; or the unit is being stopped and the replica's record is in the bucket.
         """
 
@@ -81,6 +87,11 @@ class Agent:
         job, record = reporter.job, supervisor.record
         what = f"job {job.jobId} {job.state}" if job else "job not read yet"
         return f"{what}, trainer {record.state}, restarts {record.restarts}"
+
+    @property
+    def watched(self) -> str:
+        """The name of the object whose change the next cycle should not wait for: the job's record, or else the queue."""
+        return paths.job(self.supervisor.assignment.plan.jobId) if self.supervisor else paths.QUEUE
 
     def terminate(self) -> None:
         """Stop the trainer, as the unit is being stopped. The job continues when the unit starts again."""
@@ -108,7 +119,8 @@ class Agent:
         if self._monitors_others:
             return max(self._poll, PAUSE_SECONDS)
         if reporter is None or reporter.job is None:
-            return self._poll / _QUICK if self._clock() < self._quick_until else self._poll
+            quick = _HAND_OVER if self._awaits_hand_over else _QUICK
+            return self._poll / quick if self._clock() < self._quick_until else self._poll
         if reporter.due_at_once:
             return 0.0
         self._quick_until = self._clock() + _QUICK_SECONDS
@@ -128,9 +140,13 @@ class Agent:
             self.finished = True
         if not self._terminated and (self._reporter is None or not self._reporter.another_leads):
             self._queue_monitor.run_if_due()
-            self.finished = self.finished or (self._monitors_others and not self._queue_monitor.stalled)
+            self.finished = self.finished or (self._monitors_others and not self._queue_monitor.stalled and not self._expects_job)
         if unreadable:
             raise unreadable
+
+    @property
+    def _expects_job(self) -> bool:
+        return self._clock() < self._idle_until
 
     def _claim_next_job(self) -> None:
         """Claim the job that holds this host. If an earlier incarnation left the end of a job unfinished, claim that job first.
@@ -140,22 +156,25 @@ class Agent:
         if not self._is_current_version():
             self.finished = True  # the next job is for the newer version that fab has installed
             return
+        secrets = self._job_files.secrets()  # read first: a job is in the queue before its secrets are here
         queue = self._ledger.queue()
         entries = queue.entries_for(self._name)
         if (unfinished := self._unfinished()) is None:
-            self._job_files.tidy([entry.jobId for entry in entries])
+            self._job_files.tidy([entry.jobId for entry in entries], secrets)
         entry = unfinished or queue.holder(self._name)
         # The hosts of other jobs may all be gone, so that no other process ends these.
         self._monitors_others = not entry and not entries and any(other.has_hosts for other in queue.entries)
         if entry is None:
-            self.finished = not entries and not self._monitors_others
+            self.finished = not entries and not self._monitors_others and not self._expects_job
             return
         stored = self._ledger.job(entry.jobId)
         if stored is None or (stored.record.final and not unfinished):
             return  # the job's record is not there yet, or the job has ended and is not yet out of the queue
         job = stored.record
-        if job.lease.submitter:
-            return  # the submission may still fail
+        self._awaits_hand_over = job.lease.submitter
+        if self._awaits_hand_over:  # the submission may still fail
+            self._job_files.expect_job()
+            return
         try:
             plan = self._ledger.plan(entry.jobId)
             replica = entry.replica_on(self._name)
@@ -275,6 +294,7 @@ class Agent:
             self._job_files.forget(self.supervisor.assignment.plan.jobId)
         self._reporter = self.supervisor = None
         self._end_seen = ""
+        self._idle_until = self._clock() + self._idle_seconds
         self._due_at_once = True
 
     def _note_failure(self, error: Exception) -> None:

@@ -9,21 +9,19 @@ import os
 import shlex
 import tarfile
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hosts.agent import cgroup, diagnosis, keep_unsaved, launcher_client, network, unsaved
 from hosts.agent.launcher_client import SOCKET_VARIABLE, Launcher, trial_reports_folder
 from hosts.agent.log import Log, LogArchive, list_archived
 from hosts.agent.manifest import ManifestCompletion
-from hosts.agent.notifier import COMMAND_SECONDS, NotificationTask
 from hosts.agent.process import Child, ProgramSpec, delete
 from hosts.agent.supervisor import Assignment
-from hosts.agent.token_broker import Broker, Mint, access, mint
 from hosts.agent.trainer import Trainer
 from hosts.agent.unsaved import JobFolders
 from jobs import paths, variables
@@ -34,6 +32,10 @@ from jobs.notification import Notification, is_url
 from jobs.queue import Queue, QueueEntry
 from jobs.records import STOP_FILE_VARIABLE, HostConfig, JobRecord, Plan, ReplicaRecord, Task, UnsavedFiles
 from jobs.serialization import RecordError
+
+if TYPE_CHECKING:
+    from hosts.agent.notifier import NotificationTask
+    from hosts.agent.token_broker import Broker, Mint
 
 # Set by systemd for the agent alone.
 _PRIVATE = ("INVOCATION_ID", "JOURNAL_STREAM", "NOTIFY_SOCKET", "SYSTEMD_EXEC_PID", "WATCHDOG_PID", "WATCHDOG_USEC")
@@ -82,7 +84,7 @@ class JobFiles:
         files: Bucket,
         environ: Mapping[str, str],
         launcher: Launcher | None = None,
-        mint: Mint = mint,
+        mint: Mint | None = None,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
         """Prepare for any number of jobs, one after another.
@@ -98,6 +100,11 @@ class JobFiles:
         self._log: Log | None = None
         self._job: _Job | None = None
 
+    def expect_job(self) -> None:
+        """Start what the next job will need, and what takes time to start."""
+        if self._launcher:
+            self._launcher.connect_early()
+
     def prepare(self, plan: Plan, replica: str) -> Assignment:
         """Return the job's files on this host and its log, for that replica; BucketError if they cannot be fetched now."""
         self.finish()  # the job before
@@ -110,8 +117,8 @@ class JobFiles:
         return self._job.assignment
 
     def _prepare(self, plan: Plan, name: str) -> _Job:
-        if self._launcher and not plan.study:
-            self._launcher.connect_early()
+        if not plan.study:
+            self.expect_job()
         package = self._package(plan)
         writable = {keep_unsaved.HOME: str(self._home(plan)), **_UNIT_TEMPORARY} if self._launcher else {}
         host_paths = [self._home(plan).with_name(name) for name in ("home", "tmp", "var-tmp")] if self._launcher else []
@@ -191,6 +198,8 @@ class JobFiles:
             words = [] if is_url(target) else variables.expand_command(shlex.split(target), env)
             secrets = diagnosis.lines_of(env.get(name, "") for name in plan.secrets)
             record = json.dumps(diagnosis.redact(job.to_dict(), secrets)).encode()
+            from hosts.agent.notifier import NotificationTask  # imports an HTTP client, which few jobs need
+
             self._job.notifier = NotificationTask(target, words, record, partial(self._run_as_trainer, self._job))
         return self._job.notifier.result
 
@@ -199,6 +208,8 @@ class JobFiles:
         assignment = current.assignment
         run = ProgramSpec(assignment.plan.jobId, argv, assignment.directory, {**assignment.environment, **added})
         command = Trainer(run, current.log, self._launcher or Child)
+        from hosts.agent.notifier import COMMAND_SECONDS
+
         deadline = time.monotonic() + COMMAND_SECONDS
         while (end := command.poll()) is None:
             if time.monotonic() > deadline:
@@ -208,12 +219,21 @@ class JobFiles:
             raise TimeoutError
         return end.status
 
-    def tidy(self, job_ids: Collection[str]) -> None:
-        """Remove the files of all jobs but these, which hold this host or wait for it; no trainer may run here."""
+    def secrets(self) -> list[Path]:
+        """Return the files with the secrets of jobs."""
         with suppress(OSError):  # there are none
-            for file in self._secrets.iterdir():
+            return list(self._secrets.iterdir())
+        return []
+
+    def tidy(self, job_ids: Collection[str], secrets: Iterable[Path]) -> None:
+        """Remove the files of all jobs but these, which hold this host or wait for it; no trainer may run here.
+
+        Of the secrets, remove only those in `secrets`. A package that has just arrived may be removed: the bucket has it.
+        """
+        with suppress(OSError):  # the next call tries again
+            for file in secrets:
                 if file.stem not in job_ids:
-                    file.unlink()
+                    file.unlink(missing_ok=True)
         with suppress(OSError):  # the next call tries again
             if self._launcher and self._job_folders() - set(job_ids):
                 self._launcher.tidy(job_ids)
@@ -303,13 +323,15 @@ class JobFiles:
         scheme, _, bucket = self._host.bucket.partition("://")
         if scheme != "gs":
             return {}
-        rights = access(plan, task, bucket)
+        from hosts.agent import token_broker  # imports an HTTP server, which only Google's hosts need
+
+        rights = token_broker.access(plan, task, bucket)
         # The output folder must exist: a client that makes a folder in it would look for those above, which it may not read.
         with suppress(Conflict):
             self._ledger.store.create(f"{rights.writes[0]}/", b"")
         log = self._log
         assert log is not None  # `_prepare` has opened it
-        self._broker = Broker(rights, self._mint, lambda text: log.write_message(text, "WARNING"))
+        self._broker = token_broker.Broker(rights, self._mint or token_broker.mint, lambda text: log.write_message(text, "WARNING"))
         return self._broker.environment
 
     def _home(self, plan: Plan) -> Path:

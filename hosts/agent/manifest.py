@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
-from hosts.agent import facts
 from hosts.agent.job_rules import with_facts
 from jobs import paths
 from jobs.bucket import BucketError, Conflict
@@ -15,6 +15,7 @@ from jobs.ledger import Ledger
 from jobs.records import Plan
 
 _END_SECONDS = 1.0
+_FACTS = Path(__file__).with_name("facts.py")  # it is run, not imported: its own imports take time
 
 
 class ManifestCompletion:
@@ -25,7 +26,7 @@ class ManifestCompletion:
         self._plan, self._ledger = plan, ledger
         self._process: subprocess.Popen[bytes] | None = None
         self._facts: dict[str, Any] = {}
-        argv = [python, "-I", "-S", "-B", facts.__file__, plan.python or python, *plan.data]
+        argv = [python, "-I", "-S", "-B", str(_FACTS), plan.python or python, *plan.data]
         with suppress(OSError):
             self._process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 

@@ -91,13 +91,16 @@ def train(
     and prints how to follow it again.
     """
     options = locals()
+    cluster = load_cluster()
+    if not dry_run:
+        cluster.connect_early()  # while the modules below are imported
     from ops.submit import runner
     from ops.submit.config import JobFlags
 
     flags = JobFlags.of(options, after_dashes(sys.argv))
     if dry_run:
-        return runner.dry_run(load_cluster(), flags, package, json)
-    return runner.train(load_cluster(), flags, package, queue, follow, json, plain)
+        return runner.dry_run(cluster, flags, package, json)
+    return runner.train(cluster, flags, package, queue, follow, json, plain)
 
 
 @task(

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from infra.inventory import Inventory
+from jobs import paths
+from jobs.background import Background
 from jobs.bucket import Bucket
 from jobs.folder_bucket import open_bucket
 from jobs.ledger import Ledger
@@ -63,6 +65,10 @@ class ClusterClient:
             return open_bucket(url)
         command = ssh_bucket.command(url.removeprefix("sftp://"))
         return ssh_bucket.SshBucket(lambda: SshChannel(self.fleet.any_connection(), command))
+
+    def connect_early(self) -> None:
+        """Begin to connect to the bucket in the background; an error is ignored, as the first use of the bucket raises it."""
+        Background(lambda: self.bucket.read(paths.QUEUE))
 
     @_OpenedOnce
     def ledger(self) -> Ledger:

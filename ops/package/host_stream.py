@@ -17,7 +17,7 @@ from pathlib import Path
 
 from jobs.paths import CODE_DIR, PYTHON
 from ops.cluster import root_helper
-from ops.cluster.host_files import RemoteFile
+from ops.cluster.host_files import HOST_FILE, RemoteFile
 from ops.cluster.root_helper import PROGRAM
 from ops.package.package import compression_level, mode
 
@@ -41,12 +41,21 @@ def install_command(version: str, job_id: str = "") -> str:
     return root_helper.command("take-in", version, *([job_id] if job_id else []))
 
 
-def check_command(directories: Sequence[str], modules: Iterable[str] = (), python: str = PYTHON) -> str:
+def wake_digest(version: str, files: Iterable[RemoteFile]) -> str:
+    """Return the digest of a host's code and files, as the root helper computes it."""
+    contents = {file.path: file.content for file in files}
+    others = sorted(contents.keys() - {HOST_FILE})
+    return hashlib.sha256("\0".join([version, *(contents[path] for path in (HOST_FILE, *others))]).encode()).hexdigest()
+
+
+def check_command(directories: Sequence[str], modules: Iterable[str] = (), python: str = PYTHON, digest: str = "") -> str:
     """Return the command that prints a host's state and, if it is ready, free bytes and missing modules.
 
-    It prints the free bytes below each directory, a line each, then the modules that `python` lacks.
+    It prints the free bytes below each directory, a line each, then the modules that `python` lacks. With a digest it starts the
+    agent meanwhile, if the host's code and files have this digest.
     """
-    check = f"{_STATE}; df --output=avail -B1 -- {shlex.join(directories)} | tail -n +2"
+    wake = f"{{ {root_helper.command('wake', digest)} >/dev/null 2>&1 & }} </dev/null; " if digest else ""
+    check = f"{_STATE}; {wake}df --output=avail -B1 -- {shlex.join(directories)} | tail -n +2"
     names = sorted(modules)
     return f"{check}; {shlex.join([python, '-c', _MISSING, *names])}" if names else check
 

@@ -16,6 +16,7 @@ from jobs.ledger import Ledger, Stored, Trials
 from jobs.paths import DATA
 from jobs.queue import QueueEntry, place
 from ops import terminal
+from ops.cluster import host_files
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.inventory import ROOT
 from ops.cluster.ledger import existing_job, find_job
@@ -135,6 +136,7 @@ def check_hosts(cluster: ClusterClient, submission: Submission) -> Submission:
     """
     candidate_hosts = submission.candidates
     candidates = [name for name in cluster.inventory.names if any(name in hosts for hosts in candidate_hosts.values())]
+    digests = _wake_digests(cluster.inventory)
     lookup = Background(lambda: _expected_hosts(cluster.ledger, submission))  # concurrently with the checks of hosts
     expected_hosts = cache(lambda: set(lookup.join(_CHECK_SECONDS)))
     checked: set[str] = set()
@@ -154,7 +156,7 @@ def check_hosts(cluster: ClusterClient, submission: Submission) -> Submission:
             raise SeveralHostsError(
                 unreachable, START_ADVICE if stopped and not submission.job.start_hosts else ADVICE, UsageError.code
             )
-        _check_capabilities(cluster, submission, [name for name in new if name not in failures])
+        _check_capabilities(cluster, submission, [name for name in new if name not in failures], digests)
         checked.update(new)
         targets = set(candidates) if unreachable else expected_hosts()
     for error in unreachable.values():
@@ -183,8 +185,16 @@ def _connect(fleet: Fleet, names: Sequence[str]) -> Mapping[str, Exception]:
         return fleet.connect_each(names, terminal.counter(step, len(names))).failures
 
 
-def _check_capabilities(cluster: ClusterClient, submission: Submission, names: Sequence[str]) -> None:
-    """Check that these hosts can run the job; wait until they are set up.
+def _wake_digests(inventory: Inventory) -> dict[str, str]:
+    """Return the digest of the code and files of each host on which jobs run."""
+    _, version = host_stream.code(CHECKOUT)
+    return {name: host_stream.wake_digest(version, files) for name, files in host_files.render(inventory).items()}
+
+
+def _check_capabilities(
+    cluster: ClusterClient, submission: Submission, names: Sequence[str], digests: Mapping[str, str]
+) -> None:
+    """Check that these hosts can run the job, and wake their agents by the digests; wait until they are set up.
 
     Raises:
         SeveralHostsError: if a host cannot be checked, or is not set up in time.
@@ -194,11 +204,11 @@ def _check_capabilities(cluster: ClusterClient, submission: Submission, names: S
     directories = [paths.STATE_DIR, *([inventory.bucket] if inventory.bucket.startswith("/") else [])]
     python = job_plan.python(inventory, submission.job) or paths.PYTHON
 
+
     def check(name: str) -> str:
         imports = submission.package.imports if name == names[0] else ()
-        return fleet.check_output(
-            name, host_stream.check_command(directories, imports, python), "could not be checked, it ended"
-        )
+        command = host_stream.check_command(directories, imports, python, digests[name])
+        return fleet.check_output(name, command, "could not be checked, it ended")
 
     for name, output in _await_ready(fleet, names, check).items():
         try:
