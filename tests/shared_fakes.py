@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any, cast
 
@@ -83,7 +83,13 @@ class FakeJobFiles(JobFiles):
     def unsaved(self, record: ReplicaRecord) -> UnsavedFiles | None:
         return UnsavedFiles()
 
-    def tidy(self, job_ids: Collection[str]) -> None:
+    def secrets(self) -> list[Path]:
+        return []
+
+    def tidy(self, job_ids: Collection[str], secrets: Iterable[Path]) -> None:
+        pass
+
+    def expect_job(self) -> None:
         pass
 
     def finish(self) -> bool:

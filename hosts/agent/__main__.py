@@ -86,7 +86,7 @@ def main() -> int:
     loop.run()
     if loop.woken_late or _version() not in ("", version):
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the new program listens
-        os.execv(sys.executable, sys.orig_argv)
+        os.execv(sys.executable, sys.orig_argv)  # noqa: S606  the command line of this process
     return 0
 
 

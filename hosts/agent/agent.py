@@ -74,8 +74,9 @@ class Agent:
         self.finished = False
         """True once the process may end.
 
-        That is: for `idle_seconds` no job has held this host or waited for it, and the leaders of all other jobs are alive; or no job holds it and a
-        newer version of this program is installed; or the unit is being stopped and the replica's record is in the bucket.
+        That is: for `idle_seconds` no job has held this host or waited for it, and the leaders of all other jobs are alive; or
+        no job holds it and a newer version of this program is installed; or the unit is being stopped and the replica's record
+        is in the bucket.
         """
 
     @property
@@ -140,7 +141,8 @@ class Agent:
             self.finished = True
         if not self._terminated and (self._reporter is None or not self._reporter.another_leads):
             self._queue_monitor.run_if_due()
-            self.finished = self.finished or (self._monitors_others and not self._queue_monitor.stalled and not self._expects_job)
+            if self._monitors_others and not self._queue_monitor.stalled and not self._expects_job:
+                self.finished = True
         if unreadable:
             raise unreadable
 
@@ -156,6 +158,7 @@ class Agent:
         if not self._is_current_version():
             self.finished = True  # the next job is for the newer version that fab has installed
             return
+        self._awaits_hand_over = False
         secrets = self._job_files.secrets()  # read first: a job is in the queue before its secrets are here
         queue = self._ledger.queue()
         entries = queue.entries_for(self._name)
@@ -171,8 +174,8 @@ class Agent:
         if stored is None or (stored.record.final and not unfinished):
             return  # the job's record is not there yet, or the job has ended and is not yet out of the queue
         job = stored.record
-        self._awaits_hand_over = job.lease.submitter
-        if self._awaits_hand_over:  # the submission may still fail
+        if job.lease.submitter:  # the submission may still fail
+            self._awaits_hand_over = True
             self._job_files.expect_job()
             return
         try:

@@ -331,7 +331,8 @@ class JobFiles:
             self._ledger.store.create(f"{rights.writes[0]}/", b"")
         log = self._log
         assert log is not None  # `_prepare` has opened it
-        self._broker = token_broker.Broker(rights, self._mint or token_broker.mint, lambda text: log.write_message(text, "WARNING"))
+        mint = self._mint or token_broker.mint
+        self._broker = token_broker.Broker(rights, mint, lambda text: log.write_message(text, "WARNING"))
         return self._broker.environment
 
     def _home(self, plan: Plan) -> Path:

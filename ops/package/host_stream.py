@@ -51,8 +51,8 @@ def wake_digest(version: str, files: Iterable[RemoteFile]) -> str:
 def check_command(directories: Sequence[str], modules: Iterable[str] = (), python: str = PYTHON, digest: str = "") -> str:
     """Return the command that prints a host's state and, if it is ready, free bytes and missing modules.
 
-    It prints the free bytes below each directory, a line each, then the modules that `python` lacks. With a digest it starts the
-    agent meanwhile, if the host's code and files have this digest.
+    It prints the free bytes below each directory, a line each, then the modules that `python` lacks. With a digest it starts
+    the agent meanwhile, if the host's code and files have this digest.
     """
     wake = f"{{ {root_helper.command('wake', digest)} >/dev/null 2>&1 & }} </dev/null; " if digest else ""
     check = f"{_STATE}; {wake}df --output=avail -B1 -- {shlex.join(directories)} | tail -n +2"

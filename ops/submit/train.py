@@ -204,7 +204,6 @@ def _check_capabilities(
     directories = [paths.STATE_DIR, *([inventory.bucket] if inventory.bucket.startswith("/") else [])]
     python = job_plan.python(inventory, submission.job) or paths.PYTHON
 
-
     def check(name: str) -> str:
         imports = submission.package.imports if name == names[0] else ()
         command = host_stream.check_command(directories, imports, python, digests[name])

@@ -6,6 +6,7 @@ import getpass
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,9 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
         ("take-in", "not a hash"),
         ("take-in", "ab12", "../x"),
         ("take-in", "ab12", "job01", "more"),
+        ("wake",),
+        ("wake", "not a hash"),
+        ("wake", "ab12", "more"),
         ("serve", "../x"),
         ("end-serving", "sshd"),
         ("remove",),
@@ -142,10 +146,26 @@ def test_an_invalid_call_is_refused(machine: Machine, words: tuple[str, ...]) ->
     assert sorted(path for path in machine.root.rglob("*") if path.name != "systemctl-calls") == before
 
 
+def test_an_agent_wakes_early_only_for_the_code_and_files_that_it_has(machine: Machine) -> None:
+    def wake(version: str, memory: int = 1) -> list[str]:
+        top = str(machine.root)
+        files = [replace(file, path=file.path.removeprefix(top)) for file in machine.files(memory)]
+        done = machine.call("wake", host_stream.wake_digest(version, files))
+        assert (done.returncode, done.stderr) == (0, b"")
+        return machine.systemctl_calls
+
+    assert wake("1") == [], "a new host has nothing"
+    code = {"jobs/a.py": b"", "hosts/VERSION": b"1"}
+    machine.push("1", code)
+    assert wake("2") == wake("1", memory=2) == []
+    assert wake("1") == ["start --no-block scaletier.service"]
+
+
 def test_a_push_replaces_what_changed_and_wakes_the_agent(machine: Machine) -> None:
     hold = "stop scaletier.timer"
-    # An agent that is just ending ignores the reload, and is started again.
-    wake = ["reload-or-restart scaletier.service", "start scaletier.service", "start --no-block scaletier.timer"]
+    # An agent that is just ending may miss the signal, and is started again.
+    signal = "kill --kill-whom=main --signal=HUP scaletier.service"
+    wake = ["start scaletier.service scaletier.timer", signal, "start scaletier.service"]
     first = {"jobs/old.py": b"", "hosts/agent/__main__.py": b"1", "hosts/VERSION": b"1", "hosts/tuner/run.py": b"1"}
     assert machine.push("1", first) == ([hold, "daemon-reload", *wake], {*first})
     assert (machine.units / "scaletier.service.d/host.conf").read_text() == "[Service]\nMemoryMax=1\n"

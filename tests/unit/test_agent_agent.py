@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,23 @@ class Host(FakeJobFiles):
         self.diagnosed: list[tuple[str, int | None, str]] = []
         self.plan: Plan
         self.damage = ""
-        self.agent = Agent("master-0", incarnation, self.ledger, self, self.spawn, self.clock, lambda: NOW, 1.0, LEASE)
+        self.expected_jobs = 0
+        self.incarnation = incarnation
+        self.agent = self.new_agent()
+
+    def new_agent(self, idle_seconds: float = 0.0) -> Agent:
+        return Agent(
+            "master-0",
+            self.incarnation,
+            self.ledger,
+            self,
+            self.spawn,
+            self.clock,
+            lambda: NOW,
+            1.0,
+            LEASE,
+            idle_seconds=idle_seconds,
+        )
 
     def prepare(self, plan: Plan, replica: str) -> Assignment:
         if self.damage:
@@ -65,8 +81,11 @@ class Host(FakeJobFiles):
     def unsaved(self, record: ReplicaRecord) -> UnsavedFiles | None:
         return self.unsaved_files
 
-    def tidy(self, job_ids: Collection[str]) -> None:
+    def tidy(self, job_ids: Collection[str], secrets: Iterable[Path]) -> None:
         self.kept_jobs = sorted(job_ids)
+
+    def expect_job(self) -> None:
+        self.expected_jobs += 1
 
     def finish(self) -> bool:
         return self.is_archived
@@ -427,6 +446,34 @@ def test_the_queue_is_monitored_by_leaders_and_hosts_without_a_job(host: Host) -
         assert reads == [], "another replica leads"
     host.agent.terminate()
     assert queue_reads() == 0
+
+
+def test_a_host_is_idle_for_a_time_before_it_finishes(host: Host) -> None:
+    host.agent = agent = host.new_agent(idle_seconds=60.0)
+    host.submit()
+    host.cycles(3)
+    host.clock.sleep(100.0)
+    host.children[-1].code = 0
+    host.cycles(8)
+    assert (host.job().state, agent.supervisor, agent.finished) == ("SUCCEEDED", None, False)
+    assert agent.watched == paths.QUEUE
+    host.cycles(50)
+    assert not agent.finished
+    host.cycles(12)
+    assert agent.finished, "the time counts from the job's end"
+
+
+def test_a_host_is_quick_to_see_the_hand_over_of_a_job(host: Host) -> None:
+    submitted = JobRecord("job01", createTime=NOW).lease.with_holder("ann/1", submitter=True)
+    host.submit(lease=submitted)
+    assert [host.agent.run_cycle() for _ in range(2)] == [1 / 40] * 2
+    assert (host.expected_jobs, host.agent.supervisor) == (2, None)
+    host.clock.sleep(11.0)
+    assert host.agent.run_cycle() == 1.0, "it may take long"
+    stored = host.ledger.job("job01")
+    host.ledger.change_job(stored, stored.record.with_holder(""))
+    host.cycles()
+    assert host.agent.watched == paths.job("job01")
 
 
 def test_rounds_are_faster_for_seconds_after_a_job(host: Host) -> None:

@@ -20,8 +20,7 @@ import pytest
 from test_agent_unsaved import wait_for_newer_ctime
 from waiting import limit, wait_for
 
-from hosts.agent import job_files as job_files_module
-from hosts.agent import token_broker
+from hosts.agent import notifier, token_broker
 from hosts.agent.cgroup import available_cpus
 from hosts.agent.job_files import JobFiles, threads
 from hosts.agent.launcher_client import SOCKET_VARIABLE
@@ -149,19 +148,19 @@ def test_a_trainer_of_another_user_has_its_own_home_and_none_of_the_agent_s_envi
 def test_leftover_files_of_other_jobs_are_removed_by_the_launcher(tmp_path: Path) -> None:
     launcher = FakeLauncher()
     files = job_files(tmp_path, launcher=launcher)
-    files.tidy([])
+    files.tidy([], files.secrets())
     (tmp_path / "jobs/job01").mkdir(parents=True)
-    files.tidy(["job01", "job02"])
+    files.tidy(["job01", "job02"], files.secrets())
     assert launcher.kept_jobs == [["nothing"]]
-    files.tidy(["job02"])
+    files.tidy(["job02"], files.secrets())
     assert launcher.kept_jobs == [["nothing"], ["job02"]]
     (tmp_path / "jobs/job01").rmdir()
     for number, name in enumerate(("fetched/job01", "trials/trial-0abc"), 3):
         (tmp_path / name).mkdir(parents=True)
-        files.tidy(["job02"])
+        files.tidy(["job02"], files.secrets())
         assert len(launcher.kept_jobs) == number, name
         (tmp_path / name).rmdir()
-    files.tidy(["job02"])
+    files.tidy(["job02"], files.secrets())
     assert len(launcher.kept_jobs) == 4
 
 
@@ -171,14 +170,19 @@ def test_only_the_trainer_of_a_job_gets_its_secrets(state: Path) -> None:
         (state / "secrets" / f"{name}.json").write_text(f'{{"TOKEN": "of {name}, $JOB_ID"}}')
     plan, files = replace(with_environment(TOKEN="no", JOB_ID="x"), secrets=["TOKEN"]), job_files(state)
     assert files.prepare(plan, "ps-0").environment["TOKEN"] == "of job01, $JOB_ID", "without expansion"
-    files.tidy(["job01"])
+    files.tidy(["job01"], files.secrets())
     assert [path.name for path in (state / "secrets").iterdir()] == ["job01.json"]
-    files.tidy([])
+    files.tidy([], files.secrets())
     assert list((state / "secrets").iterdir()) == []
     with pytest.raises(BucketError, match="the secrets of job01 are not on this host"):
         files.prepare(plan, "ps-0")
+    listed = files.secrets()
+    (state / "secrets/job03.json").touch()
+    files.tidy([], listed)
+    assert [path.name for path in files.secrets()] == ["job03.json"], "it came after the queue was read"
+    (state / "secrets/job03.json").unlink()
     (state / "secrets").rmdir()
-    files.tidy([])
+    files.tidy([], files.secrets())
 
 
 def test_an_agent_removes_folders_of_any_depth(state: Path) -> None:
@@ -277,16 +281,16 @@ def test_a_command_gets_the_record_of_an_ended_job_once_and_without_secrets(stat
 
 def test_variables_in_a_url_are_filled_in(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sent = Mock()
-    monkeypatch.setattr(job_files_module, "NotificationTask", sent)
+    monkeypatch.setattr(notifier, "NotificationTask", sent)
     ending(state, "http://master-0:8080/${JOB_ID}?$$JOB_ID").notify(JobRecord("job01", JobState.SUCCEEDED))
     assert sent.call_args.args[:2] == ("http://master-0:8080/job01?$JOB_ID", [])
 
 
 def test_a_command_that_takes_too_long_is_stopped(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_files_module, "COMMAND_SECONDS", 0.0)
+    monkeypatch.setattr(notifier, "COMMAND_SECONDS", 0.0)
     files = ending(state, "sleep 600")
     result = wait_for(lambda: files.notify(JobRecord("job01", JobState.SUCCEEDED)), "the report")
-    assert result.error == "it was stopped after 30 s"
+    assert result.error == "it was stopped after 0 s"
 
 
 def test_a_job_that_ran_with_an_output_is_searched_for_unsaved_files(state: Path) -> None:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
-from waiting import limit
+from waiting import limit, wait_for
 
-from hosts.agent.__main__ import notify_systemd
+from hosts.agent.__main__ import Loop, notify_systemd, stamp, started_by_timer
+from hosts.agent.agent import Agent
 from hosts.agent.config import load
+from jobs.bucket import TimeLimited
+from jobs.folder_bucket import FolderBucket
 from jobs.records import HostConfig
 from jobs.serialization import RecordError
 
@@ -39,13 +46,32 @@ def step():
     agent.finished = True
     return 0.0
 
-agent = SimpleNamespace(finished=False, status="", run_cycle=run_cycle)
+agent = SimpleNamespace(finished=False, status="", run_cycle=run_cycle, watched="")
 agent.supervisor = SimpleNamespace(step=step, record=SimpleNamespace(state=None))
 loop = Loop(agent)
 loop.run()
 if "after" in sys.argv:
     os.kill(os.getpid(), signal.SIGHUP)
 sys.exit(75 if loop.woken_late else 0)
+"""
+
+_MAIN = """
+import os, sys
+from pathlib import Path
+import hosts.agent.__main__ as main
+
+def run(loop):
+    loop._report_requested = "woken" in sys.argv
+    {"other": lambda: version.write_text("2"), "replaced": version.unlink}.get(sys.argv[2], list)()
+
+def again(program, argv):
+    assert program == sys.executable
+    print("again", *argv[-2:])
+    os._exit(0)
+
+version = main._VERSION = Path(sys.argv[1])
+main.Loop.run, os.execv = run, again
+sys.exit(main.main())
 """
 
 
@@ -95,6 +121,50 @@ def test_a_local_bucket_does_not_import_fsspec() -> None:
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
     assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize(("what", "again"), [("other", True), ("woken", True), ("replaced", False), ("nothing", False)])
+def test_an_agent_starts_again_for_new_code_or_a_job(tmp_path: Path, what: str, again: bool) -> None:
+    version = tmp_path / "VERSION"
+    version.write_text("1")
+    environ = {**os.environ, **write(tmp_path, {"name": "ps-0", "bucket": str(tmp_path)}), "SCALETIER_STATE": str(tmp_path)}
+    command = [sys.executable, "-c", _MAIN, str(version), what]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=limit(), check=True, env=environ)
+    assert done.stdout == (f"again {version} {what}\n" if again else "")
+
+
+@pytest.mark.parametrize(("seconds_ago", "by_timer"), [(None, False), (0.5, True), (60.0, False)])
+def test_a_start_by_the_timer_is_recognised(seconds_ago: float | None, by_timer: bool) -> None:
+    then = time.monotonic() - (seconds_ago or 0.0)
+    environ = {} if seconds_ago is None else {"TRIGGER_TIMER_MONOTONIC_USEC": f"{then * 1e6:.0f}"}
+    assert started_by_timer(environ) is by_timer
+
+
+def test_a_change_of_the_watched_object_begins_the_next_cycle(tmp_path: Path) -> None:
+    bucket = FolderBucket(tmp_path)
+    records, cycles = TimeLimited(bucket, limit()), 0
+    item = bucket.create("record", b"1")
+
+    class Watching:
+        finished, watched, status, supervisor = False, "record", "", None
+
+        def run_cycle(self) -> float:
+            nonlocal cycles
+            cycles += 1
+            if cycles == 2:
+                self.finished = True
+                return 0.0
+            return 3600.0
+
+    agent = Watching()
+    loop = Loop(cast("Agent", agent), partial(stamp, bucket, records))
+    thread = threading.Thread(target=loop._report)
+    thread.start()
+    wait_for(lambda: cycles == 1, "the first cycle")
+    bucket.replace("record", b"2", item)
+    thread.join(limit())
+    assert (thread.is_alive(), cycles) == (False, 2)
+    assert stamp(bucket, records, "none") is None
 
 
 @pytest.mark.parametrize(("when", "code"), [("never", 0), ("during", 75), ("tidying", 75), ("after", -signal.SIGHUP)])

@@ -18,6 +18,7 @@ from ops.cluster.root_helper import PROGRAM
 from ops.package import host_stream
 
 ROOT = Path(host_stream.__file__).parents[2]
+LOCAL = "/var/lib/scaletier '/my bucket'"
 
 
 def test_the_install_command() -> None:
@@ -28,10 +29,12 @@ def test_the_install_command() -> None:
 def test_the_check_command() -> None:
     check = host_stream.check_command(["/var/lib/scaletier", "/my bucket"])
     state, df = check.rsplit("; ", 1)
-    assert df == "df --output=avail -B1 -- /var/lib/scaletier '/my bucket' | tail -n +2"
+    assert df == f"df --output=avail -B1 -- {LOCAL} | tail -n +2"
     check = host_stream.check_command(["/var/lib/scaletier", "/my bucket"], {"tensorflow": "x", "numpy": "y"})
     code = "'import importlib.util as u, sys; print(*[n for n in sys.argv[1:] if u.find_spec(n) is None])'"
     assert check == f"{state}; {df}; /opt/scaletier/venv/bin/python -c {code} numpy tensorflow"
+    check = host_stream.check_command(["/"], digest="4f1c")
+    assert check == f"{state}; {{ sudo -n {PROGRAM} wake 4f1c >/dev/null 2>&1 & }} </dev/null; {df.replace(LOCAL, '/')}"
 
 
 def run_check(folder: Path, command: str, python: str = sys.executable, program: str = "/") -> str:

@@ -204,13 +204,13 @@ def test_the_agents_unit(inventory: Inventory) -> None:
     (watchdog,) = (line.removeprefix("WatchdogSec=") for line in lines if line.startswith("WatchdogSec="))
     assert int(watchdog) > agent._LONGEST_SLEEP + supervisor._STEP_SECONDS
     for line in (
-        "ExecStart=/opt/scaletier/venv/bin/python -m hosts.agent",
-        "ExecReload=/bin/kill -HUP $MAINPID",
+        "ExecStart=/usr/bin/env --ignore-signal=HUP /opt/scaletier/venv/bin/python -m hosts.agent",
+        "SyslogIdentifier=scaletier",
         "User=replica",
         "UMask=0002",
         "Restart=on-failure",
         "RestartPreventExitStatus=2",
-        "RestartForceExitStatus=75 SIGHUP",
+        "RestartForceExitStatus=SIGHUP",
         "NotifyAccess=main",
         "PrivateDevices=yes",
         "Environment=SCALETIER_LAUNCH=/run/scaletier/launch.sock",
