@@ -44,7 +44,7 @@ _TIMER_SECONDS = 5.0
 _FINAL_REPORT_SECONDS = 5.0
 _LONGEST_SLEEP = 5.0
 # Between two looks at the stamp of a record that others write.
-_STAMP_SECONDS = 0.1
+_STAMP_SECONDS = 0.25
 _VERSION = Path(__file__).parents[1] / "VERSION"
 
 
