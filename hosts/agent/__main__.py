@@ -1,7 +1,7 @@
 """`python -m hosts.agent`: the main process of a host's unit scaletier.service.
 
 Exit code 0: no job needs this host, or the unit was stopped. 2: the host's configuration is missing or invalid. If fab has
-installed another version of this program, or a job arrives while it ends, it starts again.
+installed another version of this program or of that configuration, or a job arrives while it ends, it starts again.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _VERSION = Path(__file__).parents[1] / "VERSION"
 
 def main() -> int:
     """Run this host's replicas for as long as a job needs them."""
-    version = _version()
+    version = _installed()
     try:
         host, state = config.load(os.environ)
         bucket = open_bucket(host.bucket)
@@ -79,12 +79,12 @@ def main() -> int:
         now,
         host.pollSeconds,
         host_functions=host_functions,
-        is_current_version=lambda: _version() in ("", version),  # there is none while fab replaces the code
+        is_current_version=lambda: _installed() in ("", version),
         idle_seconds=0.0 if started_by_timer(os.environ) else _IDLE_SECONDS,
     )
     loop: Loop = Loop(agent, partial(stamp, bucket, records))
     loop.run()
-    if loop.woken_late or _version() not in ("", version):
+    if loop.woken_late or _installed() not in ("", version):
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the new program listens
         os.execv(sys.executable, sys.orig_argv)  # noqa: S606  the command line of this process
     return 0
@@ -116,12 +116,11 @@ def spawn(launcher_client: Launcher | None, assignment: Assignment) -> Trainer:
     return Trainer(run, assignment.log, launcher_client or Child)
 
 
-def _version() -> str:
-    """Return the version of this program that fab installed."""
-    try:
-        return _VERSION.read_text()
-    except OSError:
-        return ""
+def _installed() -> str:
+    """Return the version of this program and the configuration of this host; empty while fab replaces them."""
+    with suppress(OSError):
+        return _VERSION.read_text() + config.host_file(os.environ).read_text()
+    return ""
 
 
 def stamp(bucket: Bucket, records: TimeLimited, name: str) -> object:

@@ -51,7 +51,7 @@ class Agent:
     ) -> None:
         """Prepare the work of a host.
 
-        `is_current_version` returns False once this host has another version of this program than the running one. For lack of
+        `is_current_version` returns False once this host has another version of this program or of its configuration. For lack of
         a job the process ends only after `idle_seconds`.
         """
         self._name, self._incarnation, self._ledger, self._job_files, self._spawn = name, incarnation, ledger, job_files, spawn

@@ -12,13 +12,17 @@ from jobs.serialization import RecordError
 _ETC = "/etc/scaletier"
 
 
+def host_file(environ: Mapping[str, str]) -> Path:
+    """Return the path of host.json."""
+    return Path(environ.get("SCALETIER_ETC", _ETC), "host.json")
+
+
 def load(environ: Mapping[str, str]) -> tuple[HostConfig, Path]:
     """Return host.json, and the directory of this host's own files.
 
     SCALETIER_ETC and SCALETIER_STATE override these two directories. RecordError if the file is invalid or missing.
     """
-    etc, state = Path(environ.get("SCALETIER_ETC", _ETC)), Path(environ.get("SCALETIER_STATE", paths.STATE_DIR))
-    file = etc / "host.json"
+    file, state = host_file(environ), Path(environ.get("SCALETIER_STATE", paths.STATE_DIR))
     try:
         return HostConfig.from_json(file.read_bytes()), state
     except RecordError as error:

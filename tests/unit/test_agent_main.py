@@ -62,7 +62,12 @@ import hosts.agent.__main__ as main
 
 def run(loop):
     loop._report_requested = "woken" in sys.argv
-    {"other": lambda: version.write_text("2"), "replaced": version.unlink}.get(sys.argv[2], list)()
+    host = Path(os.environ["SCALETIER_ETC"], "host.json")
+    {
+        "other": lambda: version.write_text("2"),
+        "moved": lambda: host.write_text('{"name": "ps-0", "bucket": "/other"}'),
+        "replaced": version.unlink,
+    }.get(sys.argv[2], list)()
 
 def again(program, argv):
     assert program == sys.executable
@@ -123,7 +128,9 @@ def test_a_local_bucket_does_not_import_fsspec() -> None:
     assert done.stdout == "False\n"
 
 
-@pytest.mark.parametrize(("what", "again"), [("other", True), ("woken", True), ("replaced", False), ("nothing", False)])
+@pytest.mark.parametrize(
+    ("what", "again"), [("other", True), ("moved", True), ("woken", True), ("replaced", False), ("nothing", False)]
+)
 def test_an_agent_starts_again_for_new_code_or_a_job(tmp_path: Path, what: str, again: bool) -> None:
     version = tmp_path / "VERSION"
     version.write_text("1")
