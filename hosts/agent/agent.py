@@ -51,8 +51,8 @@ class Agent:
     ) -> None:
         """Prepare the work of a host.
 
-        `is_current_version` returns False once this host has another version of this program or of its configuration. For lack of
-        a job the process ends only after `idle_seconds`.
+        `is_current_version` returns False once this host has another version of this program or of its configuration. For lack
+        of a job the process ends only after `idle_seconds`.
         """
         self._name, self._incarnation, self._ledger, self._job_files, self._spawn = name, incarnation, ledger, job_files, spawn
         self._clock, self._now, self._poll = clock, now, poll

@@ -84,7 +84,7 @@ def train(way: TrainingWay, arguments: str, folder: Path) -> Trained:
     Raises:
         MeasureError: the training failed.
     """
-    env = {"PATH": f"{BIN}:{os.environ['PATH']}", "HOME": str(folder), "SCALETIER_DATA": str(MNIST), "JOB_DIR": str(folder)}
+    env = {"PATH": f"{BIN}:{os.defpath}", "HOME": str(folder), "SCALETIER_DATA": str(MNIST), "JOB_DIR": str(folder)}
     setup = RunSetup(MetricTarget("accuracy", TARGET), [way.module, *arguments.split()], env, way.servers, _LIMIT_SECONDS)
     lines, end = list[tuple[float, str]](), time.monotonic() + setup.seconds
     with start_processes(replica_commands(setup, way.replicas), way.folder) as processes:

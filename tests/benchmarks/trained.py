@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from benchmarks.stack import BIN, MNIST, ROOT, BenchStack, job_id, say
 from infra.scale_tiers import ScaleTier
 
 BATCH = 100
-_ENV = {"PATH": str(BIN), "PYTHONPATH": str(ROOT / "tests")}
+_ENV = {"PATH": f"{BIN}:{os.defpath}", "PYTHONPATH": str(ROOT / "tests")}
 _LIMIT_SECONDS = 580.0
 # For a host with a tenth of a core.
 _JOB_SECONDS = 3600.0
