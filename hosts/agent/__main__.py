@@ -1,7 +1,8 @@
 """`python -m hosts.agent`: the main process of a host's unit scaletier.service.
 
-Exit code 0: no job needs this host, or the unit was stopped. 2: the host's configuration is missing or invalid. If fab has
-installed another version of this program or of that configuration, or a job arrives while it ends, it starts again.
+Exit code 0: no job needs this host, or the unit was stopped. 2: the host's configuration is missing or invalid. 75: fab has
+installed another version of this program or of that configuration, and systemd starts it. If a job arrives while it ends, it
+starts again in place.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from jobs.serialization import RecordError
 from jobs.times import now
 
 BUCKET_SECONDS = 20.0
+EXIT_RESTART = 75
 # `fab train` starts the unit before it sends a job, and the next job may come soon.
 _IDLE_SECONDS = 60.0
 _TIMER_SECONDS = 5.0
@@ -79,12 +81,15 @@ def main() -> int:
         now,
         host.pollSeconds,
         host_functions=host_functions,
-        is_current_version=lambda: _installed() in ("", version),
+        is_current_version=lambda: _installed() == version,
         idle_seconds=0.0 if started_by_timer(os.environ) else _IDLE_SECONDS,
     )
     loop: Loop = Loop(agent, partial(stamp, bucket, records))
     loop.run()
-    if loop.woken_late or _installed() not in ("", version):
+    if _installed() != version:
+        return EXIT_RESTART
+    if loop.woken_late:
+        notify_systemd("WATCHDOG=1")
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the new program listens
         os.execv(sys.executable, sys.orig_argv)  # noqa: S606  the command line of this process
     return 0
@@ -116,11 +121,11 @@ def spawn(launcher_client: Launcher | None, assignment: Assignment) -> Trainer:
     return Trainer(run, assignment.log, launcher_client or Child)
 
 
-def _installed() -> str:
+def _installed() -> bytes:
     """Return the version of this program and the configuration of this host; empty while fab replaces them."""
     with suppress(OSError):
-        return _VERSION.read_text() + config.host_file(os.environ).read_text()
-    return ""
+        return _VERSION.read_bytes() + config.host_file(os.environ).read_bytes()
+    return b""
 
 
 def stamp(bucket: Bucket, records: TimeLimited, name: str) -> object:
@@ -151,7 +156,8 @@ class Loop:
         try:
             self._run()
         finally:
-            signal.signal(signal.SIGHUP, signal.SIG_DFL)
+            for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, signal.SIG_DFL)
 
     def _run(self) -> None:
         agent = self._agent

@@ -70,7 +70,8 @@ class Agent:
         self._failure = ""
         self._end_seen = ""
         self._terminated = self._preemption_checked = self._due_at_once = False
-        self._monitors_others = self._awaits_hand_over = False
+        self._monitors_others = False
+        self._awaited = ""  # the job that `fab train` is about to hand over to this host
         self.finished = False
         """True once the process may end.
 
@@ -92,7 +93,8 @@ class Agent:
     @property
     def watched(self) -> str:
         """The name of the object whose change the next cycle should not wait for: the job's record, or else the queue."""
-        return paths.job(self.supervisor.assignment.plan.jobId) if self.supervisor else paths.QUEUE
+        job = self.supervisor.assignment.plan.jobId if self.supervisor else self._awaited
+        return paths.job(job) if job else paths.QUEUE
 
     def terminate(self) -> None:
         """Stop the trainer, as the unit is being stopped. The job continues when the unit starts again."""
@@ -120,7 +122,7 @@ class Agent:
         if self._monitors_others:
             return max(self._poll, PAUSE_SECONDS)
         if reporter is None or reporter.job is None:
-            quick = _HAND_OVER if self._awaits_hand_over else _QUICK
+            quick = _HAND_OVER if self._awaited else _QUICK
             return self._poll / quick if self._clock() < self._quick_until else self._poll
         if reporter.due_at_once:
             return 0.0
@@ -158,7 +160,7 @@ class Agent:
         if not self._is_current_version():
             self.finished = True  # the next job is for the newer version that fab has installed
             return
-        self._awaits_hand_over = False
+        awaited, self._awaited = self._awaited, ""
         secrets = self._job_files.secrets()  # read first: a job is in the queue before its secrets are here
         queue = self._ledger.queue()
         entries = queue.entries_for(self._name)
@@ -175,7 +177,9 @@ class Agent:
             return  # the job's record is not there yet, or the job has ended and is not yet out of the queue
         job = stored.record
         if job.lease.submitter:  # the submission may still fail
-            self._awaits_hand_over = True
+            self._awaited = entry.jobId
+            if awaited != self._awaited:
+                self._quick_until = self._clock() + _QUICK_SECONDS
             self._job_files.expect_job()
             return
         try:

@@ -14,14 +14,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hosts.agent import cgroup, diagnosis, keep_unsaved, launcher_client, network, unsaved
 from hosts.agent.launcher_client import SOCKET_VARIABLE, Launcher, trial_reports_folder
 from hosts.agent.log import Log, LogArchive, list_archived
 from hosts.agent.manifest import ManifestCompletion
+from hosts.agent.notifier import COMMAND_SECONDS, NotificationTask
 from hosts.agent.process import Child, ProgramSpec, delete
 from hosts.agent.supervisor import Assignment
+from hosts.agent.token_broker import Broker, Mint, access, mint
 from hosts.agent.trainer import Trainer
 from hosts.agent.unsaved import JobFolders
 from jobs import paths, variables
@@ -32,10 +34,6 @@ from jobs.notification import Notification, is_url
 from jobs.queue import Queue, QueueEntry
 from jobs.records import STOP_FILE_VARIABLE, HostConfig, JobRecord, Plan, ReplicaRecord, Task, UnsavedFiles
 from jobs.serialization import RecordError
-
-if TYPE_CHECKING:
-    from hosts.agent.notifier import NotificationTask
-    from hosts.agent.token_broker import Broker, Mint
 
 # Set by systemd for the agent alone.
 _PRIVATE = ("INVOCATION_ID", "JOURNAL_STREAM", "NOTIFY_SOCKET", "SYSTEMD_EXEC_PID", "WATCHDOG_PID", "WATCHDOG_USEC")
@@ -84,7 +82,7 @@ class JobFiles:
         files: Bucket,
         environ: Mapping[str, str],
         launcher: Launcher | None = None,
-        mint: Mint | None = None,
+        mint: Mint = mint,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
         """Prepare for any number of jobs, one after another.
@@ -198,8 +196,6 @@ class JobFiles:
             words = [] if is_url(target) else variables.expand_command(shlex.split(target), env)
             secrets = diagnosis.lines_of(env.get(name, "") for name in plan.secrets)
             record = json.dumps(diagnosis.redact(job.to_dict(), secrets)).encode()
-            from hosts.agent.notifier import NotificationTask  # imports an HTTP client, which few jobs need
-
             self._job.notifier = NotificationTask(target, words, record, partial(self._run_as_trainer, self._job))
         return self._job.notifier.result
 
@@ -208,8 +204,6 @@ class JobFiles:
         assignment = current.assignment
         run = ProgramSpec(assignment.plan.jobId, argv, assignment.directory, {**assignment.environment, **added})
         command = Trainer(run, current.log, self._launcher or Child)
-        from hosts.agent.notifier import COMMAND_SECONDS
-
         deadline = time.monotonic() + COMMAND_SECONDS
         while (end := command.poll()) is None:
             if time.monotonic() > deadline:
@@ -323,16 +317,13 @@ class JobFiles:
         scheme, _, bucket = self._host.bucket.partition("://")
         if scheme != "gs":
             return {}
-        from hosts.agent import token_broker  # imports an HTTP server, which only Google's hosts need
-
-        rights = token_broker.access(plan, task, bucket)
+        rights = access(plan, task, bucket)
         # The output folder must exist: a client that makes a folder in it would look for those above, which it may not read.
         with suppress(Conflict):
             self._ledger.store.create(f"{rights.writes[0]}/", b"")
         log = self._log
         assert log is not None  # `_prepare` has opened it
-        mint = self._mint or token_broker.mint
-        self._broker = token_broker.Broker(rights, mint, lambda text: log.write_message(text, "WARNING"))
+        self._broker = Broker(rights, self._mint, lambda text: log.write_message(text, "WARNING"))
         return self._broker.environment
 
     def _home(self, plan: Plan) -> Path:

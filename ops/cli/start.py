@@ -46,8 +46,6 @@ def main() -> None:
 def run() -> None:
     """Run `fab`; SystemExit if it ends by an exit code."""
     gc.set_threshold(_GC_THRESHOLD)
-    # Pydantic would look for plugins in the metadata of each installed package, for a tenth of a command's time.
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
         _import_invoke()
         from ops.cli.commandline import main as command_line

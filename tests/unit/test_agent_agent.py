@@ -464,12 +464,15 @@ def test_a_host_is_idle_for_a_time_before_it_finishes(host: Host) -> None:
 
 
 def test_a_host_is_quick_to_see_the_hand_over_of_a_job(host: Host) -> None:
+    host.agent = host.new_agent(idle_seconds=60.0)
+    host.cycles(20)
     submitted = JobRecord("job01", createTime=NOW).lease.with_holder("ann/1", submitter=True)
     host.submit(lease=submitted)
     assert [host.agent.run_cycle() for _ in range(2)] == [1 / 40] * 2
     assert (host.expected_jobs, host.agent.supervisor) == (2, None)
+    assert host.agent.watched == paths.job("job01")
     host.clock.sleep(11.0)
-    assert host.agent.run_cycle() == 1.0, "it may take long"
+    assert host.agent.run_cycle() == 1.0, "it takes long"
     stored = host.ledger.job("job01")
     host.ledger.change_job(stored, stored.record.with_holder(""))
     host.cycles()

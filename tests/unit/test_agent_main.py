@@ -56,12 +56,14 @@ sys.exit(75 if loop.woken_late else 0)
 """
 
 _MAIN = """
-import os, sys
+import os, signal, sys, time
 from pathlib import Path
 import hosts.agent.__main__ as main
 
 def run(loop):
-    loop._report_requested = "woken" in sys.argv
+    print(loop._agent._is_current_version(), loop._agent._idle_seconds)
+    loop._report_requested = "woken" in sys.argv[2]
+    loop._terminated_at = time.monotonic() if "stopped" in sys.argv[2] else None
     host = Path(os.environ["SCALETIER_ETC"], "host.json")
     {
         "other": lambda: version.write_text("2"),
@@ -70,8 +72,8 @@ def run(loop):
     }.get(sys.argv[2], list)()
 
 def again(program, argv):
-    assert program == sys.executable
-    print("again", *argv[-2:])
+    assert (program, signal.getsignal(signal.SIGHUP)) == (sys.executable, signal.SIG_IGN)
+    print("again", *argv[-2:], flush=True)
     os._exit(0)
 
 version = main._VERSION = Path(sys.argv[1])
@@ -129,15 +131,18 @@ def test_a_local_bucket_does_not_import_fsspec() -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "again"), [("other", True), ("moved", True), ("woken", True), ("replaced", False), ("nothing", False)]
+    ("what", "code"),
+    [("other", 75), ("moved", 75), ("replaced", 75), ("nothing", 0), ("woken", None), ("woken and stopped", 0)],
 )
-def test_an_agent_starts_again_for_new_code_or_a_job(tmp_path: Path, what: str, again: bool) -> None:
+def test_an_agent_starts_again_for_new_code_or_a_job(tmp_path: Path, what: str, code: int | None) -> None:
+    """By systemd with exit code 75, or for a job in its own place."""
     version = tmp_path / "VERSION"
     version.write_text("1")
     environ = {**os.environ, **write(tmp_path, {"name": "ps-0", "bucket": str(tmp_path)}), "SCALETIER_STATE": str(tmp_path)}
     command = [sys.executable, "-c", _MAIN, str(version), what]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=limit(), check=True, env=environ)
-    assert done.stdout == (f"again {version} {what}\n" if again else "")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=limit(), check=False, env=environ)
+    assert (done.returncode, done.stderr) == (code or 0, "")
+    assert done.stdout == "True 60.0\n" + (f"again {version} {what}\n" if code is None else "")
 
 
 @pytest.mark.parametrize(("seconds_ago", "by_timer"), [(None, False), (0.5, True), (60.0, False)])
@@ -159,6 +164,10 @@ def test_a_change_of_the_watched_object_begins_the_next_cycle(tmp_path: Path) ->
             nonlocal cycles
             cycles += 1
             if cycles == 2:
+                bucket.replace("record", b"3", bucket.read("record").version)
+            elif cycles == 3:
+                self.watched = "none"
+            elif cycles == 4:
                 self.finished = True
                 return 0.0
             return 3600.0
@@ -170,7 +179,7 @@ def test_a_change_of_the_watched_object_begins_the_next_cycle(tmp_path: Path) ->
     wait_for(lambda: cycles == 1, "the first cycle")
     bucket.replace("record", b"2", item)
     thread.join(limit())
-    assert (thread.is_alive(), cycles) == (False, 2)
+    assert (thread.is_alive(), cycles) == (False, 4), "also of a change during a cycle, and of what is watched"
     assert stamp(bucket, records, "none") is None
 
 

@@ -210,7 +210,7 @@ def test_the_agents_unit(inventory: Inventory) -> None:
         "UMask=0002",
         "Restart=on-failure",
         "RestartPreventExitStatus=2",
-        "RestartForceExitStatus=SIGHUP",
+        "RestartForceExitStatus=75 SIGHUP",
         "NotifyAccess=main",
         "PrivateDevices=yes",
         "Environment=SCALETIER_LAUNCH=/run/scaletier/launch.sock",
