@@ -93,7 +93,9 @@ def train(
     options = locals()
     cluster = load_cluster()
     if not dry_run:
-        cluster.connect_early()  # while the modules below are imported
+        from ops.cluster.cluster import connect_early
+
+        connect_early(cluster)  # while the modules below are imported
     from ops.submit import runner
     from ops.submit.config import JobFlags
 

@@ -66,11 +66,12 @@ class ClusterClient:
         command = ssh_bucket.command(url.removeprefix("sftp://"))
         return ssh_bucket.SshBucket(lambda: SshChannel(self.fleet.any_connection(), command))
 
-    def connect_early(self) -> None:
-        """Begin to connect to the bucket in the background; an error is ignored, as the first use of the bucket raises it."""
-        Background(lambda: self.bucket.read(paths.QUEUE))
-
     @_OpenedOnce
     def ledger(self) -> Ledger:
         """The records in the bucket."""
         return Ledger(self.bucket)
+
+
+def connect_early(cluster: ClusterClient) -> None:
+    """Begin to connect to the bucket in the background; an error is ignored, as the first use of the bucket raises it."""
+    Background(lambda: cluster.bucket.read(paths.QUEUE))

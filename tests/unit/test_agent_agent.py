@@ -46,6 +46,8 @@ class Host(FakeJobFiles):
         self.plan: Plan
         self.damage = ""
         self.expected_jobs = 0
+        self.secret_files: list[Path] = []
+        self.removable_secrets: list[Path] = []
         self.incarnation = incarnation
         self.agent = self.new_agent()
 
@@ -81,8 +83,12 @@ class Host(FakeJobFiles):
     def unsaved(self, record: ReplicaRecord) -> UnsavedFiles | None:
         return self.unsaved_files
 
+    def secrets(self) -> list[Path]:
+        return list(self.secret_files)
+
     def tidy(self, job_ids: Collection[str], secrets: Iterable[Path]) -> None:
         self.kept_jobs = sorted(job_ids)
+        self.removable_secrets = list(secrets)
 
     def expect_job(self) -> None:
         self.expected_jobs += 1
@@ -461,6 +467,32 @@ def test_a_host_is_idle_for_a_time_before_it_finishes(host: Host) -> None:
     assert not agent.finished
     host.cycles(12)
     assert agent.finished, "the time counts from the job's end"
+
+
+def test_secrets_that_come_after_the_queue_was_read_are_kept(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    host.secret_files, read = [Path("job01.json")], host.ledger.queue
+
+    def queue() -> Queue:
+        host.secret_files.append(Path("job02.json"))
+        return read()
+
+    monkeypatch.setattr(host.ledger, "queue", queue)
+    host.cycles()
+    assert host.removable_secrets == [Path("job01.json")]
+
+
+def test_a_host_that_monitors_others_is_idle_for_a_time_too(host: Host) -> None:
+    host.agent = host.new_agent(idle_seconds=60.0)
+    lease = JobRecord("x").with_holder("worker-0/1").lease
+    host.submit(hosts=("worker-0",), state=JobState.RUNNING, lease=lease)
+
+    def renew() -> None:
+        stored = host.ledger.job("job01")
+        host.ledger.change_job(stored, replace(stored.record, lease=stored.record.lease.renewed()))
+
+    began = host.clock()
+    host.run_to_end([renew] * 100)
+    assert 60.0 <= host.clock() - began < 60.0 + 2 * PAUSE_SECONDS
 
 
 def test_a_host_is_quick_to_see_the_hand_over_of_a_job(host: Host) -> None:

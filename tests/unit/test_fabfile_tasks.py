@@ -210,9 +210,11 @@ def test_a_task_calls_one_function_with_its_flags(fab: Fab, line: str, function:
     with (
         mock.patch("ops.cluster.cluster.ClusterClient.load", lambda: "cluster"),
         mock.patch("ops.cluster.inventory.load", lambda: "inventory"),
+        mock.patch("ops.cluster.cluster.connect_early") as connect_early,
         mock.patch(f"ops.{function}", return_value=3) as called,
     ):
         result = fab(*line.split())
+    assert connect_early.called == (function == "submit.runner.train")
     assert (result.returncode, result.stderr) == (3, "")
     called.assert_called_once_with(*arguments)
 

@@ -37,7 +37,7 @@ from jobs.records import HostConfig, JobRecord, Plan
 from jobs.serialization import RecordError
 from jobs.states import JobState
 from jobs.study import EarlierTrial, Measurement, Parameter, ParameterType, Study, Trial, TrialState
-from ops.cluster import power_on
+from ops.cluster import host_files, power_on
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.fanout import Outcome, fan_out
 from ops.cluster.inventory import ROOT
@@ -728,6 +728,10 @@ def test_an_unusable_host_is_named(
 def test_hosts_are_checked_before_any_change(submission: Submission, ledger: Ledger, bucket: Bucket) -> None:
     fleet = FakeFleet(submission.inventory, ready_answer(10**10))
     train.check_hosts(make_cluster(fleet), submission)
+    _, version = host_stream.code(ROOT)
+    for host, files in host_files.render(submission.inventory).items():
+        wakes = f"root-helper wake {host_stream.wake_digest(version, files)} "
+        assert sum(wakes in command for name, command in fleet.commands if name == host) == (host in submission.subset.names)
     assert bucket.walk("") == {}
     needed = 100_000_000 + 5 * len(submission.package.archive)
     train._check_host("ps-0", {"/bucket": needed}, [], submission)
