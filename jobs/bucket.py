@@ -83,7 +83,10 @@ class Bucket(RecordStore, Protocol):
         """Return these bytes of an object, or as many as there are; empty if there is no such object."""
 
     def upload(self, name: str, content: bytes | Path, progress: Progress = no_progress) -> None:
-        """Write an object, or a file's content, whether it exists or not; Conflict if its job is known to be deleted."""
+        """Write an object, or a file's content, whether it exists or not; Conflict if its job is known to be deleted.
+
+        The object of a file keeps the time when that was modified.
+        """
 
     def download(self, name: str, target: Path, progress: Progress = no_progress) -> bool:
         """Write an object to a file, which changes only once all is there; False if there is no such object."""
@@ -93,6 +96,9 @@ class Bucket(RecordStore, Protocol):
 
     def walk(self, folder: str) -> dict[str, int]:
         """Return the sizes of all objects below a folder by relative path. If `folder` names an object, its path is ''."""
+
+    def times(self, folder: str) -> dict[str, int]:
+        """Return the times, in ns, of objects below a folder by relative path as of `walk`, at least of those of files."""
 
     def walk_following_links(self, folder: str) -> tuple[dict[str, int], list[str]]:
         """Return sizes as `walk` does, also through links to folders, and the skipped paths.
@@ -114,6 +120,12 @@ def with_remedy(error: str) -> str:
     """Return an error's text, with a remedy if a disk is full."""
     remedy = "fab doctor names the full disk or bucket, and the jobs that use most of the bucket"
     return f"{error}: {remedy}" if NO_SPACE.search(error) else error
+
+
+def time_of(content: bytes | Path) -> int | None:
+    """Return when a file was modified, in ns; None for bytes."""
+    with file_errors(content):
+        return content.stat().st_mtime_ns if isinstance(content, Path) else None
 
 
 def pieces(content: bytes | Path) -> Iterator[bytes]:

@@ -26,6 +26,7 @@ from jobs.bucket import (
     pieces,
     replacing,
     temporary_name,
+    time_of,
 )
 
 _LOCK_SECONDS = 10.0
@@ -133,13 +134,15 @@ class FolderBucket:
                 return source.read(end - start)
 
     def upload(self, name: str, content: bytes | Path, progress: Progress = no_progress) -> None:
-        self.write(name, _counted(pieces(content), progress))
+        self.write(name, _counted(pieces(content), progress), time_of(content))
 
-    def write(self, name: str, content: Iterable[bytes]) -> None:
-        """Write an object piece by piece; readers see it only once it is complete."""
+    def write(self, name: str, content: Iterable[bytes], modified: int | None) -> None:
+        """Write an object piece by piece, with this time in ns; readers see it only once it is complete."""
         target = self._root / name
         job = self._root.joinpath(*Path(name).parts[:2], "job.json") if name.startswith("jobs/") else None
         with file_errors(self._root), self._temporary(target, content, job) as part:
+            if modified is not None:
+                os.utime(part, ns=(modified, modified))
             part.replace(target)
             _fsync_directory(target.parent)
 
@@ -168,6 +171,10 @@ class FolderBucket:
 
     def walk(self, folder: str) -> dict[str, int]:
         return self._look_through(folder, all_readable=True)[0]
+
+    def times(self, folder: str) -> dict[str, int]:
+        with file_errors(self._root):
+            return {path: (self._root / folder / path).stat().st_mtime_ns for path in self.walk(folder)}
 
     def walk_following_links(self, folder: str) -> tuple[dict[str, int], list[str]]:
         sizes, links, skipped = self._look_through(folder, all_readable=False)

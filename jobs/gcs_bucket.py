@@ -27,13 +27,13 @@ from google.cloud.storage.retry import DEFAULT_RETRY
 
 from jobs import paths
 from jobs.background import Background
-from jobs.bucket import BucketError, Conflict, Item, Progress, file_errors, no_progress, replacing
+from jobs.bucket import BucketError, Conflict, Item, Progress, file_errors, no_progress, replacing, time_of
 
 _T = TypeVar("_T")
 
 _URL = re.compile(r"gs://([a-z0-9][a-z0-9._-]+)((?:/[^/*?{}\[\]\x00-\x1f]+)*)/?")
 _ABSENT = 0  # the generation of an object that is not there
-_RECORD = "record"
+_RECORD, _MODIFIED = "record", "modified"  # the keys of an object's metadata
 _RECORD_LIMIT = 8000  # Google takes 8 KiB of custom metadata an object, keys and values together
 _WHOLE_FOLDER = 30  # factor on the time limit of a call that lists a whole folder
 _AT_ONCE = 8  # the HTTP library `requests` pools ten connections
@@ -134,13 +134,14 @@ class GcsBucket:
         return self._run(work) if end > start else b""
 
     def upload(self, name: str, content: bytes | Path, progress: Progress = no_progress) -> None:
+        modified = time_of(content)
         with file_errors(content), io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as source:
             size = source.seek(0, os.SEEK_END)
             source.seek(0)
 
             def work(call: _Call) -> None:
                 self._check_job(call, name)
-                self._send(call, name, source, size, None, progress)
+                self._send(call, name, source, size, None, progress, modified)
 
             self._run(work, self._seconds + size / _SLOWEST)
 
@@ -162,13 +163,22 @@ class GcsBucket:
 
     def sizes(self, folder: str) -> dict[str, int]:
         prefix = f"{self._prefix}{folder}/"
-        return self._run(lambda call: self._sizes(call, prefix, delimiter="/"))
+        return self._run(lambda call: self._values(call, prefix, "size", _size, delimiter="/"))
 
     def walk(self, folder: str) -> dict[str, int]:
-        def work(call: _Call) -> dict[str, int]:
-            sizes = self._sizes(call, f"{self._prefix}{folder}/" if folder else self._prefix)
-            blob = call.bucket.get_blob(self._prefix + folder, **call.options) if folder and not sizes else None
-            return {"": int(blob.size)} if blob else sizes
+        return self._walk(folder, "size", _size)
+
+    def times(self, folder: str) -> dict[str, int]:
+        times = self._walk(folder, f"metadata/{_MODIFIED}", lambda blob: (blob.metadata or {}).get(_MODIFIED))
+        return {path: int(text) for path, text in times.items() if text and text.isdecimal()}
+
+    def _walk(self, folder: str, field: str, value: Callable[[Any], _T]) -> dict[str, _T]:
+        """Return the values of all objects below a folder by relative path, '' for the object `folder`."""
+
+        def work(call: _Call) -> dict[str, _T]:
+            values = self._values(call, f"{self._prefix}{folder}/" if folder else self._prefix, field, value)
+            blob = call.bucket.get_blob(self._prefix + folder, **call.options) if folder and not values else None
+            return {"": value(blob)} if blob else values
 
         return self._run(work, _WHOLE_FOLDER * self._seconds)
 
@@ -221,10 +231,10 @@ class GcsBucket:
             return False
         return True
 
-    def _sizes(self, call: _Call, prefix: str, **more: Any) -> dict[str, int]:
-        """Return the sizes below a prefix by the rest of the name; TensorFlow marks a folder by a name that ends in /."""
-        sizes = {blob.name.removeprefix(prefix): int(blob.size) for blob in call.list(prefix, "name,size", **more)}
-        return {name: size for name, size in sizes.items() if name and not name.endswith("/")}
+    def _values(self, call: _Call, prefix: str, field: str, value: Callable[[Any], _T], **more: Any) -> dict[str, _T]:
+        """Return a value of each object below a prefix, by the rest of its name; TensorFlow marks a folder by a final /."""
+        values = {blob.name.removeprefix(prefix): value(blob) for blob in call.list(prefix, f"name,{field}", **more)}
+        return {name: each for name, each in values.items() if name and not name.endswith("/")}
 
     def _each(self, call: _Call, work: Callable[[_Call, str], _T], names: list[str]) -> dict[str, _T]:
         """Call `work` for each name, several at once; TimeoutError if there is no time for all of them."""
@@ -251,16 +261,26 @@ class GcsBucket:
             return current.version  # an earlier try has written it, and its answer was lost
 
     def _send(
-        self, call: _Call, name: str, source: BinaryIO, size: int, generation: int | None, progress: Progress = no_progress
+        self,
+        call: _Call,
+        name: str,
+        source: BinaryIO,
+        size: int,
+        generation: int | None,
+        progress: Progress = no_progress,
+        modified: int | None = None,
     ) -> str:
         """Write an object and return its generation."""
         blob = self._blob(call, name)
         blob.cache_control, blob.chunk_size = "no-store", _PART
+        metadata = {} if modified is None else {_MODIFIED: str(modified)}
         if size < _SMALL:
             record = base64.b64encode(zlib.compress(source.read())).decode()
             if len(record) <= _RECORD_LIMIT:
-                blob.metadata = {_RECORD: record}
+                metadata[_RECORD] = record
             source.seek(0)
+        if metadata:
+            blob.metadata = metadata
         timed = _Timed(source, call.deadline, progress)
         options = {"content_type": "application/octet-stream", "checksum": "md5", "if_generation_match": generation}
         blob.upload_from_file(timed, size=size, **options, **call.options)
@@ -303,6 +323,10 @@ class GcsBucket:
             if not self._credentials.valid:
                 self._credentials.refresh(Request())
         return self._client
+
+
+def _size(blob: Any) -> int:
+    return int(blob.size)
 
 
 def _line(error: BaseException) -> str:

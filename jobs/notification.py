@@ -17,6 +17,11 @@ _METADATA = ipaddress.ip_network("fd20:ce::254/128")
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _ADDRESS = re.compile(r"[\d.]+$|.*:")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:\S")  # also mailto:me@example.com and example.com:80/done, to refuse them
+# The part of a target that is no secret: a URL's scheme and host, or a command's first word. Below an @, all may be a password.
+_SHOWN = re.compile(
+    r"""[\s'"\[{]*(?:[A-Za-z][\w+.-]*:(?=\S)(?://[\w.-]*/?(?!.*@))?|[^\s='",]*)""",
+    re.DOTALL,
+)
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,12 @@ def is_url(target: str) -> bool:
 
 def check_url(url: str) -> SplitResult:
     """Return the parts of a URL; ValueError, in one line, if it is invalid or may not get a notification."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError as error:
+        quotes = re.search("['\"]", str(error))  # perhaps a password
+        raise ValueError("its host or port is invalid" if quotes else str(error)) from None
     if parts.scheme not in SCHEMES:
         raise ValueError(f"its scheme is {parts.scheme}")
     if " " in url or not url.isascii():
@@ -48,7 +58,6 @@ def check_url(url: str) -> SplitResult:
         raise ValueError("it names a user")
     if not parts.hostname:
         raise ValueError("it has no host")
-    _ = parts.port  # ValueError if it is invalid
     if parts.hostname.rstrip(".") in _METADATA_NAMES:
         raise ValueError(f"{parts.hostname} is the metadata server")
     host = parts.hostname
@@ -71,11 +80,21 @@ def check_address(text: str) -> None:
             raise ValueError(f"{text} is a link-local, multicast, unspecified or metadata address")
 
 
+def quote_target(target: object) -> str:
+    """Return a refused target for a message, without its secrets; it may be neither a URL nor a command."""
+    text = target if isinstance(target, str) else repr(target)
+    match = _SHOWN.match(text)
+    assert match is not None
+    shown = match[0] + ("…" if match.end() < len(text) else "")
+    return repr(shown) if isinstance(target, str) else shown
+
+
 def redact_target(target: str) -> str:
     """Return a target without its secrets: scheme, host and port of a URL, or a command's first word."""
     if not is_url(target):
         first, *words = shlex.split(target)
-        return f"command {first}{' …' if words else ''}"
+        name, equals, _ = first.partition("=")
+        return f"command {name}{equals and '=…'}{' …' if words else ''}"
     parts = urlsplit(target)
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
     port = f":{parts.port}" if parts.port else ""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeV
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, ValidationError, model_validator
 
 from infra.validation import Section, one_line, refusal
+from jobs.notification import quote_target
 from ops import commands, terminal
 from ops.errors import UsageError
 
@@ -183,6 +184,13 @@ def check_notify(value: Any) -> str:
     return value
 
 
+def _notify_key(value: Any) -> str:
+    try:
+        return check_notify(value)
+    except ValueError as error:
+        raise refusal(f"{quote_target(value)} is invalid: {error}") from None
+
+
 # A string is valid, too: the JSON of Google's API has 64-bit integers as strings, like many config files (workerCount: "4").
 Whole = Annotated[int, BeforeValidator(refuse_bool)]
 Count = Annotated[Whole, Field(ge=0)]
@@ -191,7 +199,7 @@ StrictBool = Annotated[bool, Field(strict=True)]
 Seconds = Annotated[float, PlainValidator(_seconds)]
 Size = Annotated[int, PlainValidator(_size)]
 Flag = Annotated[str, PlainValidator(_flag)]
-Notify = Annotated[str, PlainValidator(check_notify)]
+Notify = Annotated[str, PlainValidator(_notify_key)]
 RestartPolicy = Literal["replica", "all"]
 # The roles that a job may lose: never the chief, which is the master.
 OptionalRole = Literal["worker", "ps", "evaluator"]

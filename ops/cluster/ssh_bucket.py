@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeVar
 
 from jobs import background, bucket, folder_bucket
-from jobs.bucket import PIECE, BucketError, Conflict, Item, Progress, file_errors, no_progress, pieces, replacing
+from jobs.bucket import PIECE, BucketError, Conflict, Item, Progress, file_errors, no_progress, pieces, replacing, time_of
 
 T = TypeVar("T")
 
@@ -106,7 +106,7 @@ class SshBucket:
         return self._call(lambda size, reader: reader.whole(size), "read_part", name, start, end)
 
     def upload(self, name: str, content: bytes | Path, progress: Progress = no_progress) -> None:
-        self._call(_unchanged, "upload", name, content=content, report=_report_once(progress))
+        self._call(_unchanged, "upload", name, time_of(content), content=content, report=_report_once(progress))
 
     def download(self, name: str, target: Path, progress: Progress = no_progress) -> bool:
         report = _report_once(progress)
@@ -127,6 +127,9 @@ class SshBucket:
 
     def walk(self, folder: str) -> dict[str, int]:
         return self._call(_unchanged, "walk", folder, seconds=_WALK_SECONDS)
+
+    def times(self, folder: str) -> dict[str, int]:
+        return self._call(_unchanged, "times", folder, seconds=_WALK_SECONDS)
 
     def walk_following_links(self, folder: str) -> tuple[dict[str, int], list[str]]:
         sizes, skipped = self._call(_unchanged, "walk_following_links", folder, seconds=_WALK_SECONDS)
@@ -290,7 +293,8 @@ def _answer(
 ) -> tuple[Any, Iterable[bytes]]:
     """Return a call's result, and the content that follows it."""
     if method == "upload":
-        local_bucket.write(arguments[0], sent)
+        name, modified = arguments
+        local_bucket.write(name, sent, modified)
         return None, ()
     if method in ("create", "replace"):
         name, *version = arguments

@@ -19,10 +19,13 @@ _BY_NAME = re.compile(rb"importlib|__import__|runpy|pkgutil|subprocess|\bexec\(|
 _IMPORT_ERRORS = frozenset({"ImportError", "ModuleNotFoundError", "SyntaxError", "Exception", "BaseException"})
 
 
-def check_module(files: Mapping[str, bytes], package: str, module: str, root: str = "") -> dict[str, str]:
+def check_module(
+    files: Mapping[str, bytes], package: str, module: str, root: str = "", python: str | None = None
+) -> dict[str, str]:
     """Return the modules outside the package and the standard library that `module` imports, each with a `file:line`.
 
-    The names are top-level ones. Imports in the package's files that it imports are included.
+    The names are top-level ones. Imports in the package's files that it imports are included. `python` is the version that the
+    hosts run, by default this one.
 
     Raises:
         UsageError: for a module that is not in the package or cannot run, a file that it imports and that does not compile, or
@@ -37,7 +40,7 @@ def check_module(files: Mapping[str, bytes], package: str, module: str, root: st
     external: dict[str, str] = {}
 
     def follow(path: str) -> Iterator[str]:
-        tree = _parse(path, files[path], root)
+        tree = _parse(path, files[path], root, python)
         if statement := _import_above(tree, files[path], _package_of(path)):
             how = f"give --package the folder above, such as above/, and --module above.{module}"
             raise UsageError(f"{path}:{statement}, which is above the package {package}: {how}")
@@ -55,7 +58,7 @@ def check_module(files: Mapping[str, bytes], package: str, module: str, root: st
     visited, errors = _traverse(start, follow), []
     for path in sorted(path for path in files if path.endswith(".py") and path not in visited):
         try:
-            _parse(path, files[path], root)
+            _parse(path, files[path], root, python)
         except UsageError as error:
             errors.append(str(error))
     if errors:
@@ -63,7 +66,9 @@ def check_module(files: Mapping[str, bytes], package: str, module: str, root: st
     return external
 
 
-def check_script(files: Mapping[str, bytes], script: str, root: str = "", alone: bool = False) -> dict[str, str]:
+def check_script(
+    files: Mapping[str, bytes], script: str, root: str = "", alone: bool = False, python: str | None = None
+) -> dict[str, str]:
     """Return what `check_module` does, for a script: Python runs it by its path, and it can import files beside it by name.
 
     If the script is sent `alone`, an import of a file beside it in `root` is a UsageError. A folder without `__init__.py` is
@@ -75,7 +80,7 @@ def check_script(files: Mapping[str, bytes], script: str, root: str = "", alone:
     external: dict[str, str] = {}
 
     def follow(path: str) -> Iterator[str]:
-        tree = _parse(f"{shown}{path}", own[path], root)
+        tree = _parse(f"{shown}{path}", own[path], root, python)
         if statement := _import_above(tree, own[path], _package_of(path)):
             how = f"leave out the dots, or run a package: --package FOLDER --module FOLDER.{start.removesuffix('.py')}"
             raise UsageError(f"{shown}{path}:{statement}, and a script has no package to start from: {how}")
@@ -160,12 +165,14 @@ def _add_external(external: dict[str, str], name: str, where: str) -> None:
         external.setdefault(top, where)
 
 
-def _parse(path: str, content: bytes, root: str) -> ast.Module:
+def _parse(path: str, content: bytes, root: str, python: str | None = None) -> ast.Module:
+    version = (3, int(python.removeprefix("3."))) if python else None
     try:
-        return ast.parse(content, filename=path)
+        return ast.parse(content, filename=path, feature_version=version)
     except (SyntaxError, ValueError) as error:
         line = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         why = error.msg if isinstance(error, SyntaxError) else str(error)
+        why += f", and the hosts run Python {python}" if "only supported in Python" in why else ""
         raise UsageError(f"{root}/{path}{line} does not compile: {why}".lstrip("/" if not root else "")) from None
     except (RecursionError, MemoryError):  # an expression of thousands of terms, which Python itself may still compile
         return ast.Module([], [])

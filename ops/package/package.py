@@ -128,7 +128,7 @@ def build(
             f"{name} is also a module of the job's Python, which its program could not import beside this folder: {how}"
         )
     dependency_files = _dependencies(source, installed, python)
-    imports = _imports(source, dependency_files, name, module, script)
+    imports = _imports(source, dependency_files, name, module, script, python)
     with terminal.ProgressLine(f"packing {source.name}"):
         files = {**dependency_files, **source.files}
         archive = pack(files, source.executables)
@@ -332,14 +332,19 @@ def _size_error(name: str, total: int, sizes: Mapping[str, int]) -> UsageError:
 
 
 def _imports(
-    source: PackageSource, dependency_files: Mapping[str, bytes], name: str, module: str, script: str | None
+    source: PackageSource,
+    dependency_files: Mapping[str, bytes],
+    name: str,
+    module: str,
+    script: str | None,
+    python: str | None = None,
 ) -> dict[str, str]:
     """Return the modules that the hosts must have besides these files; empty for a program other than Python."""
     files, imports = source.files, dict[str, str]()
     if module:
-        imports = check_module(files, name, module, source.folder)
+        imports = check_module(files, name, module, source.folder, python)
     elif script and not zipfile.is_zipfile(io.BytesIO(files[script])):  # `python app.pyz` runs an archive
-        imports = check_script(files, script, source.folder, source.alone)
+        imports = check_script(files, script, source.folder, source.alone, python)
     # On hosts, these are in one folder, which is on PYTHONPATH.
     tops = {path.partition("/")[0].partition(".")[0] for path in (*dependency_files, *files)}
     if source.sets_pythonpath or any(b"sys.path" in content for path, content in files.items() if path.endswith(".py")):

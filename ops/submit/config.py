@@ -379,7 +379,7 @@ def _notify(flags: JobFlags, config: Mapping[str, Any], declared: TrainerConfig)
         try:
             return check_notify(flags.notify)
         except ValueError as error:
-            raise UsageError(f"--notify {flags.notify!r} is invalid: {error}") from None
+            raise UsageError(f"--notify {notification.quote_target(flags.notify)} is invalid: {error}") from None
     return str(config.get("notify") or config.get("trainingInput", {}).get("notify") or declared.notify)
 
 
@@ -476,7 +476,7 @@ def _failure_notes(notify: str, folder: str, files: Mapping[str, bytes], executa
     first = words[0] if words else ""
     file = posixpath.normpath(f"{folder}/{first}").lstrip("/")
     if first.partition("=")[0].isidentifier() and "=" in first:
-        yield f"notify will fail, as it begins with {first}, which only a shell reads: sh -c '…'"
+        yield f"notify will fail, as it begins with {first.partition('=')[0]}=…, which only a shell reads: sh -c '…'"
     elif file in files and "/" not in first and not shutil.which(first):
         yield f"notify will fail, as {first} is no program that hosts have; did you mean ./{first}?"
     elif file in files and "/" in first and executables is not None and file not in executables:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
 from infra.scale_tiers import suggest
+from jobs.bucket import time_of
 from jobs.paths import DATA
 from ops import terminal
 from ops.cluster.bucket import upload_missing
@@ -70,11 +71,13 @@ def _put(cluster: ClusterClient, source: Path, name: str | None, as_json: bool) 
         target = f"{target}/{source.name}"
         existing = cluster.bucket.walk(target)
     _check_kinds(cluster, source, target, files, existing)
-    uploaded = upload_missing(cluster.bucket, target, files, existing, str(source))
+    times = cluster.bucket.times(target) if existing else {}
+    same = {path: size for path, size in existing.items() if path in files and times.get(path) == time_of(files[path])}
+    uploaded = upload_missing(cluster.bucket, target, files, same, str(source))
     if not as_json:
-        same = f", {len(files) - len(uploaded)} already there with this size" if len(uploaded) < len(files) else ""
+        unchanged = f", {len(files) - len(uploaded)} unchanged" if len(uploaded) < len(files) else ""
         ignored = f", {len(tree.ignored_paths)} ignored" if tree.ignored_paths else ""
-        terminal.out(f"{terminal.plural(len(files), 'file')}{same}{ignored}: {_host_path(cluster, target)}")
+        terminal.out(f"{terminal.plural(len(files), 'file')}{unchanged}{ignored}: {_host_path(cluster, target)}")
     return {"folder": _host_path(cluster, target), "uploaded": uploaded}
 
 

@@ -314,7 +314,7 @@ def test_a_timed_out_removal_leaves_the_last_object(bucket: str, monkeypatch: py
 
 def test_listing_a_folder_has_a_longer_timeout_than_a_record(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = GcsBucket(f"gs://{bucket}", 0.5)
-    monkeypatch.setattr(store, "_sizes", lambda *_, **__: time.sleep(0.7) or {"a": 1})
+    monkeypatch.setattr(store, "_values", lambda *_, **__: time.sleep(0.7) or {"a": 1})
     assert store.walk("output") == {"a": 1}
 
 
@@ -340,6 +340,19 @@ def test_a_full_disk_is_an_error_of_the_file(store: Bucket, tmp_path: Path, monk
     with pytest.raises(BucketError) as caught:
         store.download(JOB, tmp_path / "target")
     assert (caught.value.errno, caught.value.strerror) == (errno.ENOSPC, f"{tmp_path}/target: No space left on device")
+
+
+def test_an_uploaded_file_keeps_its_time(store: Bucket, tmp_path: Path) -> None:
+    source, modified = tmp_path / "source", 1_700_000_000_123_456_000
+    for name, size in (("a", 0), ("b/c", 3), ("large", 2_000_000)):
+        source.write_bytes(b"x" * size)
+        os.utime(source, ns=(modified, modified))
+        store.upload(f"data/{name}", source)
+    assert store.times("data") == dict.fromkeys(("a", "b/c", "large"), modified)
+    assert store.times("data/a") == {"": modified}
+    assert store.times("none") == {}
+    store.upload("data/a", b"bytes")
+    assert store.times("data").get("a") != modified
 
 
 def test_a_scan_returns_uploaded_files(store: Bucket, tmp_path: Path) -> None:

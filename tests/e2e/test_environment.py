@@ -215,7 +215,7 @@ def test_jobs_and_data_are_deleted(cluster: Stack, package: Path, tmp_path: Path
     assert [file["name"] for file in listing["files"]] == ["__init__.py", "run.sh", "task.py"]
     program = str(package / "run.sh")
     assert cluster.fab("data", "put", program, "one").out == "1 file: /bucket/data/one\n"
-    assert cluster.fab("data", "put", program, "one").out == "1 file, 1 already there with this size: /bucket/data/one\n"
+    assert cluster.fab("data", "put", program, "one").out == "1 file, 1 unchanged: /bucket/data/one\n"
     assert cluster.json("data", "ls", "one")["files"] == [{"name": "one", "bytes": len(_PROGRAM)}]
     for name in ("mine", "one"):
         cluster.must("data", "rm", name, "--yes")

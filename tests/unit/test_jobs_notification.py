@@ -17,6 +17,7 @@ from ops.commands import check_target
         ("http://localhost/?token=1", "POST http://localhost/…"),
         ("./done.sh --token 'a b'", "command ./done.sh …"),
         ("mail", "command mail"),
+        ("TOKEN=a ./done.sh", "command TOKEN=… …"),
         ("curl http://example.com/${JOB_ID}", "command curl …"),
         ("http://example.com/" + "a" * 2029, "POST http://example.com/…"),
         ("https://example.com//", "POST https://example.com/"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Mapping
@@ -855,7 +856,7 @@ def test_a_notification_s_file_that_is_not_sent_is_noted(
         ("./plain.sh", "./plain.sh is not executable: chmod +x"),
         ("./windows.sh", "./windows.sh has the line ends of Windows, with which no host finds its program: dos2unix"),
         ("done.sh", "done.sh is no program that hosts have; did you mean ./done.sh?"),
-        ("A=1 ./done.sh", "it begins with A=1, which only a shell reads: sh -c '…'"),
+        ("A=1 ./done.sh", "it begins with A=…, which only a shell reads: sh -c '…'"),
     ],
 )
 def test_a_notification_s_command_that_cannot_start_is_noted(inventory: Inventory, notify: str, note: str | None) -> None:
@@ -982,10 +983,10 @@ def test_a_program_of_lightning_that_trains_alone_is_noted(inventory: Inventory,
     ("text", "message"),
     [
         ("notify: 5", "config.yaml: notify 5 is invalid: it is not a string. Valid: an http or https URL, such as "),
-        ("notify: {url: x}", "config.yaml: notify {'url': 'x'} is invalid: it is not a string. Valid: "),
+        ("notify: {url: x}", "config.yaml: notify {'url… is invalid: it is not a string. Valid: "),
         (
             "notify: mail ann < x",
-            "config.yaml: notify 'mail ann < x' is invalid: it runs without a shell, and has a shell's <. ",
+            "config.yaml: notify 'mail…' is invalid: it runs without a shell, and has a shell's <. ",
         ),
         ("notify: ''", "config.yaml: notify '' is invalid: it is empty. Valid: an http or https URL"),
         (
@@ -1004,6 +1005,38 @@ def test_an_invalid_notify_of_a_package_or_flag_is_refused(inventory: Inventory)
         build_job(JobFlags("job01"), inventory, "mine", {f"mine/{FILE}": b"notify: ftp://x"})
     with pytest.raises(UsageError, match=r"^--notify '' is invalid: it is empty. Valid: "):
         build_job(JobFlags("job01", notify=""), inventory)
+
+
+@pytest.mark.parametrize(
+    ("target", "shown"),
+    [
+        ("ftp://ann:hunter2@example.com/x", "'ftp:…'"),
+        ("https://ann:hunter2@example.com/x", "'https:…'"),
+        ("https://ann:hunter2/5@example.com", "'https:…'"),
+        ("https://ann:[hunter2]@example.com", "'https:…'"),
+        ("https://ann:hunter2@example.com:99999", "'https:…'"),
+        ("https://ann:hunter2@exa℀mple.com", "'https:…'"),
+        ("https://ann:a hunter2@example.com", "'https:…'"),
+        (" https://ann:hunter2@example.com", "' https:…'"),
+        ("https://example.com:hunter2", "'https://example.com…'"),
+        ("http://169.254.169.254/hunter2", "'http://169.254.169.254/…'"),
+        ("ann:hunter2@example.com", "'ann:…'"),
+        ("curl -u ann:hunter2 example.com | jq", "'curl…'"),
+        ("TOKEN=hunter2 ./done.sh | jq", "'TOKEN…'"),
+        ("'curl hunter2", '"\'curl…"'),
+        (["https://ann:hunter2@example.com"], "['https:…"),
+    ],
+)
+def test_a_refused_notify_is_quoted_without_secrets(inventory: Inventory, tmp_path: Path, target: object, shown: str) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(json.dumps({"notify": target}))
+    sources = {"--notify": JobFlags("job01", notify=target)} if isinstance(target, str) else {}
+    for where, flags in {**sources, "config.yaml: notify": JobFlags("job01", config=str(config))}.items():
+        with pytest.raises(UsageError) as error:
+            build_job(flags, inventory)
+        message = str(error.value).removeprefix(f"{tmp_path}/")
+        assert message.startswith(f"{where} {shown} is invalid: ")
+        assert "hunter2" not in message
 
 
 def test_numbers_where_strings_are_valid_are_as_they_are_written(tmp_path: Path, inventory: Inventory) -> None:

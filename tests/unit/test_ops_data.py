@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -43,12 +44,12 @@ def test_put_ls_and_rm(cluster: ClusterClient, bucket: Path, tmp_path: Path, cap
     assert capsys.readouterr() == (table, f"2 files, 3 B, in {bucket}/data/pictures\n")
     (mine / "b").write_bytes(b"345")
     assert data(cluster, "put", str(mine), None, sure=True, as_json=False) == 0
-    assert capsys.readouterr().out == f"2 files, 1 already there with this size: {bucket}/data/pictures\n"
+    assert capsys.readouterr().out == f"2 files, 1 unchanged: {bucket}/data/pictures\n"
     assert data(cluster, "put", str(mine / "b"), "other/name", sure=True, as_json=False) == 0
     assert (bucket / "data" / "other" / "name").read_bytes() == b"345"
     capsys.readouterr()
     assert data(cluster, "put", str(mine / "b"), "other/name", sure=True, as_json=False) == 0
-    assert capsys.readouterr().out == f"1 file, 1 already there with this size: {bucket}/data/other/name\n"
+    assert capsys.readouterr().out == f"1 file, 1 unchanged: {bucket}/data/other/name\n"
     assert data(cluster, "ls", "other/name", None, sure=True, as_json=True) == 0
     files = [{"name": "name", "bytes": 3}]
     assert json.loads(capsys.readouterr().out) == {"folder": f"{bucket}/data/other/name", "files": files}
@@ -68,6 +69,26 @@ def test_put_ls_and_rm(cluster: ClusterClient, bucket: Path, tmp_path: Path, cap
     assert capsys.readouterr() == ("", f"1 file, 3 B removed: {bucket}/data/other/name\n")
     assert not (bucket / "data" / "pictures").exists()
     assert not (bucket / "data" / "other" / "name").exists()
+
+
+def test_put_uploads_a_file_of_the_same_size_that_changed(
+    cluster: ClusterClient, bucket: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (mine := tmp_path / "pictures").mkdir()
+    for name in ("a", "b", "older"):
+        (mine / name).write_bytes(b"1")
+    data(cluster, "put", str(mine), None, sure=True, as_json=False)
+    (mine / "b").write_bytes(b"2")
+    (restored := tmp_path / "restored").write_bytes(b"0")
+    os.utime(restored, (1, 1))
+    restored.rename(mine / "older")
+    data(cluster, "put", str(mine), None, sure=True, as_json=False)
+    assert {path.name: path.read_bytes() for path in (bucket / "data/pictures").iterdir()} == {
+        "a": b"1",
+        "b": b"2",
+        "older": b"0",
+    }
+    assert capsys.readouterr().out == "".join(f"3 files{more}: {bucket}/data/pictures\n" for more in ("", ", 1 unchanged"))
 
 
 def test_put_obeys_the_folder_s_own_ignore_files(
@@ -96,7 +117,7 @@ def test_a_file_goes_into_a_folder_and_a_folder_not_over_a_file(
     for source, printed in (
         (mine, "1 file: {}/data/pictures\n"),
         (other, "1 file: {}/data/pictures/b\n"),
-        (other, "1 file, 1 already there with this size: {}/data/pictures/b\n"),
+        (other, "1 file, 1 unchanged: {}/data/pictures/b\n"),
     ):
         assert data(cluster, "put", str(source), "pictures", sure=True, as_json=False) == 0
         assert capsys.readouterr().out == printed.format(bucket)

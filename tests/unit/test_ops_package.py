@@ -194,6 +194,21 @@ def test_errors_are_found_before_the_push(tmp_path: Path, files: dict[str, str],
     assert message in build_error(make_package(tmp_path, files), module)
 
 
+def test_syntax_that_the_hosts_python_lacks_is_found_before_the_push(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new = "try: pass\nexcept* OSError: pass\n"
+    folder = make_package(tmp_path, {"task.py": new, "other.py": ""})
+    why = "does not compile: Exception groups are only supported in Python 3.11 and greater, and the hosts run Python 3.10"
+    for module, script in (("mine.task", None), ("", "mine/task.py")):
+        with pytest.raises(UsageError, match=rf"/mine/task\.py:2 {re.escape(why)}$"):
+            package.build(folder, module, script, python="3.10")
+    package.build(folder, "mine.other", python="3.10")
+    assert f"/mine/task.py:2 {why}; sent as it is, as mine.other does not import it" in capsys.readouterr().err
+    assert package.build(folder, "mine.task", python="3.11").files
+    assert "hosts run" not in capsys.readouterr().err
+
+
 def test_a_file_that_is_not_imported_need_not_compile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     templates = dict.fromkeys((f"templates/{name}.py" for name in "abc"), "class {{ name }}:\n")
     built = package.build(make_package(tmp_path, {"task.py": "", **templates}), "mine.task")

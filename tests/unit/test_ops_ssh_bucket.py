@@ -301,7 +301,8 @@ def test_a_source_that_becomes_longer_is_cut(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(ssh_bucket, "pieces", lambda _: [b"123", b"4567", b"8"])
     channel, progress = Recorder(), list[int]()
     SshBucket(lambda: channel).upload("a/b", tmp_path / "source", progress.append)
-    assert channel.sent == [ssh_bucket.sources(), b'["upload", ["a/b"], 5]\n', b"123", b"45", b""]
+    request = f'["upload", ["a/b", {(tmp_path / "source").stat().st_mtime_ns}], 5]\n'.encode()
+    assert channel.sent == [ssh_bucket.sources(), request, b"123", b"45", b""]
     assert progress == [3, 2, 0]
 
 
