@@ -49,7 +49,7 @@ class TrainingWay:
 
 
 _OURS = (
-    f"--model cnn --checkpoint-steps {_GRID_STEPS} --checkpoint-seconds 100000 --keep-checkpoints 1000 "
+    f"--model cnn --label-smoothing 0.1 --checkpoint-steps {_GRID_STEPS} --checkpoint-seconds 100000 --keep-checkpoints 1000 "
     "--eval-interval 100000 --log-interval 0.2"
 )
 _MWMS = f"--model cnn --checkpoint-steps {_GRID_STEPS} --steps-per-execution 10 --momentum 0.9 --clip 1.0"
@@ -59,11 +59,11 @@ WAYS = {
         _OURS,
         [
             f"--max-steps {steps} --learning-rate {rate} --batch-size {size}"
-            for steps, rate, size in product((600, 800, 1000), (0.05, 0.1, 0.2), (50, 100))
+            for steps, rate, size in product((450, 600, 800), (0.05, 0.1, 0.2), (50, 100))
         ],
     ),
-    "async": TrainingWay("trainer.task", _OURS, ["--max-steps 1500"], replicas=5, servers=True),
-    "sync": TrainingWay("trainer.task", f"{_OURS} --strategy sync", ["--max-steps 1500"], replicas=5),
+    "async": TrainingWay("trainer.task", _OURS, ["--max-steps 1000"], replicas=5, servers=True),
+    "sync": TrainingWay("trainer.task", f"{_OURS} --strategy sync", ["--max-steps 1000"], replicas=5),
     "mwms": TrainingWay(
         "mwms.task",
         _MWMS,

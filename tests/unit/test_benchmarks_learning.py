@@ -185,9 +185,8 @@ def test_the_synchronous_peer_has_our_learning_rate_and_momentum() -> None:
     peer_flags = {
         name: flag(learning._MWMS, name) for name in ("--learning-rate", "--warmup-steps", "--max-steps", "--momentum")
     }
-    schedule = WarmupCosineDecay(
-        defaults.learning_rate, defaults.warmup_steps, int(flag(learning._OURS, "--max-steps")), 1 + len(WORKERS)
-    )
+    steps = int(peer_flags["--max-steps"])  # each trains for as long as it needs
+    schedule = WarmupCosineDecay(defaults.learning_rate, defaults.warmup_steps, steps, 1 + len(WORKERS))
     for step in (0, 50, 199, 700, 1499):
         warmup = min(1.0, (step + 1) / peer_flags["--warmup-steps"])
         decay = 0.5 + 0.5 * math.cos(math.pi * (step + 1) / peer_flags["--max-steps"])
