@@ -10,8 +10,12 @@ import functools
 import hashlib
 import inspect
 import math
+import os
+import re
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +30,8 @@ import keras  # noqa: E402 - after TensorFlow, whose log messages are held back
 
 Values = Sequence[Any]
 _FLOAT = "float32"
+# The files of this library, and of Python's and installed ones.
+_PACKAGE, _LIBRARY_FILE = f"{Path(__file__).parent}/", re.compile(r"/lib/python3[.\d]*/|^<frozen ")
 # Losses of Keras that compare targets and outputs elementwise.
 _BY_PLACE = [
     getattr(keras.losses, name)
@@ -320,16 +326,17 @@ class FunctionalModel:
             return model
         if not inspect.isclass(model) and wants_argument(model):
             raise JobError("the job's model is a function of an argument; valid is one of nothing, which makes a Keras model")
-        for scope in (self._scope, None):
-            private.clear_session()
-            keras.utils.set_random_seed(self._seed)
-            if scope is None:
-                return model()
-            try:
-                with scope, private.optimizers_in_stateless_scope():
+        with _naming_place("model_fn"):
+            for scope in (self._scope, None):
+                private.clear_session()
+                keras.utils.set_random_seed(self._seed)
+                if scope is None:
                     return model()
-            except (ValueError, AttributeError, TypeError):
-                self._scope = _Stateless(initialize_variables=False)
+                try:
+                    with scope, private.optimizers_in_stateless_scope():
+                        return model()
+                except (ValueError, AttributeError, TypeError):
+                    self._scope = _Stateless(initialize_variables=False)
         return None
 
     def _optimizer_of(self, job: Job, compiled: Mapping[str, Any], replicas: int) -> Any:
@@ -857,6 +864,23 @@ def _as_job_error(what: str, errors: tuple[type[Exception], ...] = (Exception,))
                 "the job has no loss: compile the model with one, model.compile(loss=…), or pass Job(loss=…)"
             ) from None
         raise JobError(f"{what}: {one_line(error)}") from error
+
+
+@contextlib.contextmanager
+def _naming_place(function: str) -> Iterator[None]:
+    """Raise JobError with the lines of a user's function for an error of its own."""
+    from scaletier.data import DataError  # which imports this module
+
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, JobError | DataError) or private.is_lost_host(error):
+            raise
+        frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(_PACKAGE)]
+        own = [one for one in frames if not _LIBRARY_FILE.search(one.filename)] or frames[:1]
+        places = ", ".join(f"{min(one.filename, os.path.relpath(one.filename), key=len)}:{one.lineno}" for one in own[-3:])
+        line = f"{function} failed{places and f' at {places}'}: {type(error).__name__}: {one_line(error)}"
+        raise JobError(line.removesuffix(": ")) from error
 
 
 def _rate(given: Any, step: Any) -> Any:

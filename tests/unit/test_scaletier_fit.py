@@ -6,6 +6,7 @@ import contextlib
 import functools
 import importlib
 import json
+import os
 import re
 import signal
 import threading
@@ -42,6 +43,15 @@ def model() -> Any:
     return compiled
 
 
+def parse(text: str) -> Any:
+    return json.loads(text)
+
+
+def failing() -> Any:
+    return parse("no JSON")
+
+
+AT = failing.__code__.co_firstlineno
 IMAGES = np.zeros((8, 8, 8, 3), np.float32)
 
 
