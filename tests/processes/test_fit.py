@@ -390,6 +390,23 @@ def test_one_process_trains_like_keras(name: str, tmp_path: Path) -> None:
     assert name != "ReduceLROnPlateau" or result.history["learning_rate"][-1] < result.history["learning_rate"][0]
 
 
+def test_batches_of_unknown_number_are_counted(tmp_path: Path) -> None:
+    def filtered() -> Any:
+        rows = tf.data.Dataset.from_tensor_slices((X, KINDS)).shuffle(70, seed=3)
+        return rows.filter(lambda inputs, _: inputs[0] > -1.0).batch(BATCH)
+
+    result = scaletier.fit(labels, filtered, filtered, epochs=EPOCHS, arguments=[f"--job-dir={tmp_path}"])
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(0)
+    reference = labels()  # with an optimizer that computes without its steps: Keras counts one more at the end of each epoch
+    expected = reference.fit(filtered(), validation_data=filtered(), epochs=EPOCHS, shuffle=False, verbose=0)
+    for key, values in expected.history.items():
+        assert result.history[key] == pytest.approx(values, rel=1e-5, abs=1e-5), key
+    for value, weight in zip(result.model.get_weights(), reference.get_weights(), strict=True):
+        np.testing.assert_allclose(value, weight, rtol=1e-5, atol=1e-5)
+    assert int(result.model.optimizer.iterations) == EPOCHS * len(list(filtered()))
+
+
 def test_the_manual_shows_the_table_of_fit() -> None:
     expected = "".join(f"| {name} | the same history and weights |\n" for name in ROWS)
     assert f"| `fit` with | result |\n|---|---|\n{expected}\n" in (ROOT / "docs/library.md").read_text()
