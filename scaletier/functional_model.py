@@ -297,7 +297,15 @@ class FunctionalModel:
             line = f"the model {self.model.name} looks words up in a table, which no other host can be given"
             raise JobError(f"{line}: do that in the job's data, or train by sync, or on one host")
 
+    def _require_float32(self, where: str) -> None:
+        if wrong := next((spec for spec in self.trained if spec.dtype != _FLOAT), None):
+            line = (
+                f"the variable {wrong.name} is invalid {where}: it is {wrong.dtype}. Valid: float32, also where layers compute"
+            )
+            raise JobError(f"{line} in another type, or one replica")
+
     def require_splittable(self) -> None:
+        self._require_float32("with --strategy model-parallel")
         for name in ("compute_loss", "compute_metrics"):
             if _overrides(self.model, name):
                 line = f"the model {self.model.name} is invalid with --strategy model-parallel: it overrides {name}."
@@ -406,11 +414,11 @@ class FunctionalModel:
         self._initial_values |= {id(one): np.asarray(one) for one in foreign if private.stored(one) is not None}
         specs = _specs(self.model.name, [*trained, *others, *foreign])
         self.trained, rest = specs[: len(trained)], specs[len(trained) :]
-        if wrong := next((spec for spec in self.trained if spec.dtype != _FLOAT), None):
-            line = f"the variable {wrong.name} is {wrong.dtype}; valid is float32, also where it computes in another type"
-            raise JobError(line)
+        if self.replicas > 1:
+            self._require_float32("with several replicas")
         changed = [spec for spec in rest if id(spec.variable) in scope.assigned]
-        floats = [spec for spec in changed if spec.dtype == _FLOAT and id(spec.variable) not in states]
+        shareable = {_FLOAT} if self.replicas > 1 else {spec.dtype for spec in changed if tf.as_dtype(spec.dtype).is_floating}
+        floats = [spec for spec in changed if spec.dtype in shareable and id(spec.variable) not in states]
         self.constants = [spec for spec in rest if id(spec.variable) not in scope.assigned]
         self._changing = [spec for spec in changed if spec not in floats]
         self.shared = [*self.trained, *floats]

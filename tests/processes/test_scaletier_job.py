@@ -652,6 +652,19 @@ def test_another_optimizer_starts_from_scratch_and_is_reported(main: Main, capfd
     )
 
 
+def test_another_optimizer_leaves_frozen_weights_of_float64(main: Main, tmp_path: Path) -> None:
+    def make() -> Any:
+        frozen = layers.Dense(2, trainable=False, dtype="float64", name="frozen")
+        return keras.Sequential([keras.Input((3,)), frozen, layers.Dense(1, name="out")])
+
+    assert main(job(model=make)) == 0
+    assert main(job(model=make, optimizer="adam"), "--max-steps=8", "--seed=1") == 0
+    readers = [tf.train.load_checkpoint(str(tmp_path / f"checkpoints/model-{step}")) for step in (4, 8)]
+    first, second = (reader.get_tensor("frozen:kernel/.ATTRIBUTES/VARIABLE_VALUE") for reader in readers)
+    assert first.dtype == np.float64
+    np.testing.assert_array_equal(second, first)
+
+
 class Quiet(layers.Layer):  # type: ignore[misc]
     """A layer with a generator that draws nothing from it."""
 

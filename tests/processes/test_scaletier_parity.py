@@ -758,6 +758,15 @@ ROWS: dict[str, Row] = {
     "add_loss alone, inputs alone": Row(stack(lambda: layers.Dense(2), Adds), (X,), {"loss": None}),
     "mixed_float16": Row(mixed_precision("mixed_float16")),
     "mixed_bfloat16": Row(mixed_precision("mixed_bfloat16")),
+    "float64": Row(
+        stack(
+            lambda: layers.Dense(4, "tanh", dtype="float64"),
+            lambda: layers.BatchNormalization(dtype="float64"),
+            lambda: layers.Dense(3, dtype="float64", trainable=False),
+        ),
+        compile={"loss": "mse", "optimizer": keras.optimizers.Adam, "metrics": ["mae"]},
+    ),
+    "bfloat16": Row(dense(dtype="bfloat16"), compile={"loss": "mse", "optimizer": keras.optimizers.Adam}),
     "a Sequential model without an Input": Row(lambda: keras.Sequential([layers.Dense(3), layers.Dense(1)], name="model")),
     "subclassed, a required `training`": Row(Requires),
     "subclassed, a part of training alone": Row(Auxiliary),
@@ -949,7 +958,7 @@ FULL = {
         "a loss without reduction",
         "sample weights by time step",
     ),
-    *("add_loss", "mixed_bfloat16", "compute_metrics", "LossScaleOptimizer", "MultiOptimizer", "a schedule"),
+    *("add_loss", "mixed_bfloat16", "bfloat16", "compute_metrics", "LossScaleOptimizer", "MultiOptimizer", "a schedule"),
 }
 
 
