@@ -145,7 +145,7 @@ class Callbacks:
         if stored:
             self._restore(stored)
         self._ended = self._callbacks_state()
-        self._logs: Mapping[str, float] = dict.fromkeys(("loss", *network.metric_names), math.nan)
+        self._logs: Mapping[str, float] = dict.fromkeys(("loss", *network.metric_shapes), math.nan)
         at, begin = step // steps_per_epoch, step
         self._epoch = stored.get("epoch", self.history.epoch[-1] + 1 if self.history.epoch else at)
         if abs(self._epoch - at) <= 1:  # else the length of epochs has changed
@@ -181,6 +181,8 @@ class Callbacks:
             elif match := next((one for one in stored if one[0] == name), None):
                 stored.remove(match)
                 vars(callback).update(match[1])
+        for name, values in self.history.history.items():
+            values[:] = [self._as_logged(name, one) for one in values]
         if state["given_rates"] == self._given_rates():
             for at, rate in zip(self._rate_indices, state["rates"], strict=True):
                 self._local[at].assign(rate)
@@ -194,8 +196,15 @@ class Callbacks:
 
         initial = self._network.initial_metrics()
         if set(logs) == set(self._logs):
-            self._rounds.append((steps, logs))
+            self._rounds.append((steps, {name: self._as_logged(name, value) for name, value in logs.items()}))
             self._carried = list(carried) if [*map(np.shape, carried)] == [*map(np.shape, initial)] else []
+
+    def _as_logged(self, name: str, value: Any) -> Any:
+        """Return a value of a checkpoint as it was logged: the numbers of a metric as an array."""
+        import numpy as np
+
+        is_array = isinstance(value, list) and name.removeprefix("val_") in self._network.metric_shapes
+        return np.asarray(value, np.float32) if is_array else value
 
     def store(self) -> None:
         """Update `state` for a checkpoint."""

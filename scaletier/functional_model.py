@@ -204,8 +204,9 @@ class FunctionalModel:
 
     Attributes:
         model: the Keras model.
-        shared: the variables that replicas have in common, float32: trained weights first, then those that a step changes,
-            such as moving means.
+        metric_shapes: the shapes of the metrics, by name; `test_shapes` are those of an evaluation.
+        shared: the variables that replicas have in common, with several replicas float32: trained weights first, then those
+            that a step changes, such as moving means.
         local: the variables that each replica has for itself: others that a step changes (states of random generators and of
             layers, counts), then `constants`, which no step changes, and `slots`, the optimizer's.
         learning_rates: the slots that are a constant rate, which the job sets each time it starts.
@@ -241,8 +242,8 @@ class FunctionalModel:
         compiled = private.compile_settings(self.model)
         self._in_graph = " in a graph, and run_eagerly=True has no effect" if compiled.get("run_eagerly") else ""
         self._compile(job, compiled, self._optimizer_of(job, compiled, replicas))
-        scope, self.metric_names, weights = self._check(batch_spec, "", True)  # which also creates missing variables
-        self.test_names = self.metric_names
+        scope, self.metric_shapes, weights = self._check(batch_spec, "", True)  # which also creates missing variables
+        self.test_shapes = self.metric_shapes
         generator = keras.random.SeedGenerator
         for weight in self.model.variables:
             if private.stored(weight) is None and isinstance(private.initializer_seed(weight), generator):
@@ -505,7 +506,7 @@ class FunctionalModel:
         """Evaluate a batch.
 
         Returns the mean loss of samples since the evaluation began, the outputs, the state after it, and the metrics by
-        `test_names`, float32 [M].
+        `test_shapes`, float32 [M].
         """
         first, count = len(self.trained), len(self._changing)
         ends = len(shared) - first, len(shared) - first + count
@@ -516,7 +517,7 @@ class FunctionalModel:
             mean_loss = private.track_loss(self.model, self._compute_loss(batch, outputs, False), batch.inputs)
             results = self._compute_metrics(batch, outputs)
         after = [*scope.values(self.changing(self.shared, self.local)), *self._metrics_after(scope)]
-        mean_loss, self.test_names = results.pop("loss", mean_loss), list(results)
+        mean_loss, self.test_shapes = results.pop("loss", mean_loss), _shapes_of(results)
         return mean_loss, outputs, after, _stack(results.values())
 
     def step(
@@ -532,7 +533,7 @@ class FunctionalModel:
 
         Returns:
             The metrics' variables after it; the batch's loss, computed once all variables are written; the mean loss of samples
-            and the metrics by `metric_names` since the metrics were reset, float32 [1 + M].
+            and the metrics by `metric_shapes` since the metrics were reset, float32 [1 + M].
         """
         writer = _VariableWriter([*zip(self.shared, shared, strict=True), *zip(self.local, local, strict=True)])
         values = writer.read(self.shared)
@@ -576,7 +577,7 @@ class FunctionalModel:
 
         Returns:
             The loss, with the added ones; its mean over samples since `state` was initial; the metrics' state after the batch;
-            and the metrics by `metric_names`, float32 [M].
+            and the metrics by `metric_shapes`, float32 [M].
         """
         scope = self._enter((), (), state)
         with scope:
@@ -690,8 +691,8 @@ class FunctionalModel:
             raise ValueError(f"the result of {several} is a dict; valid is one number")
         return {name: tf.convert_to_tensor(_value(value)) for name, value in computed.items()}
 
-    def _check(self, batch_spec: Batch, of: str, training: bool) -> tuple[_Scope, list[str], list[Any]]:
-        """Trace a step on the data `of` a name; return its scope, the names of the metrics, and the weights that it trains."""
+    def _check(self, batch_spec: Batch, of: str, training: bool) -> tuple[_Scope, dict[str, tuple[int, ...]], list[Any]]:
+        """Trace a step on the data `of` a name; return its scope, the metrics' shapes, and the weights that it trains."""
         model, traced, wrong = self.model, list[Any](), f"the model {self.model.name} is invalid:"
         variables = list({id(one): one for one in model.variables}.values())
 
@@ -721,9 +722,12 @@ class FunctionalModel:
             if hidden:
                 line = f"{wrong} tf.custom_gradient, tf.recompute_grad or keras.remat gives no gradient to {', '.join(hidden)}."
                 raise JobError(f"{line} Valid: weights that are arguments of its function, or none within it")
-            if several := next((name for name, value in results.items() if value.shape.rank), None):
-                raise JobError(f"the metric {several} gives several numbers; valid is one, such as their mean")
-            traced.extend((scope, [name for name in results if name != "loss"], model.trainable_variables))
+            for name, value in results.items():
+                if not value.shape.is_fully_defined() or (name == "loss" and value.shape.rank):
+                    line = f"the metric {name} is invalid: its shape is {value.shape}. Valid: one number, or, unless it is the"
+                    raise JobError(f"{line} loss, an array of a known shape")
+            results.pop("loss", None)
+            traced.extend((scope, _shapes_of(results), model.trainable_variables))
 
         specs = [tf.TensorSpec(one.shape, one.dtype) for one in variables]
         with warnings.catch_warnings():  # an error says the same
@@ -970,5 +974,18 @@ def _mean(losses: Any) -> Any:
 
 
 def _stack(values: Iterable[Any]) -> Any:
-    tensors = [tf.cast(value, tf.float32) for value in values]
-    return tf.stack(tensors) if tensors else tf.zeros([0])
+    """Return all numbers of tensors, one after another."""
+    return tf.concat([tf.zeros([0]), *(tf.reshape(tf.cast(value, tf.float32), [-1]) for value in values)], 0)
+
+
+def _shapes_of(results: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(value.shape) for name, value in results.items()}
+
+
+def metrics_by_name(shapes: Mapping[str, tuple[int, ...]], numbers: Any) -> dict[str, Any]:
+    """Return metrics, whose numbers follow one another: each as a float, or several numbers as an array, as in Keras."""
+    *parts, _ = np.split(np.asarray(numbers, np.float32), np.cumsum([math.prod(shape) for shape in shapes.values()]))
+    return {
+        name: float(part[0]) if len(part) == 1 else part.reshape(shape)
+        for (name, shape), part in zip(shapes.items(), parts, strict=True)
+    }

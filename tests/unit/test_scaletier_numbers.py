@@ -717,13 +717,13 @@ def test_a_function_may_return_metrics_that_need_shapes() -> None:
 @pytest.mark.parametrize("metrics", ["mae", keras.metrics.MeanAbsoluteError(name="mae"), keras.losses.mean_absolute_error])
 def test_one_metric_needs_no_list(metrics: Any) -> None:
     job = Job(linear, dataset(INPUTS, TARGETS), "mse", metrics)
-    (name,) = FunctionalModel(job, job.data.element_spec, 0).metric_names
+    (name,) = FunctionalModel(job, job.data.element_spec, 0).metric_shapes
     assert name in ("mae", "mean_absolute_error")
 
 
 def test_metrics_of_one_name_are_numbered() -> None:
     job = Job(linear, dataset(INPUTS, TARGETS), "mse", ["mae", keras.metrics.MeanAbsoluteError(name="mae"), "mse"])
-    assert FunctionalModel(job, job.data.element_spec, 0).metric_names == ["mae", "mae_1", "mse"]
+    assert [*FunctionalModel(job, job.data.element_spec, 0).metric_shapes] == ["mae", "mae_1", "mse"]
 
 
 def split_stages(network: FunctionalModel, count: int) -> list[Stage]:
