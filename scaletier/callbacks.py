@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from scaletier.flags import Flags
 from scaletier.job import JobError, kind_of
-from scaletier.tensorflow_setup import import_tensorflow, say
+from scaletier.tensorflow_setup import ASSERT_CARDINALITY, import_tensorflow, say
 
 if TYPE_CHECKING:  # the rest of the library imports TensorFlow
     from scaletier.checkpoint import CheckpointReader
@@ -57,8 +57,11 @@ class Callbacks:
         """Raise JobError for a callback with a hook that this library does not call."""
         import keras
 
-        plain, checkpoint = keras.callbacks.Callback, keras.callbacks.ModelCheckpoint
-        callbacks = self._callbacks
+        own, plain, callbacks = keras.callbacks, keras.callbacks.Callback, self._callbacks
+        automatic = {
+            own.BackupAndRestore: "checkpoints and resuming are automatic. Valid: fit without it; --checkpoint-steps says when",
+            own.TensorBoard: "summaries are automatic, in JOB_DIR/summaries. Valid: fit without it, and `fab tensorboard`",
+        }
         if callable(callbacks) and not isinstance(callbacks, plain):
             callbacks = callbacks()
         if isinstance(callbacks, Iterable) and not isinstance(callbacks, Sequence | Mapping):
@@ -68,20 +71,28 @@ class Callbacks:
             if not isinstance(callback, plain):
                 raise JobError(f"the callback is invalid: it is {kind_of(callback)}. Valid: a keras.callbacks.Callback")
             name = f"the callback {type(callback).__name__} is invalid:"
-            if isinstance(callback, checkpoint) and callback.save_freq != "epoch":
+            if line := next((line for kind, line in automatic.items() if isinstance(callback, kind)), None):
+                raise JobError(f"{name} {line}")
+            if isinstance(callback, own.ModelCheckpoint) and callback.save_freq != "epoch":
                 raise JobError(f"{name} save_freq={callback.save_freq} counts batches. Valid: save_freq='epoch'")
             for hook in (one for one in dir(plain) if one.startswith("on_") and one not in (*HOOKS, *_PREDICT_HOOKS)):
                 function = getattr(getattr(callback, hook), "__func__", None)
-                if function not in (getattr(plain, hook), getattr(checkpoint, hook)):
+                # `run_rounds` ends training at a loss that is not finite, whether there is a TerminateOnNaN or not.
+                if function not in (getattr(one, hook) for one in (plain, own.ModelCheckpoint, own.TerminateOnNaN)):
                     raise JobError(f"{name} it has {hook}, which is not called. Valid: {', '.join(HOOKS)}")
 
-    def plan(self, flags: Flags, length: int | None) -> Flags:
-        """Return the flags with the steps of the job and of each epoch; `length` is the number of batches, None if unknown."""
+    def plan(self, flags: Flags, length: int | None, count: Callable[[], int] | None = None) -> Flags:
+        """Return the flags with the steps of the job and of each epoch.
+
+        `length` is the number of batches, None if it is unknown, and `count` a function that counts them.
+        """
         self.pauses_training = flags.eval_steps is not None
         steps_per_epoch = flags.eval_steps or self._steps or length
+        if not flags.max_steps and not steps_per_epoch and count:
+            steps_per_epoch = count()
         if not flags.max_steps and not steps_per_epoch:
             line = f"epochs={self._epochs} is invalid: train_data does not say how many batches it has. Valid: steps, or"
-            raise JobError(f"{line} steps_per_epoch beside it")
+            raise JobError(f"{line} steps_per_epoch beside it, or data with {ASSERT_CARDINALITY}")
         steps = flags.max_steps or (self._epochs or 1) * (steps_per_epoch or 1)
         steps_per_epoch = min(steps, steps_per_epoch or max(1, steps // _EPOCHS))
         if length and steps > length and length % steps_per_epoch:  # where `fit` of Keras ends the epoch
@@ -134,7 +145,7 @@ class Callbacks:
         if stored:
             self._restore(stored)
         self._ended = self._callbacks_state()
-        self._logs: Mapping[str, float] = dict.fromkeys(("loss", *network.metric_names), math.nan)
+        self._logs: Mapping[str, float] = dict.fromkeys(("loss", *network.metric_shapes), math.nan)
         at, begin = step // steps_per_epoch, step
         self._epoch = stored.get("epoch", self.history.epoch[-1] + 1 if self.history.epoch else at)
         if abs(self._epoch - at) <= 1:  # else the length of epochs has changed
@@ -170,6 +181,8 @@ class Callbacks:
             elif match := next((one for one in stored if one[0] == name), None):
                 stored.remove(match)
                 vars(callback).update(match[1])
+        for name, values in self.history.history.items():
+            values[:] = [self._as_logged(name, one) for one in values]
         if state["given_rates"] == self._given_rates():
             for at, rate in zip(self._rate_indices, state["rates"], strict=True):
                 self._local[at].assign(rate)
@@ -183,8 +196,15 @@ class Callbacks:
 
         initial = self._network.initial_metrics()
         if set(logs) == set(self._logs):
-            self._rounds.append((steps, logs))
+            self._rounds.append((steps, {name: self._as_logged(name, value) for name, value in logs.items()}))
             self._carried = list(carried) if [*map(np.shape, carried)] == [*map(np.shape, initial)] else []
+
+    def _as_logged(self, name: str, value: Any) -> Any:
+        """Return a value of a checkpoint as it was logged: the numbers of a metric as an array."""
+        import numpy as np
+
+        is_array = isinstance(value, list) and name.removeprefix("val_") in self._network.metric_shapes
+        return np.asarray(value, np.float32) if is_array else value
 
     def store(self) -> None:
         """Update `state` for a checkpoint."""

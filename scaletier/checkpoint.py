@@ -80,7 +80,7 @@ class CheckpointReader:
     Attributes:
         step: the global step.
         local: the `local` variables to restore: those that the checkpoint has. If one other than a moving average is
-            missing, only those of float32 that no step changes.
+            missing, only those of floating point that no step changes.
         data_description: of the data that the checkpoint was trained on; empty if it has none.
         callbacks: the state of callbacks; empty if it has none.
         missing_line: a line about the first missing variable, or None.
@@ -105,8 +105,8 @@ class CheckpointReader:
         if vocabulary_hash and vocabulary_hash != network.vocabulary:
             line = f"checkpoint {path} is invalid: the layers of {network.model.name} had another vocabulary."
             raise CheckpointError(f"{line} Valid: the same vocabulary, or another --job-dir")
-        # Constants of another dtype may be states of random generators that the model does not use.
-        constants = [spec for spec in network.constants if spec.dtype == "float32"]
+        # Constants of another kind may be states of random generators that the model does not use.
+        constants = [spec for spec in network.constants if tf.as_dtype(spec.dtype).is_floating]
         for spec in (*network.shared, *constants):
             if (shape := self._shapes.get(key_of(spec))) != spec.shape:
                 problem = "has none" if shape is None else f"holds it as {shape}"

@@ -9,7 +9,7 @@ from typing import Any
 
 from scaletier.functional_model import Batch
 from scaletier.job import JobError, kind_of, wants_argument
-from scaletier.tensorflow_setup import import_tensorflow, on_this_process, one_line, say
+from scaletier.tensorflow_setup import ASSERT_CARDINALITY, import_tensorflow, on_this_process, one_line, say
 
 tf = import_tensorflow()
 
@@ -119,6 +119,11 @@ class BatchSource:
     def one_pass(self) -> Any:
         """Return the batches of one pass over the data."""
         return self._make(ReplicaContext())
+
+    def count(self) -> int:
+        """Return the number of batches of one pass, which is read for it."""
+        say(f"Counts the batches of train_data, which takes a pass over it; {ASSERT_CARDINALITY} on the data saves that")
+        return int(self.one_pass().reduce(tf.constant(0, tf.int64), lambda count, *_: count + 1))
 
     def fix_batch_size(self) -> int:
         """Restrict training to batches of one size, the largest of the first batches; return the size.

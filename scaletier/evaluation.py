@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from scaletier import checkpoint
 from scaletier.data import make_eval_source
 from scaletier.flags import Flags
-from scaletier.functional_model import Batch, FunctionalModel
+from scaletier.functional_model import Batch, FunctionalModel, metrics_by_name
 from scaletier.job import EvalCallback, Job
 from scaletier.loop import EvalInterval, eval_line
 from scaletier.summaries import Summaries
@@ -26,7 +26,7 @@ class EvaluationResult(NamedTuple):
 
     Attributes:
         loss: the mean loss over all samples.
-        metrics: the metrics by name, over all samples.
+        metrics: the metrics by name, over all samples, as in `Round`.
         callback: the job's `EvalCallback`, which has received each batch; None if the job has none.
         test_state: after the last batch, the values of the metrics and of the model's variables that an evaluation changes.
     """
@@ -79,8 +79,7 @@ def make_evaluate(
                 callback.on_batch(
                     *(tf.nest.map_structure(_to_numpy, part) for part in (batch.inputs, batch.targets, predictions))
                 )
-        by_name = dict(zip(network.test_names, map(float, results), strict=True))
-        return EvaluationResult(float(loss), by_name, callback, test_state)
+        return EvaluationResult(float(loss), metrics_by_name(network.test_shapes, results), callback, test_state)
 
     return evaluate
 

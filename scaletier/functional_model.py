@@ -10,8 +10,12 @@ import functools
 import hashlib
 import inspect
 import math
+import os
+import re
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +30,8 @@ import keras  # noqa: E402 - after TensorFlow, whose log messages are held back
 
 Values = Sequence[Any]
 _FLOAT = "float32"
+# The files of this library, and of Python's and installed ones.
+_PACKAGE, _LIBRARY_FILE = f"{Path(__file__).parent}/", re.compile(r"/lib/python3[.\d]*/|^<frozen ")
 # Losses of Keras that compare targets and outputs elementwise.
 _BY_PLACE = [
     getattr(keras.losses, name)
@@ -198,8 +204,9 @@ class FunctionalModel:
 
     Attributes:
         model: the Keras model.
-        shared: the variables that replicas have in common, float32: trained weights first, then those that a step changes,
-            such as moving means.
+        metric_shapes: the shapes of the metrics, by name; `test_shapes` are those of an evaluation.
+        shared: the variables that replicas have in common, with several replicas float32: trained weights first, then those
+            that a step changes, such as moving means.
         local: the variables that each replica has for itself: others that a step changes (states of random generators and of
             layers, counts), then `constants`, which no step changes, and `slots`, the optimizer's.
         learning_rates: the slots that are a constant rate, which the job sets each time it starts.
@@ -235,8 +242,8 @@ class FunctionalModel:
         compiled = private.compile_settings(self.model)
         self._in_graph = " in a graph, and run_eagerly=True has no effect" if compiled.get("run_eagerly") else ""
         self._compile(job, compiled, self._optimizer_of(job, compiled, replicas))
-        scope, self.metric_names, weights = self._check(batch_spec, "", True)  # which also creates missing variables
-        self.test_names = self.metric_names
+        scope, self.metric_shapes, weights = self._check(batch_spec, "", True)  # which also creates missing variables
+        self.test_shapes = self.metric_shapes
         generator = keras.random.SeedGenerator
         for weight in self.model.variables:
             if private.stored(weight) is None and isinstance(private.initializer_seed(weight), generator):
@@ -291,7 +298,15 @@ class FunctionalModel:
             line = f"the model {self.model.name} looks words up in a table, which no other host can be given"
             raise JobError(f"{line}: do that in the job's data, or train by sync, or on one host")
 
+    def _require_float32(self, where: str) -> None:
+        if wrong := next((spec for spec in self.trained if spec.dtype != _FLOAT), None):
+            line = (
+                f"the variable {wrong.name} is invalid {where}: it is {wrong.dtype}. Valid: float32, also where layers compute"
+            )
+            raise JobError(f"{line} in another type, or one replica")
+
     def require_splittable(self) -> None:
+        self._require_float32("with --strategy model-parallel")
         for name in ("compute_loss", "compute_metrics"):
             if _overrides(self.model, name):
                 line = f"the model {self.model.name} is invalid with --strategy model-parallel: it overrides {name}."
@@ -320,16 +335,17 @@ class FunctionalModel:
             return model
         if not inspect.isclass(model) and wants_argument(model):
             raise JobError("the job's model is a function of an argument; valid is one of nothing, which makes a Keras model")
-        for scope in (self._scope, None):
-            private.clear_session()
-            keras.utils.set_random_seed(self._seed)
-            if scope is None:
-                return model()
-            try:
-                with scope, private.optimizers_in_stateless_scope():
+        with _naming_place("model_fn"):
+            for scope in (self._scope, None):
+                private.clear_session()
+                keras.utils.set_random_seed(self._seed)
+                if scope is None:
                     return model()
-            except (ValueError, AttributeError, TypeError):
-                self._scope = _Stateless(initialize_variables=False)
+                try:
+                    with scope, private.optimizers_in_stateless_scope():
+                        return model()
+                except (ValueError, AttributeError, TypeError):
+                    self._scope = _Stateless(initialize_variables=False)
         return None
 
     def _optimizer_of(self, job: Job, compiled: Mapping[str, Any], replicas: int) -> Any:
@@ -399,11 +415,11 @@ class FunctionalModel:
         self._initial_values |= {id(one): np.asarray(one) for one in foreign if private.stored(one) is not None}
         specs = _specs(self.model.name, [*trained, *others, *foreign])
         self.trained, rest = specs[: len(trained)], specs[len(trained) :]
-        if wrong := next((spec for spec in self.trained if spec.dtype != _FLOAT), None):
-            line = f"the variable {wrong.name} is {wrong.dtype}; valid is float32, also where it computes in another type"
-            raise JobError(line)
+        if self.replicas > 1:
+            self._require_float32("with several replicas")
         changed = [spec for spec in rest if id(spec.variable) in scope.assigned]
-        floats = [spec for spec in changed if spec.dtype == _FLOAT and id(spec.variable) not in states]
+        shareable = {_FLOAT} if self.replicas > 1 else {spec.dtype for spec in changed if tf.as_dtype(spec.dtype).is_floating}
+        floats = [spec for spec in changed if spec.dtype in shareable and id(spec.variable) not in states]
         self.constants = [spec for spec in rest if id(spec.variable) not in scope.assigned]
         self._changing = [spec for spec in changed if spec not in floats]
         self.shared = [*self.trained, *floats]
@@ -490,7 +506,7 @@ class FunctionalModel:
         """Evaluate a batch.
 
         Returns the mean loss of samples since the evaluation began, the outputs, the state after it, and the metrics by
-        `test_names`, float32 [M].
+        `test_shapes`, float32 [M].
         """
         first, count = len(self.trained), len(self._changing)
         ends = len(shared) - first, len(shared) - first + count
@@ -501,7 +517,7 @@ class FunctionalModel:
             mean_loss = private.track_loss(self.model, self._compute_loss(batch, outputs, False), batch.inputs)
             results = self._compute_metrics(batch, outputs)
         after = [*scope.values(self.changing(self.shared, self.local)), *self._metrics_after(scope)]
-        mean_loss, self.test_names = results.pop("loss", mean_loss), list(results)
+        mean_loss, self.test_shapes = results.pop("loss", mean_loss), _shapes_of(results)
         return mean_loss, outputs, after, _stack(results.values())
 
     def step(
@@ -517,7 +533,7 @@ class FunctionalModel:
 
         Returns:
             The metrics' variables after it; the batch's loss, computed once all variables are written; the mean loss of samples
-            and the metrics by `metric_names` since the metrics were reset, float32 [1 + M].
+            and the metrics by `metric_shapes` since the metrics were reset, float32 [1 + M].
         """
         writer = _VariableWriter([*zip(self.shared, shared, strict=True), *zip(self.local, local, strict=True)])
         values = writer.read(self.shared)
@@ -561,7 +577,7 @@ class FunctionalModel:
 
         Returns:
             The loss, with the added ones; its mean over samples since `state` was initial; the metrics' state after the batch;
-            and the metrics by `metric_names`, float32 [M].
+            and the metrics by `metric_shapes`, float32 [M].
         """
         scope = self._enter((), (), state)
         with scope:
@@ -675,8 +691,8 @@ class FunctionalModel:
             raise ValueError(f"the result of {several} is a dict; valid is one number")
         return {name: tf.convert_to_tensor(_value(value)) for name, value in computed.items()}
 
-    def _check(self, batch_spec: Batch, of: str, training: bool) -> tuple[_Scope, list[str], list[Any]]:
-        """Trace a step on the data `of` a name; return its scope, the names of the metrics, and the weights that it trains."""
+    def _check(self, batch_spec: Batch, of: str, training: bool) -> tuple[_Scope, dict[str, tuple[int, ...]], list[Any]]:
+        """Trace a step on the data `of` a name; return its scope, the metrics' shapes, and the weights that it trains."""
         model, traced, wrong = self.model, list[Any](), f"the model {self.model.name} is invalid:"
         variables = list({id(one): one for one in model.variables}.values())
 
@@ -706,9 +722,12 @@ class FunctionalModel:
             if hidden:
                 line = f"{wrong} tf.custom_gradient, tf.recompute_grad or keras.remat gives no gradient to {', '.join(hidden)}."
                 raise JobError(f"{line} Valid: weights that are arguments of its function, or none within it")
-            if several := next((name for name, value in results.items() if value.shape.rank), None):
-                raise JobError(f"the metric {several} gives several numbers; valid is one, such as their mean")
-            traced.extend((scope, [name for name in results if name != "loss"], model.trainable_variables))
+            for name, value in results.items():
+                if not value.shape.is_fully_defined() or (name == "loss" and value.shape.rank):
+                    line = f"the metric {name} is invalid: its shape is {value.shape}. Valid: one number, or, unless it is the"
+                    raise JobError(f"{line} loss, an array of a known shape")
+            results.pop("loss", None)
+            traced.extend((scope, _shapes_of(results), model.trainable_variables))
 
         specs = [tf.TensorSpec(one.shape, one.dtype) for one in variables]
         with warnings.catch_warnings():  # an error says the same
@@ -859,6 +878,23 @@ def _as_job_error(what: str, errors: tuple[type[Exception], ...] = (Exception,))
         raise JobError(f"{what}: {one_line(error)}") from error
 
 
+@contextlib.contextmanager
+def _naming_place(function: str) -> Iterator[None]:
+    """Raise JobError with the lines of a user's function for an error of its own."""
+    from scaletier.data import DataError  # which imports this module
+
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, JobError | DataError) or private.is_lost_host(error):
+            raise
+        frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(_PACKAGE)]
+        own = [one for one in frames if not _LIBRARY_FILE.search(one.filename)] or frames[:1]
+        places = ", ".join(f"{min(one.filename, os.path.relpath(one.filename), key=len)}:{one.lineno}" for one in own[-3:])
+        line = f"{function} failed{places and f' at {places}'}: {type(error).__name__}: {one_line(error)}"
+        raise JobError(line.removesuffix(": ")) from error
+
+
 def _rate(given: Any, step: Any) -> Any:
     if isinstance(given, keras.optimizers.schedules.LearningRateSchedule):
         return given(step)
@@ -938,5 +974,18 @@ def _mean(losses: Any) -> Any:
 
 
 def _stack(values: Iterable[Any]) -> Any:
-    tensors = [tf.cast(value, tf.float32) for value in values]
-    return tf.stack(tensors) if tensors else tf.zeros([0])
+    """Return all numbers of tensors, one after another."""
+    return tf.concat([tf.zeros([0]), *(tf.reshape(tf.cast(value, tf.float32), [-1]) for value in values)], 0)
+
+
+def _shapes_of(results: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(value.shape) for name, value in results.items()}
+
+
+def metrics_by_name(shapes: Mapping[str, tuple[int, ...]], numbers: Any) -> dict[str, Any]:
+    """Return metrics, whose numbers follow one another: each as a float, or several numbers as an array, as in Keras."""
+    *parts, _ = np.split(np.asarray(numbers, np.float32), np.cumsum([math.prod(shape) for shape in shapes.values()]))
+    return {
+        name: float(part[0]) if len(part) == 1 else part.reshape(shape)
+        for (name, shape), part in zip(shapes.items(), parts, strict=True)
+    }

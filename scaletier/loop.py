@@ -38,7 +38,7 @@ class Round(NamedTuple):
         steps: the replica's steps.
         global_step: the global step after the round.
         loss: the mean loss of the steps; with `sync` over all replicas.
-        metrics: the metrics by name.
+        metrics: the metrics by name, each a float, or an array if the metric has several numbers.
         staleness: steps of other replicas between the round's beginning and its end.
         compute: the seconds of the steps, without the exchange.
         mean_loss: the mean loss of samples since the metrics were reset.
@@ -268,7 +268,11 @@ def _format_metrics(loss: float, metrics: Mapping[str, float]) -> str:
 
 
 def _format_metric(value: float) -> str:
-    """Format a metric with three decimals, or three digits if these are zeros: `fab plan --until` compares metrics of lines."""
+    """Format a metric, or the mean of its numbers, with three decimals, or three digits if these are zeros.
+
+    `fab plan --until` compares metrics of lines.
+    """
+    value = value if isinstance(value, float) else float(value.mean())
     return f"{value:.3g}" if 0.0 < abs(value) < 0.0005 else f"{value:.3f}"
 
 

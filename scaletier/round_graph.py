@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from scaletier.functional_model import Batch, FunctionalModel, Handle, Variables, VariableSpec
+from scaletier.functional_model import Batch, FunctionalModel, Handle, Variables, VariableSpec, metrics_by_name
 from scaletier.loop import Round
 from scaletier.private import is_seed
 from scaletier.tensorflow_setup import import_tensorflow, on_this_process, send
@@ -157,7 +158,7 @@ def pack_round(
 def unpack_round(network: FunctionalModel, packed: Any) -> Round:
     """Return the round of a tensor of `pack_round`."""
     steps, global_step, local_loss, staleness, compute, loss, mean_loss, *results = map(float, np.asarray(packed))
-    metrics = dict(zip(network.metric_names, results, strict=True))
+    metrics = metrics_by_name(network.metric_shapes, results)
     return Round(int(steps), int(global_step), loss, metrics, int(staleness), compute, mean_loss, local_loss)
 
 
@@ -201,7 +202,7 @@ def make_round(
                 return steps_done + 1, loss_sum + loss, results, *new_metric_state
 
         metric_state = [variable.read_value() for variable in metrics] or network.initial_metrics()
-        zeros = tf.constant(0, tf.int64), tf.constant(0.0), tf.zeros([1 + len(network.metric_names)])
+        zeros = tf.constant(0, tf.int64), tf.constant(0.0), tf.zeros([1 + sum(map(math.prod, network.metric_shapes.values()))])
         steps_done, loss_sum, results, *metric_state = tf.while_loop(
             lambda steps_done, *_: steps_done < steps, body, (*zeros, *metric_state), parallel_iterations=1
         )

@@ -24,8 +24,8 @@ class Summaries:
         self._writer: Any = None
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Write numbers by name at a step."""
-        tags = {name: tf.constant(value, tf.float32) for name, value in values.items()}
+        """Write numbers, or means of arrays, by name at a step."""
+        tags = {name: tf.reduce_mean(tf.constant(value, tf.float32)) for name, value in values.items()}
         self._write_tags(step, "scalars", "DATA_CLASS_SCALAR", tags)
 
     def images(self, step: int, images: Mapping[str, Any]) -> None:

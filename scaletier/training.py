@@ -64,7 +64,8 @@ class Training(abc.ABC):
         self.devices = local_devices()
         self.source = BatchSource(job.data, serialize=self.sends_data)
         if job.callbacks:
-            self.flags = flags = job.callbacks.plan(flags, self.source.length)
+            count = None if self.source.endless or cluster.jobs else self.source.count
+            self.flags = flags = job.callbacks.plan(flags, self.source.length, count)
             self.source.stride = job.callbacks.stride
         self.eval_source = (
             make_eval_source(job.eval_data, self.sends_data) if self.is_chief and job.eval_data is not None else None

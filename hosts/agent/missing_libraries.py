@@ -80,13 +80,15 @@ _SUBPROCESS = re.compile(r'  File ".*/subprocess\.py", line \d+, in ')
 _IN_FRONT = r"""[(\[]\s*['"]{}['"]"""
 # Messages of Python, for a top-level module, and of pip, which reaches no package index from a host.
 _PACKAGE = re.compile(r"ModuleNotFoundError: No module named '(\w+)'$|ERROR: No matching distribution found for ([\w.-]+)")
+# In front of an error of a user's function, by the training library.
+_FAILED_AT = re.compile(r"error: model_fn failed at .*?:\d+: ")
 _GPU_LIBRARY = re.compile(r"lib(?:cu|nv|nccl)")
 
 
 def remedy(lines: Iterable[str]) -> str:
     """Return one line about the last library, program or package that is missing; empty if there is none."""
     hint, traceback = "", ""
-    for line in map(strip_rank, lines):
+    for line in (_FAILED_AT.sub("", strip_rank(line), count=1) for line in lines):
         traceback = "" if TRACEBACK.match(line) else f"{traceback}\n{line}"
         if library := _LIBRARY.match(line):
             hint = _of_library(library[1])

@@ -44,7 +44,7 @@ def model(rate: Any = 0.05, **settings: Any) -> Any:
         layers.Dense(2, "softmax"),
     ]
     compiled = keras.Sequential([keras.Input((3,)), *model_layers])
-    metrics, weighted = ["accuracy", keras.metrics.AUC(name="auc")], ["accuracy"]
+    metrics, weighted = ["accuracy", keras.metrics.AUC(name="auc"), keras.metrics.F1Score(name="f1")], ["accuracy"]
     compiled.compile(
         keras.optimizers.Adam(rate, **settings), "categorical_crossentropy", metrics=metrics, weighted_metrics=weighted
     )
@@ -367,7 +367,7 @@ def test_one_process_trains_like_keras(name: str, tmp_path: Path) -> None:
     assert result.epoch == expected.epoch
     assert result.history.keys() == expected.history.keys()
     for key, values in expected.history.items():
-        assert result.history[key] == pytest.approx(values, rel=1e-5, abs=1e-5), key
+        assert np.asarray(result.history[key]) == pytest.approx(np.asarray(values), rel=1e-5, abs=1e-5), key
     pairs = zip(
         reference.variables + reference.optimizer.variables,
         result.model.variables + result.model.optimizer.variables,
@@ -378,7 +378,8 @@ def test_one_process_trains_like_keras(name: str, tmp_path: Path) -> None:
     reference.save(tmp_path / "reference.keras")
     loaded = [keras.models.load_model(tmp_path / name) for name in ("export/model.keras", "reference.keras")]
     for trained, like in ((result.model, reference), loaded):
-        assert trained.evaluate(*tested, verbose=0) == pytest.approx(like.evaluate(*tested, verbose=0), abs=1e-5)
+        evaluated, expected_metrics = (np.hstack(one.evaluate(*tested, verbose=0)) for one in (trained, like))
+        assert evaluated == pytest.approx(expected_metrics, abs=1e-5)
     if data in PAGES:
         assert train_data.calls == x.calls == ["end", *["begin", "end"] * EPOCHS]
     if name in SIGNATURES:
@@ -388,6 +389,23 @@ def test_one_process_trains_like_keras(name: str, tmp_path: Path) -> None:
         assert tuple(sorted(part) for part in names) == SIGNATURES[name]
     assert name != "EarlyStopping, best weights" or len(result.epoch) < EPOCHS
     assert name != "ReduceLROnPlateau" or result.history["learning_rate"][-1] < result.history["learning_rate"][0]
+
+
+def test_batches_of_unknown_number_are_counted(tmp_path: Path) -> None:
+    def filtered() -> Any:
+        rows = tf.data.Dataset.from_tensor_slices((X, KINDS)).shuffle(70, seed=3)
+        return rows.filter(lambda inputs, _: inputs[0] > -1.0).batch(BATCH)
+
+    result = scaletier.fit(labels, filtered, filtered, epochs=EPOCHS, arguments=[f"--job-dir={tmp_path}"])
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(0)
+    reference = labels()  # with an optimizer that computes without its steps: Keras counts one more at the end of each epoch
+    expected = reference.fit(filtered(), validation_data=filtered(), epochs=EPOCHS, shuffle=False, verbose=0)
+    for key, values in expected.history.items():
+        assert result.history[key] == pytest.approx(values, rel=1e-5, abs=1e-5), key
+    for value, weight in zip(result.model.get_weights(), reference.get_weights(), strict=True):
+        np.testing.assert_allclose(value, weight, rtol=1e-5, atol=1e-5)
+    assert int(result.model.optimizer.iterations) == EPOCHS * len(list(filtered()))
 
 
 def test_the_manual_shows_the_table_of_fit() -> None:
@@ -490,7 +508,11 @@ def test_a_restart_within_an_epoch_keeps_its_metrics(tmp_path: Path, monkeypatch
 
     def auc() -> Any:
         compiled = keras.Sequential([keras.Input((3,)), layers.Dense(2, "softmax", name="block.1")], name="net-v1.2")
-        compiled.compile(keras.optimizers.Adam(0.05), "categorical_crossentropy", metrics=["accuracy", keras.metrics.AUC()])
+        compiled.compile(
+            keras.optimizers.Adam(0.05),
+            "categorical_crossentropy",
+            metrics=["accuracy", keras.metrics.AUC(), keras.metrics.F1Score()],
+        )
         return compiled
 
     def train(folder: str, *called: Any) -> Any:
@@ -513,6 +535,7 @@ def test_a_restart_within_an_epoch_keeps_its_metrics(tmp_path: Path, monkeypatch
     assert result.keys() == expected.keys()
     for name, values in expected.items():
         np.testing.assert_allclose(result[name], values, rtol=1e-6, err_msg=name)
+    assert [one.tolist() for one in result["f1_score"]], "those of the checkpoint are arrays, too"
 
 
 def test_the_metrics_of_the_round_before_sigterm_are_kept() -> None:

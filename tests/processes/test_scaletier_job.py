@@ -91,6 +91,13 @@ class Stepped(Subclassed):
         return {"loss": data[0]}
 
 
+class EachSample(Subclassed):
+    """A model with a metric that has a number for each sample."""
+
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        return {"each": y_pred[:, 0]}
+
+
 def endless_data() -> Any:
     return dataset().repeat()
 
@@ -212,9 +219,9 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "<lambda> needs context, folder, which scaletier does not pass. Valid: at most one positional argument, and defaults",
     ),
     "no optimizer": ({"optimizer": lambda: 5}, "the optimizer is invalid: "),
-    "a metric of several numbers": (
-        {"metrics": [keras.metrics.F1Score(name="f1")]},
-        "the metric f1 gives several numbers; valid is one, such as their mean",
+    "a metric for each sample": (
+        {"model": EachSample},
+        "the metric each is invalid: its shape is (None,). Valid: one number, or, unless it is the loss, an array of a known",
     ),
     "a metric that does not fit": (
         {"metrics": ["top_k_categorical_accuracy"], "data": lambda: dataset(INPUTS, TARGETS[:, 0])},
@@ -650,6 +657,19 @@ def test_another_optimizer_starts_from_scratch_and_is_reported(main: Main, capfd
         capfd.readouterr().out,
         re.MULTILINE,
     )
+
+
+def test_another_optimizer_leaves_frozen_weights_of_float64(main: Main, tmp_path: Path) -> None:
+    def make() -> Any:
+        frozen = layers.Dense(2, trainable=False, dtype="float64", name="frozen")
+        return keras.Sequential([keras.Input((3,)), frozen, layers.Dense(1, name="out")])
+
+    assert main(job(model=make)) == 0
+    assert main(job(model=make, optimizer="adam"), "--max-steps=8", "--seed=1") == 0
+    readers = [tf.train.load_checkpoint(str(tmp_path / f"checkpoints/model-{step}")) for step in (4, 8)]
+    first, second = (reader.get_tensor("frozen:kernel/.ATTRIBUTES/VARIABLE_VALUE") for reader in readers)
+    assert first.dtype == np.float64
+    np.testing.assert_array_equal(second, first)
 
 
 class Quiet(layers.Layer):  # type: ignore[misc]

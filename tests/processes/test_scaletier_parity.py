@@ -704,8 +704,10 @@ ROWS: dict[str, Row] = {
         (X, FLAGS),
         {"loss": "binary_crossentropy", "metrics": lambda: [keras.metrics.AUC(name="auc"), keras.metrics.Precision(name="p")]},
     ),
-    "a metric of several numbers": Row(
-        dense(2), (X, Z), {"loss": "mse", "metrics": lambda: [keras.metrics.F1Score(name="f1")]}, "the metric f1 gives several"
+    "metrics of several numbers": Row(
+        dense(2),
+        (X, Z),
+        {"loss": "mse", "metrics": lambda: [keras.metrics.F1Score(name="f1"), "mae", keras.metrics.FBetaScore(beta=2.0)]},
     ),
     "a smaller last batch": Row(pair(), BOTH, {"loss": "mse", "metrics": [["mae"], ["mae"]]}, batch=7),
     # weights
@@ -758,6 +760,15 @@ ROWS: dict[str, Row] = {
     "add_loss alone, inputs alone": Row(stack(lambda: layers.Dense(2), Adds), (X,), {"loss": None}),
     "mixed_float16": Row(mixed_precision("mixed_float16")),
     "mixed_bfloat16": Row(mixed_precision("mixed_bfloat16")),
+    "float64": Row(
+        stack(
+            lambda: layers.Dense(4, "tanh", dtype="float64"),
+            lambda: layers.BatchNormalization(dtype="float64"),
+            lambda: layers.Dense(3, dtype="float64", trainable=False),
+        ),
+        compile={"loss": "mse", "optimizer": keras.optimizers.Adam, "metrics": ["mae"]},
+    ),
+    "bfloat16": Row(dense(dtype="bfloat16"), compile={"loss": "mse", "optimizer": keras.optimizers.Adam}),
     "a Sequential model without an Input": Row(lambda: keras.Sequential([layers.Dense(3), layers.Dense(1)], name="model")),
     "subclassed, a required `training`": Row(Requires),
     "subclassed, a part of training alone": Row(Auxiliary),
@@ -949,7 +960,7 @@ FULL = {
         "a loss without reduction",
         "sample weights by time step",
     ),
-    *("add_loss", "mixed_bfloat16", "compute_metrics", "LossScaleOptimizer", "MultiOptimizer", "a schedule"),
+    *("add_loss", "mixed_bfloat16", "bfloat16", "compute_metrics", "LossScaleOptimizer", "MultiOptimizer", "a schedule"),
 }
 
 
@@ -986,12 +997,20 @@ def test_a_model_trains_like_fit_or_is_refused_in_one_line(name: str) -> None:
     reference.fit(dataset(row), class_weight=row.class_weight, verbose=0, shuffle=False, callbacks=[keras_logs], epochs=1)
     for logs, round_ in zip(keras_logs.of_batches, rounds, strict=True):
         running = {"loss": round_.mean_loss, **round_.metrics}
-        assert running == pytest.approx(logs, rel=row.tolerance, abs=row.tolerance)
+        assert numbers(running) == pytest.approx(numbers(logs), rel=row.tolerance, abs=row.tolerance)
     assert rounds[0].loss == pytest.approx(keras_logs.of_batches[0]["loss"], rel=row.tolerance)
     for variable, value in zip(reference.trainable_variables, state.shared, strict=False):
-        np.testing.assert_allclose(value, np.asarray(variable), rtol=row.tolerance, atol=row.tolerance, err_msg=variable.path)
+        assert variable.dtype == value.dtype.name
+        np.testing.assert_allclose(
+            tf.cast(value, tf.float64),
+            np.asarray(variable, np.float64),
+            rtol=row.tolerance,
+            atol=row.tolerance,
+            err_msg=variable.path,
+        )
     expected = reference.evaluate(dataset(row), verbose=0, return_dict=True)
-    assert {"loss": evaluation.loss, **evaluation.metrics} == pytest.approx(expected, rel=row.tolerance, abs=row.tolerance)
+    evaluated = numbers({"loss": evaluation.loss, **evaluation.metrics})
+    assert evaluated == pytest.approx(numbers(expected), rel=row.tolerance, abs=row.tolerance)
 
 
 def test_the_manual_shows_the_table() -> None:
@@ -1004,7 +1023,12 @@ class Logs(keras.callbacks.Callback):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
-        self.of_batches = list[dict[str, float]]()
+        self.of_batches = list[dict[str, Any]]()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.of_batches.append({name: float(value) for name, value in logs.items()})
+        self.of_batches.append(dict(logs))
+
+
+def numbers(logs: Mapping[str, Any]) -> dict[str, float]:
+    """Return all numbers of logs, by the names and places of their metrics."""
+    return {f"{name} {at}": float(one) for name, value in logs.items() for at, one in enumerate(np.ravel(value))}

@@ -110,6 +110,7 @@ def test_a_gpu_library_needs_no_package() -> None:
     ("line", "name"),
     [
         ("ModuleNotFoundError: No module named 'pandas'", "pandas"),
+        ("error: model_fn failed at task.py:3, net/blocks.py:7: ModuleNotFoundError: No module named 'pandas'", "pandas"),
         ("ERROR: No matching distribution found for scikit-learn==1.5.0", "scikit-learn"),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 from scaletier import private
 from scaletier.checkpoint import TrainingState
 from scaletier.evaluation import make_evaluate
-from scaletier.functional_model import Batch, FunctionalModel
+from scaletier.functional_model import Batch, FunctionalModel, metrics_by_name
 from scaletier.job import Job, JobError
 from scaletier.tensorflow_setup import import_tensorflow
 
@@ -55,7 +55,7 @@ def evaluate_with_both(make: Callable[[], Any], *batch: Any) -> tuple[dict[str, 
     network = FunctionalModel(Job(model=make, data=None), tf.data.Dataset.from_tensors(batch).element_spec, 0)
     state = TrainingState(network)
     loss, _, _, results = state.test(state.initial_test_state(), element)
-    metrics = {"loss": loss, **dict(zip(network.metric_names, results, strict=True))}
+    metrics = {"loss": loss, **metrics_by_name(network.metric_shapes, results)}
     keras.utils.clear_session(free_memory=False)
     model = make()
     model.run_eagerly = True  # a graph made for one batch takes ten times as long
@@ -104,7 +104,7 @@ def test_an_evaluation_has_the_names_of_its_own_metrics() -> None:
     model.set_weights([value.numpy() for value in state.shared])
     expected = model.evaluate(data, return_dict=True, verbose=0)
     assert evaluation
-    assert (network.metric_names, [*evaluation.metrics]) == (["mae", "half", "rows", "big"], ["big", "rows", "half", "mae"])
+    assert ([*network.metric_shapes], [*evaluation.metrics]) == (["mae", "half", "rows", "big"], ["big", "rows", "half", "mae"])
     assert evaluation.metrics == pytest.approx(expected)
 
 

@@ -63,7 +63,7 @@ class Job:
         model = keras.Sequential()
         model.compile("sgd")
         network: Any = SimpleNamespace(
-            replicas=1, learning_rates=[], local=[], metric_names=[], trained=[], model=model, initial_metrics=list
+            replicas=1, learning_rates=[], local=[], metric_shapes={}, trained=[], model=model, initial_metrics=list
         )
         self.callbacks = Callbacks([Records()], None, every)
         flags = self.callbacks.plan(flags_of([f"--max-steps={steps}"]), None)

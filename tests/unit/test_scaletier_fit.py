@@ -6,8 +6,10 @@ import contextlib
 import functools
 import importlib
 import json
+import os
 import re
 import signal
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -42,6 +44,15 @@ def model() -> Any:
     return compiled
 
 
+def parse(text: str) -> Any:
+    return json.loads(text)
+
+
+def failing() -> Any:
+    return parse("no JSON")
+
+
+AT = failing.__code__.co_firstlineno
 IMAGES = np.zeros((8, 8, 8, 3), np.float32)
 
 
@@ -90,7 +101,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "Keras's own of batches": (
         {"callbacks": [keras.callbacks.TensorBoard()]},
-        f"the callback TensorBoard is invalid: it has on_test_batch_begin, which is not called. {HOOKS}",
+        "the callback TensorBoard is invalid: summaries are automatic, in JOB_DIR/summaries. Valid: fit without it, and `fab ",
+    ),
+    "Keras's own that resumes": (
+        {"callbacks": keras.callbacks.BackupAndRestore("backup")},
+        "the callback BackupAndRestore is invalid: checkpoints and resuming are automatic. Valid: fit without it; --check",
     ),
     "a checkpoint every 9 batches": (
         {"callbacks": [keras.callbacks.ModelCheckpoint("a.keras", save_freq=9)]},
@@ -123,7 +138,13 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "steps and epochs": ({"steps": 9, "epochs": 1}, "steps and epochs are invalid together. Valid: one of them"),
     "epochs without end": (
         {"train_data": lambda: tf.data.Dataset.from_tensors((X, Y)).repeat(), "epochs": 3},
-        "epochs=3 is invalid: train_data does not say how many batches it has. Valid: steps, or steps_per_epoch beside it",
+        "epochs=3 is invalid: train_data does not say how many batches it has. Valid: steps, or steps_per_epoch beside it, or "
+        "data with .apply(tf.data.experimental.assert_cardinality(n))",
+    ),
+    "a model's function that fails": (
+        {"model_fn": failing},
+        f"model_fn failed at {os.path.relpath(__file__)}:{AT + 1}, {os.path.relpath(__file__)}:{AT - 3}: JSONDecodeError: "
+        "Expecting value: line 1 column 1 (char 0)",
     ),
     "arrays of other lengths": (
         {"train_data": (X, Y[:4])},
@@ -334,6 +355,25 @@ def test_lengths_of_jobs_and_epochs(
     assert (planned.max_steps, planned.eval_steps) == (steps, every)
 
 
+def test_batches_are_counted_with_one_process_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def batches() -> Any:
+        return tf.data.Dataset.from_tensors((X, Y)).repeat(3).filter(lambda *_: True)
+
+    source = BatchSource(batches)
+    assert source.length is None
+    planned = Callbacks((), 2).plan(replace(flags_of([]), max_steps=0), source.length, source.count)
+    assert (planned.max_steps, planned.eval_steps) == (6, 3)
+    assert capfd.readouterr().out.startswith("Counts the batches of train_data, which takes a pass over it; .apply(tf.data.")
+    cluster = {"chief": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"], "ps": ["127.0.0.1:3"]}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}}))
+    monkeypatch.setattr(importlib.import_module("scaletier.fit"), "exit_process", sys.exit)
+    with pytest.raises(SystemExit):
+        scaletier.fit(model, batches, epochs=2, arguments=[f"--job-dir={tmp_path}"])
+    assert capfd.readouterr().err.startswith("error: epochs=2 is invalid: train_data does not say how many batches it has")
+
+
 @pytest.mark.parametrize(
     ("steps", "of_epoch", "length", "lines"),
     [
@@ -462,11 +502,17 @@ def test_callbacks_are_recognized_by_their_methods() -> None:
         keras.callbacks.ModelCheckpoint("a.keras"),
         keras.callbacks.CSVLogger("a"),
         keras.callbacks.SwapEMAWeights(),  # it has hooks of `predict`
+        keras.callbacks.TerminateOnNaN(),  # its hook of batches asks for what is done anyway
         Plain(),
     ]
     Callbacks(callbacks).check()
-    with pytest.raises(JobError, match="TerminateOnNaN is invalid: it has on_batch_end"):
-        Callbacks([*callbacks, keras.callbacks.TerminateOnNaN()]).check()
+
+    class Ends(keras.callbacks.TerminateOnNaN):  # type: ignore[misc]
+        def on_batch_end(self, batch: int, logs: Any = None) -> None:
+            """Not called."""
+
+    with pytest.raises(JobError, match="Ends is invalid: it has on_batch_end"):
+        Callbacks([*callbacks, Ends()]).check()
 
 
 def test_averages_are_swapped_in_one_process_only() -> None:

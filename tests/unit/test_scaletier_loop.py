@@ -6,6 +6,7 @@ import re
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -242,6 +243,7 @@ def test_formats_of_log_lines() -> None:
     assert train_line("worker/0", 348, 0.7291, {"accuracy": 0.8339}, 1.0371, 200.44, 99.66) == (
         "Train [worker/0], step 348: loss: 0.729, accuracy: 0.834 (1.037 sec) 200.4 global steps/s, 99.7 local steps/s"
     )
+    assert eval_line(990, 0.4, {"f1": np.array([0.5, 1.0])}) == "Eval, step 990: loss: 0.400, f1: 0.750"
     assert eval_line(990, 0.4, {"accuracy": 0.89}) == "Eval, step 990: loss: 0.400, accuracy: 0.890"
     assert final_line(5006, 0.228, {"accuracy": 0.9351}) == "Final metrics after 5006 steps, loss: 0.228, accuracy: 0.935"
 

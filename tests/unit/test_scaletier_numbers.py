@@ -655,6 +655,20 @@ def test_a_loss_function_is_computed_in_float32_for_any_policy(policy: str) -> N
     assert round_.loss == 301.0**2
 
 
+def test_one_replica_alone_trains_weights_of_another_type() -> None:
+    double = keras.layers.Dense(2, dtype="float64"), keras.layers.BatchNormalization(dtype="float64")
+    job = Job(keras.Sequential([keras.Input((WIDTH,)), *double]), dataset(INPUTS, TARGETS), "mse", optimizer="sgd")
+    network = FunctionalModel(job, job.data.element_spec, 0)
+    names = [spec.name.rpartition("/")[2] for spec in network.shared]
+    assert names == ["kernel", "bias", "gamma", "beta", "moving_mean", "moving_variance"]
+    for refused, where in (
+        (lambda: FunctionalModel(job, job.data.element_spec, 0, 2), "several replicas"),
+        (network.require_splittable, "--strategy model-parallel"),
+    ):
+        with pytest.raises(JobError, match=rf"^the variable dense\S*/kernel is invalid with {where}: it is float64. Valid: fl"):
+            refused()
+
+
 class Noise(keras.layers.Layer):  # type: ignore[misc]
     """Adds random numbers, by a generator of its own or by none."""
 
@@ -703,13 +717,13 @@ def test_a_function_may_return_metrics_that_need_shapes() -> None:
 @pytest.mark.parametrize("metrics", ["mae", keras.metrics.MeanAbsoluteError(name="mae"), keras.losses.mean_absolute_error])
 def test_one_metric_needs_no_list(metrics: Any) -> None:
     job = Job(linear, dataset(INPUTS, TARGETS), "mse", metrics)
-    (name,) = FunctionalModel(job, job.data.element_spec, 0).metric_names
+    (name,) = FunctionalModel(job, job.data.element_spec, 0).metric_shapes
     assert name in ("mae", "mean_absolute_error")
 
 
 def test_metrics_of_one_name_are_numbered() -> None:
     job = Job(linear, dataset(INPUTS, TARGETS), "mse", ["mae", keras.metrics.MeanAbsoluteError(name="mae"), "mse"])
-    assert FunctionalModel(job, job.data.element_spec, 0).metric_names == ["mae", "mae_1", "mse"]
+    assert [*FunctionalModel(job, job.data.element_spec, 0).metric_shapes] == ["mae", "mae_1", "mse"]
 
 
 def split_stages(network: FunctionalModel, count: int) -> list[Stage]:

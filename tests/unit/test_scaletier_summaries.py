@@ -29,10 +29,12 @@ def strings(event: Any) -> list[bytes]:
 def test_each_kind_is_found_by_its_plugin(tmp_path: Path) -> None:
     summaries = Summaries(str(tmp_path))
     assert not list(tmp_path.iterdir()), "no file is written before the first summary"
-    summaries.scalars(5, {"loss": 0.5, "replicas/rate": 2})
+    summaries.scalars(5, {"loss": 0.5, "replicas/rate": 2, "f1": np.array([0.5, 1.0])})
     summaries.graph(tf.function(lambda x: x + 1, input_signature=[tf.TensorSpec([], tf.int32)]).get_concrete_function())
     read_back = read(tmp_path)
-    assert list(read_back.PluginRunToTagToContent("scalars")["summaries"]) == ["loss", "replicas/rate"]
+    assert list(read_back.PluginRunToTagToContent("scalars")["summaries"]) == ["loss", "replicas/rate", "f1"]
+    (f1,) = read_back.Tensors("summaries", "f1")
+    assert float(make_ndarray(f1.tensor_proto)) == 0.75
     (loss,) = read_back.Tensors("summaries", "loss")
     assert (loss.step, float(make_ndarray(loss.tensor_proto))) == (5, 0.5)
     assert {node.op for node in read_back.Graph("summaries").node} >= {"Placeholder", "AddV2"}
