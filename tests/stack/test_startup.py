@@ -167,7 +167,7 @@ def test_an_upgraded_host_keeps_its_agent_and_no_old_files(tmp_path: Path) -> No
         run_step(tmp_path, re.sub(r"/(?=(etc|usr|opt)/)", f"{tmp_path}/", text[0]))
     assert {path.name for path in units.iterdir()} == {"hardening.conf", "host.conf"}
     unit = Path(__file__).parents[2] / "ansible/roles/host/files/root/etc/systemd/system/scaletier.service"
-    (module,) = re.findall(r"^ExecStart=\S+/python -m (\S+)$", unit.read_text(), re.MULTILINE)
+    (module,) = re.findall(r"^ExecStart=.* \S+/python -m (\S+)$", unit.read_text(), re.MULTILINE)
     command = [sys.executable, "-m", module]
     run = subprocess.run(command, cwd=package.parent, env={}, capture_output=True, text=True, check=False)
     assert run.stdout == "the one before\n", run.stderr
