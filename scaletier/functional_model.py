@@ -287,8 +287,9 @@ class FunctionalModel:
 
     def require_transferable(self) -> None:
         """Raise JobError if the model has parts that cannot be sent to another host."""
-        if private.lookup_tables(self.model):
-            line = f"the model {self.model.name} looks words up in a table, which no other host can be given"
+        for one in private.resources(self.model)[:1]:
+            what = "uses a loaded SavedModel" if hasattr(one, "signatures") else "looks words up in a table"
+            line = f"the model {self.model.name} {what}, which no other host can be given"
             raise JobError(f"{line}: do that in the job's data, or train by sync, or on one host")
 
     def require_splittable(self) -> None:
