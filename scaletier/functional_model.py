@@ -305,7 +305,7 @@ class FunctionalModel:
             line = f"{line} a step uses the variable {one.path}, which belongs to no layer. Valid: one that is an attribute of"
             raise JobError(f"{line} its layer, as a SeedGenerator, or --strategy async or sync")
         for loss in private.losses(self.model):
-            if loss.reduction in ("sum", "none", None):
+            if loss.reduction in ("sum", "none", None, "mean_with_sample_weight"):
                 line = f"the loss {loss.name} is invalid with --strategy model-parallel: its reduction is {loss.reduction}."
                 raise JobError(f"{line} Valid: a mean over the batch, or --strategy async or sync")
         for part in self._inner_optimizers:

@@ -220,6 +220,7 @@ def test_a_model_parallel_model_may_not_override_loss_or_metrics() -> None:
     data = tf.data.Dataset.from_tensors((INPUTS, NUMBERS[:, None]))
     layers = [keras.Input([4]), keras.layers.Dense(1)]
     total = keras.losses.MeanSquaredError(reduction="sum", name="total")
+    weighted = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight", name="weighted")
 
     class Weighs(keras.losses.Loss):  # type: ignore[misc]
         beta = keras.Variable(1.0, trainable=False, name="beta")
@@ -234,6 +235,7 @@ def test_a_model_parallel_model_may_not_override_loss_or_metrics() -> None:
             "the model own is invalid with --strategy model-parallel: it overrides compute_metrics.",
         ),
         (keras.Sequential(layers), total, "the loss total is invalid with --strategy model-parallel: its reduction is sum."),
+        (keras.Sequential(layers), weighted, "the loss weighted is invalid with --strategy model-parallel: its reduction is"),
         (
             keras.Sequential(layers, name="own"),
             Weighs(),
