@@ -169,6 +169,15 @@ def test_invalid_loss_weights_are_refused(weights: Any) -> None:
     assert str(error.value).startswith("the loss does not fit: the model gives float32 [6, 1], ")
 
 
+def test_a_refusal_names_the_output_without_a_loss_weight() -> None:
+    inputs = keras.Input([4])
+    model = keras.Model(inputs, [keras.layers.Dense(1, name=name)(inputs) for name in ("price", "size")])
+    model.compile("adam", {"price": "mse", "size": "mse"}, {"price": 2.0})
+    data = tf.data.Dataset.from_tensors((INPUTS, (NUMBERS[:, None],) * 2))
+    with pytest.raises(JobError, match=r"^the loss does not fit: .*: the key 'size' is missing$"):
+        FunctionalModel(Job(model, data), data.element_spec, 0)
+
+
 @pytest.mark.parametrize(
     ("by_function", "compiled", "scales"),
     [(True, None, True), (False, None, True), (True, True, True), (True, False, False)],
