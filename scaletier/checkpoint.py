@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -255,7 +256,7 @@ class TrainingState:
             value = reader.value(source) if reader and source else network.initial(spec)
             device = device_of(spec)
             with tf.device(device):
-                return tf.Variable(send(value, device), name=spec.name)
+                return tf.Variable(send(value, device), name=re.sub(r"^[\W_]|[^\w.\\/>-]", ".", spec.name, flags=re.ASCII))
 
         self.network = network
         self.shared, self.local = ([make(spec) for spec in specs] for specs in (network.shared, network.local))

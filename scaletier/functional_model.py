@@ -294,8 +294,9 @@ class FunctionalModel:
 
     def require_transferable(self) -> None:
         """Raise JobError if the model has parts that cannot be sent to another host."""
-        if private.lookup_tables(self.model):
-            line = f"the model {self.model.name} looks words up in a table, which no other host can be given"
+        for one in private.resources(self.model)[:1]:
+            what = "uses a loaded SavedModel" if hasattr(one, "signatures") else "looks words up in a table"
+            line = f"the model {self.model.name} {what}, which no other host can be given"
             raise JobError(f"{line}: do that in the job's data, or train by sync, or on one host")
 
     def _require_float32(self, where: str) -> None:
@@ -319,7 +320,7 @@ class FunctionalModel:
             line = f"{line} a step uses the variable {one.path}, which belongs to no layer. Valid: one that is an attribute of"
             raise JobError(f"{line} its layer, as a SeedGenerator, or --strategy async or sync")
         for loss in private.losses(self.model):
-            if loss.reduction in ("sum", "none", None):
+            if loss.reduction in ("sum", "none", None, "mean_with_sample_weight"):
                 line = f"the loss {loss.name} is invalid with --strategy model-parallel: its reduction is {loss.reduction}."
                 raise JobError(f"{line} Valid: a mean over the batch, or --strategy async or sync")
         for part in self._inner_optimizers:

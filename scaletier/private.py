@@ -499,10 +499,12 @@ def layers(model: Any) -> list[Any]:
     return list(model._flatten_layers())
 
 
-def lookup_tables(model: Any) -> list[Any]:
-    """Return the lookup tables of a model's layers, which are no variables."""
+def resources(model: Any) -> list[Any]:
+    """Return what layers use besides their variables: lookup tables, and what they have loaded by tf.saved_model.load."""
     kind = import_tensorflow().saved_model.experimental.TrackableResource
-    return [value for layer in layers(model) for value in vars(layer).values() if isinstance(value, kind)]
+    values = [value for layer in layers(model) for value in vars(layer).values()]
+    values += [part for value in values if isinstance(value, list | tuple) for part in value]
+    return [value for value in values if isinstance(value, kind) or hasattr(value, "signatures")]
 
 
 def stored(variable: Any) -> Any:

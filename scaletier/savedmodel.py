@@ -13,7 +13,7 @@ from scaletier import checkpoint
 from scaletier.data import BatchSource, with_any_batch_size
 from scaletier.functional_model import Batch, FunctionalModel
 from scaletier.job import Job, JobError
-from scaletier.private import lookup_tables
+from scaletier.private import resources
 from scaletier.tensorflow_setup import import_tensorflow, one_line, say
 
 tf = import_tensorflow()
@@ -35,7 +35,7 @@ def make_serving_module(job: Job, network: FunctionalModel, shared: Sequence[Any
     """
     module = tf.Module()
     module.shared, module.local = list(shared), list(local[: len(local) - len(network.slots)])
-    module.tables = lookup_tables(network.model)
+    module.resources = resources(network.model)
     module.serve = (job.serving or _default_serving(inputs))(
         lambda inputs: network.predict(module.shared, module.local, inputs)
     )

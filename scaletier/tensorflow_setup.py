@@ -271,6 +271,7 @@ def say_on_device(line: str) -> None:
 
 def one_line(error: Exception) -> str:
     """Return an error's message on one line, without TensorFlow's graph nodes and lines of code."""
-    message = _ERROR_CONTEXT.sub("", str(error).partition("Traceback (most recent call last)")[0])
+    text = f"the key {error} is missing" if isinstance(error, KeyError) else str(error)
+    message = _ERROR_CONTEXT.sub("", text.partition("Traceback (most recent call last)")[0])
     message = re.sub(r"\[*\{\{[^}]*\}\}\]*|\x1b\[[0-9;]*m|\[Op:[^]]*\].*", " ", message, flags=re.DOTALL)
     return " ".join(message.split())[:_MESSAGE_LENGTH]

@@ -169,6 +169,15 @@ def test_invalid_loss_weights_are_refused(weights: Any) -> None:
     assert str(error.value).startswith("the loss does not fit: the model gives float32 [6, 1], ")
 
 
+def test_a_refusal_names_the_output_without_a_loss_weight() -> None:
+    inputs = keras.Input([4])
+    model = keras.Model(inputs, [keras.layers.Dense(1, name=name)(inputs) for name in ("price", "size")])
+    model.compile("adam", {"price": "mse", "size": "mse"}, {"price": 2.0})
+    data = tf.data.Dataset.from_tensors((INPUTS, (NUMBERS[:, None],) * 2))
+    with pytest.raises(JobError, match=r"^the loss does not fit: .*: the key 'size' is missing$"):
+        FunctionalModel(Job(model, data), data.element_spec, 0)
+
+
 @pytest.mark.parametrize(
     ("by_function", "compiled", "scales"),
     [(True, None, True), (False, None, True), (True, True, True), (True, False, False)],
@@ -220,6 +229,7 @@ def test_a_model_parallel_model_may_not_override_loss_or_metrics() -> None:
     data = tf.data.Dataset.from_tensors((INPUTS, NUMBERS[:, None]))
     layers = [keras.Input([4]), keras.layers.Dense(1)]
     total = keras.losses.MeanSquaredError(reduction="sum", name="total")
+    weighted = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight", name="weighted")
 
     class Weighs(keras.losses.Loss):  # type: ignore[misc]
         beta = keras.Variable(1.0, trainable=False, name="beta")
@@ -234,6 +244,7 @@ def test_a_model_parallel_model_may_not_override_loss_or_metrics() -> None:
             "the model own is invalid with --strategy model-parallel: it overrides compute_metrics.",
         ),
         (keras.Sequential(layers), total, "the loss total is invalid with --strategy model-parallel: its reduction is sum."),
+        (keras.Sequential(layers), weighted, "the loss weighted is invalid with --strategy model-parallel: its reduction is"),
         (
             keras.Sequential(layers, name="own"),
             Weighs(),

@@ -448,7 +448,7 @@ def test_the_state_of_a_random_generator_is_recognized_by_name() -> None:
 def test_lookup_tables_of_nested_layers_are_found() -> None:
     within = keras.Sequential([keras.Input((), dtype="string"), keras.layers.StringLookup(vocabulary=["a", "b"])])
     model = keras.Sequential([keras.Input((), dtype="string"), within, keras.layers.Embedding(3, 2), keras.layers.Dense(1)])
-    assert len(private.lookup_tables(model)) == 1
+    assert len(private.resources(model)) == 1
 
 
 def test_settings_of_a_compiled_model_are_read() -> None:

@@ -95,6 +95,44 @@ def test_evaluations_and_calls_of_the_exported_model_change_states(
     np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-5)
 
 
+class Looks(keras.layers.Layer):  # type: ignore[misc]
+    """Look numbers up in the first of its tables."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        pairs = tf.lookup.KeyValueTensorInitializer(tf.range(3, dtype=tf.int64), tf.range(3.0) * 2.0)
+        self.tables = [tf.lookup.StaticHashTable(pairs, -1.0)]
+
+    def call(self, inputs: Any) -> Any:
+        return self.tables[0].lookup(tf.cast(inputs, tf.int64))
+
+
+@pytest.mark.parametrize("loads", [False, True])
+def test_an_exported_model_has_its_tables_and_loaded_graphs(loads: bool, tmp_path: Path) -> None:
+    loaded = tf.Module()
+    loaded.scale = tf.Variable(2.0, trainable=False)
+    loaded.serve = tf.function(lambda inputs: inputs * loaded.scale, input_signature=[tf.TensorSpec([None, 3])])
+    tf.saved_model.save(loaded, str(tmp_path / "loaded"))
+
+    def make() -> Any:
+        layer = keras.layers.TFSMLayer(str(tmp_path / "loaded"), call_endpoint="serve") if loads else Looks()
+        model = keras.Sequential([keras.Input((3,)), layer, keras.layers.Dense(1, name="_out")])  # no name of a root scope
+        model.compile("sgd", "mse")
+        return model
+
+    data = dataset(np.float32([[0, 1, 2]] * 8))
+    network = FunctionalModel(job := Job(make, data), data.element_spec, 0)
+    what = "uses a loaded SavedModel" if loads else "looks words up in a table"
+    with pytest.raises(JobError, match=f"^the model sequential {what}, which no other host can be given: "):
+        network.require_transferable()
+    state = TrainingState(network)
+    path = export(make_serving_module(job, network, state.shared, state.local, data.element_spec[0]), str(tmp_path))
+    served: Any = tf.saved_model.load(path)
+    kernel, bias = state.shared
+    expected = np.float32([[0, 2, 4]]) @ kernel.numpy() + bias.numpy()
+    np.testing.assert_allclose(served.serve(tf.constant([[0.0, 1.0, 2.0]]))["outputs"], expected, rtol=1e-5)
+
+
 def test_stages_on_several_hosts_change_states(monkeypatch: pytest.MonkeyPatch) -> None:
     device, data = "/device:CPU:0", dataset(X)
     network = FunctionalModel(Job(own, data), data.element_spec, 0)
