@@ -14,10 +14,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from scaletier.checkpoint import CheckpointReader, TrainingState
-from scaletier.data import DataError
 from scaletier.exit import exit_process, print_lost_host
 from scaletier.flags import Flags
-from scaletier.job import Job
+from scaletier.job import DataError, Job
 from scaletier.loop import ReplicaLoop, Round, StepBudget, run_rounds
 from scaletier.private import CoordinatorWorkers, is_lost_host
 from scaletier.round_graph import (

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scaletier.data import BatchSource, DataError
+from scaletier.data import BatchSource
 from scaletier.functional_model import Batch, FunctionalModel, VariableSpec
+from scaletier.job import DataError
 from scaletier.private import is_lost_host
 from scaletier.tensorflow_setup import import_tensorflow, one_line, say, send
 

@@ -8,16 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from scaletier.functional_model import Batch
-from scaletier.job import JobError, kind_of, wants_argument
+from scaletier.job import DataError, JobError, kind_of, wants_argument
 from scaletier.tensorflow_setup import ASSERT_CARDINALITY, import_tensorflow, on_this_process, one_line, say
 
 tf = import_tensorflow()
 
 _FIRST_BATCHES = 16
-
-
-class DataError(RuntimeError):
-    """Data is missing or cannot be read; the message is one line. A job's own functions may raise it."""
 
 
 def batch_errors() -> tuple[type[Exception], ...]:

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scaletier import private
-from scaletier.job import Job, JobError, Metrics, kind_of, wants_argument
+from scaletier.job import DataError, Job, JobError, Metrics, kind_of, wants_argument
 from scaletier.tensorflow_setup import import_tensorflow, one_line
 
 tf = import_tensorflow()
@@ -882,8 +882,6 @@ def _as_job_error(what: str, errors: tuple[type[Exception], ...] = (Exception,))
 @contextlib.contextmanager
 def _naming_place(function: str) -> Iterator[None]:
     """Raise JobError with the lines of a user's function for an error of its own."""
-    from scaletier.data import DataError  # which imports this module
-
     try:
         yield
     except Exception as error:

@@ -12,6 +12,10 @@ class JobError(RuntimeError):
     """An invalid job; the message is one line with the problem and the valid values."""
 
 
+class DataError(RuntimeError):
+    """Data is missing or cannot be read; the message is one line. A job's own functions may raise it."""
+
+
 def kind_of(value: Any) -> str:
     """Return `of type …` with the value's type, for an error message."""
     module, name = type(value).__module__, type(value).__qualname__

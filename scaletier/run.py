@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from scaletier.exit import RETRY_EXIT_CODE, exit_process, print_failure, print_lost_host
 from scaletier.flags import Flags, flags_of
-from scaletier.job import Job, JobError
+from scaletier.job import DataError, Job, JobError
 from scaletier.private import check_keras, is_lost_host, server_library
 from scaletier.tensorflow_setup import (
     ACCELERATOR,
@@ -170,7 +170,7 @@ def _catch_errors(job: Job, task: Cluster, work: Callable[[], None]) -> int:
         return print_failure(str(error), 2)
 
     from scaletier.checkpoint import CheckpointError
-    from scaletier.data import DataError, batch_errors
+    from scaletier.data import batch_errors
     from scaletier.loop import DivergedError, PreemptedError
 
     try:

@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from scaletier import checkpoint
-from scaletier.data import BatchSource, DataError, make_eval_source
+from scaletier.data import BatchSource, make_eval_source
 from scaletier.evaluation import EvaluationResult, make_evaluate
 from scaletier.flags import Flags
 from scaletier.functional_model import Batch, FunctionalModel
-from scaletier.job import Job, JobError
+from scaletier.job import DataError, Job, JobError
 from scaletier.loop import DivergedError, EvalInterval, PreemptedError, Round, StepBudget, eval_line, final_line
 from scaletier.private import is_lost_host
 from scaletier.savedmodel import export, make_serving_module, save_model

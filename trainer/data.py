@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from scaletier.data import DataError
+from scaletier.job import DataError
 from scaletier.tensorflow_setup import import_tensorflow, one_line
 from trainer.corrupt_records import RecordRange, locate, read, record_ranges, tensors
 from trainer.mnist import PIXELS, SIDE

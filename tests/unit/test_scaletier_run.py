@@ -15,10 +15,9 @@ import pytest
 
 from scaletier.asynchronous import Asynchronous, _shorten_log
 from scaletier.checkpoint import CheckpointError
-from scaletier.data import DataError
 from scaletier.exit import RETRY_EXIT_CODE
 from scaletier.flags import flags_of
-from scaletier.job import Job, JobError
+from scaletier.job import DataError, Job, JobError
 from scaletier.loop import DivergedError, PreemptedError
 from scaletier.run import _catch_errors, run_to_exit_code, train
 from scaletier.tensorflow_setup import import_tensorflow
