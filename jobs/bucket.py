@@ -56,7 +56,7 @@ class RecordStore(Protocol):
     """The small records of a bucket.
 
     Every method raises BucketError if it exceeds the store's time limit. A FolderBucket has only one for the lock of `replace`,
-    10 s; TimeLimited adds one. A write that is repeated, because its answer was lost, is recognised by its
+    10 s; TimeLimited adds one. A write that is repeated, because its answer was lost, is recognized by its
     content. So the content must identify its writer, as a lease or a heartbeat does.
     """
 
@@ -98,7 +98,10 @@ class Bucket(RecordStore, Protocol):
         """Return the sizes of all objects below a folder by relative path. If `folder` names an object, its path is ''."""
 
     def times(self, folder: str) -> dict[str, int]:
-        """Return the times, in ns, of objects below a folder by relative path as of `walk`, at least of those of files."""
+        """Return the modification times of objects below a folder, in ns, by relative path as in `walk`.
+
+        An object that was not uploaded from a file may be missing.
+        """
 
     def walk_following_links(self, folder: str) -> tuple[dict[str, int], list[str]]:
         """Return sizes as `walk` does, also through links to folders, and the skipped paths.

@@ -17,7 +17,8 @@ _METADATA = ipaddress.ip_network("fd20:ce::254/128")
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _ADDRESS = re.compile(r"[\d.]+$|.*:")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:\S")  # also mailto:me@example.com and example.com:80/done, to refuse them
-# The part of a target that is no secret: a URL's scheme and host, or a command's first word. Below an @, all may be a password.
+# The part of a target that is no secret: a URL's scheme and host, or a command's first word.
+# Before an @, all may be a password.
 _SHOWN = re.compile(
     r"""[\s'"\[{]*(?:[A-Za-z][\w+.-]*:(?=\S)(?://[\w.-]*/?(?!.*@))?|[^\s='",]*)""",
     re.DOTALL,
@@ -48,7 +49,7 @@ def check_url(url: str) -> SplitResult:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError as error:
-        quotes = re.search("['\"]", str(error))  # perhaps a password
+        quotes = re.search("['\"]", str(error))  # it quotes a part of the URL, perhaps a password
         raise ValueError("its host or port is invalid" if quotes else str(error)) from None
     if parts.scheme not in SCHEMES:
         raise ValueError(f"its scheme is {parts.scheme}")

@@ -51,7 +51,7 @@ class Callbacks:
     ) -> None:
         self._callbacks, self._epochs, self._steps, self._data = callbacks, epochs, steps_per_epoch, data
         self.stride = 1 if steps_per_epoch else 2  # then an epoch is a pass
-        self._rounds, self._metrics, self._carried = list[tuple[int, Mapping[str, float]]](), list[Any](), list[Any]()
+        self._rounds, self._metrics, self._carried = list[tuple[int, Mapping[str, Any]]](), list[Any](), list[Any]()
 
     def check(self) -> None:
         """Raise JobError for a callback with a hook that this library does not call."""
@@ -59,8 +59,9 @@ class Callbacks:
 
         own, plain, callbacks = keras.callbacks, keras.callbacks.Callback, self._callbacks
         automatic = {
-            own.BackupAndRestore: "checkpoints and resuming are automatic. Valid: fit without it; --checkpoint-steps says when",
-            own.TensorBoard: "summaries are automatic, in JOB_DIR/summaries. Valid: fit without it, and `fab tensorboard`",
+            own.BackupAndRestore: "checkpoints and resuming are automatic. Valid: fit without it; --checkpoint-steps "
+            "sets how often",
+            own.TensorBoard: "summaries are automatic, in JOB_DIR/summaries. Valid: fit without it. Run: fab tensorboard",
         }
         if callable(callbacks) and not isinstance(callbacks, plain):
             callbacks = callbacks()
@@ -145,7 +146,7 @@ class Callbacks:
         if stored:
             self._restore(stored)
         self._ended = self._callbacks_state()
-        self._logs: Mapping[str, float] = dict.fromkeys(("loss", *network.metric_shapes), math.nan)
+        self._logs: Mapping[str, Any] = dict.fromkeys(("loss", *network.metric_shapes), math.nan)
         at, begin = step // steps_per_epoch, step
         self._epoch = stored.get("epoch", self.history.epoch[-1] + 1 if self.history.epoch else at)
         if abs(self._epoch - at) <= 1:  # else the length of epochs has changed
@@ -187,7 +188,7 @@ class Callbacks:
             for at, rate in zip(self._rate_indices, state["rates"], strict=True):
                 self._local[at].assign(rate)
 
-    def _restore_metrics(self, steps: int, logs: Mapping[str, float], carried: Sequence[Any]) -> None:
+    def _restore_metrics(self, steps: int, logs: Mapping[str, Any], carried: Sequence[Any]) -> None:
         """Continue the metrics of the epoch in which the checkpoint was written, if the model has the same metrics.
 
         `carried` are the values of the metrics' variables.
@@ -215,7 +216,7 @@ class Callbacks:
             state["metrics"] = {"steps": steps, "logs": logs, "carried": carried}
         self.state.assign(json.dumps(state, default=_plain))
 
-    def _total(self) -> tuple[int, Mapping[str, float]]:
+    def _total(self) -> tuple[int, Mapping[str, Any]]:
         """Return the number of steps of this epoch's rounds, and the metrics over them."""
         total = sum(steps for steps, _ in self._rounds)
         if self._metrics:

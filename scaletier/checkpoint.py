@@ -257,6 +257,7 @@ class TrainingState:
             value = reader.value(source) if reader and source else network.initial(spec)
             device = device_of(spec)
             with tf.device(device):
+                # TensorFlow takes fewer characters in names than Keras
                 return tf.Variable(send(value, device), name=re.sub(r"^[\W_]|[^\w.\\/>-]", ".", spec.name, flags=re.ASCII))
 
         self.network = network

@@ -118,7 +118,7 @@ class BatchSource:
 
     def count(self) -> int:
         """Return the number of batches of one pass, which is read for it."""
-        say(f"Counts the batches of train_data, which takes a pass over it; {ASSERT_CARDINALITY} on the data saves that")
+        say(f"Counts the batches of train_data by a pass over it; {ASSERT_CARDINALITY} on the data avoids this pass")
         return int(self.one_pass().reduce(tf.constant(0, tf.int64), lambda count, *_: count + 1))
 
     def fix_batch_size(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scaletier import checkpoint
 from scaletier.data import make_eval_source
@@ -15,6 +15,9 @@ from scaletier.job import EvalCallback, Job
 from scaletier.loop import EvalInterval, eval_line
 from scaletier.summaries import Summaries
 from scaletier.tensorflow_setup import StopRequest, import_tensorflow, say
+
+if TYPE_CHECKING:
+    from scaletier.loop import Metric
 
 tf = import_tensorflow()
 
@@ -32,13 +35,13 @@ class EvaluationResult(NamedTuple):
     """
 
     loss: float
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, Metric]
     callback: EvalCallback | None = None
     test_state: Sequence[Any] = ()
 
     def report(self, step: int, summaries: Summaries, job_dir: str, last: bool = False) -> None:
         """Write summaries for TensorBoard at this step, and end the callback; `last` is True for the finished model."""
-        metrics = {"loss": self.loss, **self.metrics}
+        metrics: dict[str, Any] = {"loss": self.loss, **self.metrics}
         summaries.scalars(step, {f"eval/{name}": value for name, value in metrics.items()})
         if self.callback:
             self.callback.on_end(step, metrics, summaries, job_dir, last)

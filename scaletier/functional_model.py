@@ -301,10 +301,8 @@ class FunctionalModel:
 
     def _require_float32(self, where: str) -> None:
         if wrong := next((spec for spec in self.trained if spec.dtype != _FLOAT), None):
-            line = (
-                f"the variable {wrong.name} is invalid {where}: it is {wrong.dtype}. Valid: float32, also where layers compute"
-            )
-            raise JobError(f"{line} in another type, or one replica")
+            line = f"the variable {wrong.name} is invalid {where}: it is {wrong.dtype}. Valid: float32, even if layers compute"
+            raise JobError(f"{line} in another type; or one replica without model-parallel")
 
     def require_splittable(self) -> None:
         self._require_float32("with --strategy model-parallel")
@@ -336,7 +334,7 @@ class FunctionalModel:
             return model
         if not inspect.isclass(model) and wants_argument(model):
             raise JobError("the job's model is a function of an argument; valid is one of nothing, which makes a Keras model")
-        with _naming_place("model_fn"):
+        with _with_place("model_fn"):
             for scope in (self._scope, None):
                 private.clear_session()
                 keras.utils.set_random_seed(self._seed)
@@ -506,8 +504,8 @@ class FunctionalModel:
     def test(self, shared: Values, local: Values, state: Values, batch: Batch) -> tuple[Any, Any, list[Any], Any]:
         """Evaluate a batch.
 
-        Returns the mean loss of samples since the evaluation began, the outputs, the state after it, and the metrics by
-        `test_shapes`, float32 [M].
+        Returns the mean loss of samples since the evaluation began, the outputs, the state after it, and the numbers of the
+        metrics in the order of `test_shapes`, float32 [M].
         """
         first, count = len(self.trained), len(self._changing)
         ends = len(shared) - first, len(shared) - first + count
@@ -534,7 +532,7 @@ class FunctionalModel:
 
         Returns:
             The metrics' variables after it; the batch's loss, computed once all variables are written; the mean loss of samples
-            and the metrics by `metric_shapes` since the metrics were reset, float32 [1 + M].
+            and the numbers of the metrics in the order of `metric_shapes`, since the metrics were reset, float32 [1 + M].
         """
         writer = _VariableWriter([*zip(self.shared, shared, strict=True), *zip(self.local, local, strict=True)])
         values = writer.read(self.shared)
@@ -578,7 +576,7 @@ class FunctionalModel:
 
         Returns:
             The loss, with the added ones; its mean over samples since `state` was initial; the metrics' state after the batch;
-            and the metrics by `metric_shapes`, float32 [M].
+            and the numbers of the metrics in the order of `metric_shapes`, float32 [M].
         """
         scope = self._enter((), (), state)
         with scope:
@@ -689,7 +687,7 @@ class FunctionalModel:
         if _overrides(self.model, "compute_metrics") and set(found := self.model.get_metrics_result()) == set(computed):
             computed = found  # as `fit` of Keras reports
         if several := next((name for name, value in computed.items() if isinstance(value, Mapping)), None):
-            raise ValueError(f"the result of {several} is a dict; valid is one number")
+            raise ValueError(f"the result of the metric {several} is invalid: it is a dict. Valid: a number or an array")
         return {name: tf.convert_to_tensor(_value(value)) for name, value in computed.items()}
 
     def _check(self, batch_spec: Batch, of: str, training: bool) -> tuple[_Scope, dict[str, tuple[int, ...]], list[Any]]:
@@ -726,7 +724,7 @@ class FunctionalModel:
             for name, value in results.items():
                 if not value.shape.is_fully_defined() or (name == "loss" and value.shape.rank):
                     line = f"the metric {name} is invalid: its shape is {value.shape}. Valid: one number, or, unless it is the"
-                    raise JobError(f"{line} loss, an array of a known shape")
+                    raise JobError(f"{line} loss, an array of fixed shape")
             results.pop("loss", None)
             traced.extend((scope, _shapes_of(results), model.trainable_variables))
 
@@ -880,8 +878,8 @@ def _as_job_error(what: str, errors: tuple[type[Exception], ...] = (Exception,))
 
 
 @contextlib.contextmanager
-def _naming_place(function: str) -> Iterator[None]:
-    """Raise JobError with the lines of a user's function for an error of its own."""
+def _with_place(function: str) -> Iterator[None]:
+    """Raise JobError, with the user's lines, for an error in a user's function."""
     try:
         yield
     except Exception as error:

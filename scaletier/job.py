@@ -56,7 +56,7 @@ class EvalCallback(Protocol):
 
         Args:
             step: the global step of the evaluated model.
-            metrics: the loss and the metrics by name, over all samples.
+            metrics: the loss and the metrics by name, over all samples, each a float, or an array if it has several numbers.
             summaries: a `scaletier.summaries.Summaries` to write scalars and images to.
             job_dir: the folder of the job's output.
             last: True for the finished model.

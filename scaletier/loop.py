@@ -7,9 +7,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from scaletier.sync_period import SyncPeriod
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Metric = float | npt.NDArray[np.float32]
 
 # A round is overdue, and may never end, after this multiple of its steps times the last round's seconds per step, at least
 # after these seconds.
@@ -48,7 +54,7 @@ class Round(NamedTuple):
     steps: int
     global_step: int
     loss: float
-    metrics: Mapping[str, float] = {}
+    metrics: Mapping[str, Metric] = {}
     staleness: int = 0
     compute: float = 0.0
     mean_loss: float = 0.0
@@ -242,7 +248,7 @@ def run_rounds(replica: ReplicaLoop, budget: StepBudget) -> Iterator[Round]:
 
 
 def train_line(
-    replica: str, step: int, loss: float, metrics: Mapping[str, float], seconds: float, global_rate: float, local_rate: float
+    replica: str, step: int, loss: float, metrics: Mapping[str, Metric], seconds: float, global_rate: float, local_rate: float
 ) -> str:
     """Return a Train line as in Google's sample cloudml-samples/flowers, with the loss and the metrics added.
 
@@ -253,21 +259,21 @@ def train_line(
     return f"Train [{replica}], step {step}: {_format_metrics(loss, metrics)} ({seconds:.3f} sec) {rates}"
 
 
-def eval_line(step: int, loss: float, metrics: Mapping[str, float]) -> str:
+def eval_line(step: int, loss: float, metrics: Mapping[str, Metric]) -> str:
     """Return a line such as `Eval, step 990: loss: 0.400, accuracy: 0.890`."""
     return f"Eval, step {step}: {_format_metrics(loss, metrics)}"
 
 
-def final_line(steps: int, loss: float, metrics: Mapping[str, float]) -> str:
+def final_line(steps: int, loss: float, metrics: Mapping[str, Metric]) -> str:
     """Return a line such as `Final metrics after 5006 steps, loss: 0.228, accuracy: 0.935`."""
     return f"Final metrics after {steps} steps, {_format_metrics(loss, metrics)}"
 
 
-def _format_metrics(loss: float, metrics: Mapping[str, float]) -> str:
+def _format_metrics(loss: float, metrics: Mapping[str, Metric]) -> str:
     return ", ".join(f"{name}: {_format_metric(value)}" for name, value in {"loss": loss, **metrics}.items())
 
 
-def _format_metric(value: float) -> str:
+def _format_metric(value: Metric) -> str:
     """Format a metric, or the mean of its numbers, with three decimals, or three digits if these are zeros.
 
     `fab plan --until` compares metrics of lines.

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scaletier.tensorflow_setup import import_tensorflow, one_line, say
+
+if TYPE_CHECKING:
+    from scaletier.loop import Metric
 
 tf = import_tensorflow()
 
@@ -23,7 +26,7 @@ class Summaries:
         self._path = f"{folder}/summaries"
         self._writer: Any = None
 
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+    def scalars(self, step: int, values: Mapping[str, Metric]) -> None:
         """Write numbers, or means of arrays, by name at a step."""
         tags = {name: tf.reduce_mean(tf.constant(value, tf.float32)) for name, value in values.items()}
         self._write_tags(step, "scalars", "DATA_CLASS_SCALAR", tags)

@@ -29,7 +29,7 @@ CPU_DEVICES = "SCALETIER_CPU_DEVICES"
 TOO_LATE_MESSAGE = (
     "TensorFlow has computed something before; pass functions to scaletier.Job that make its model, data, optimizer and metrics"
 )
-# The way in which data says how many batches it has.
+# The call that gives a dataset its number of batches.
 ASSERT_CARDINALITY = ".apply(tf.data.experimental.assert_cardinality(n))"
 _ERROR_CONTEXT = re.compile(r"^(Graph execution error:|Detected at node .*| +File .*|<stack traces .*)$", re.MULTILINE)
 # A process with fewer bytes returns none: it would only request them again. A process that has returned some does so again

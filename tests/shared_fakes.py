@@ -89,7 +89,7 @@ class FakeJobFiles(JobFiles):
     def tidy(self, job_ids: Collection[str], secrets: Iterable[Path]) -> None:
         pass
 
-    def expect_job(self) -> None:
+    def connect_early(self) -> None:
         pass
 
     def finish(self) -> bool:

@@ -1,8 +1,8 @@
 """`python -m hosts.agent`: the main process of a host's unit scaletier.service.
 
 Exit code 0: no job needs this host, or the unit was stopped. 2: the host's configuration is missing or invalid. 75: fab has
-installed another version of this program or of that configuration, and systemd starts it. If a job arrives while it ends, it
-starts again in place.
+installed another version of this program or configuration; systemd starts it again. If a job arrives while the process ends, it
+replaces itself by a new one (exec).
 """
 
 from __future__ import annotations
@@ -41,18 +41,19 @@ BUCKET_SECONDS = 20.0
 EXIT_RESTART = 75
 # `fab train` starts the unit before it sends a job, and the next job may come soon.
 _IDLE_SECONDS = 60.0
+# A start within these seconds after the timer elapsed is the timer's.
 _TIMER_SECONDS = 5.0
 # The time in which a stopped unit reports to the bucket.
 _FINAL_REPORT_SECONDS = 5.0
 _LONGEST_SLEEP = 5.0
-# Between two looks at the stamp of a record that others write.
+# Seconds between two polls of the watched object's stamp.
 _STAMP_SECONDS = 0.25
 _VERSION = Path(__file__).parents[1] / "VERSION"
 
 
 def main() -> int:
     """Run this host's replicas for as long as a job needs them."""
-    version = _installed()
+    installed = _installed()
     try:
         host, state = config.load(os.environ)
         bucket = open_bucket(host.bucket)
@@ -81,12 +82,12 @@ def main() -> int:
         now,
         host.pollSeconds,
         host_functions=host_functions,
-        is_current_version=lambda: _installed() == version,
+        is_current_version=lambda: _installed() == installed,
         idle_seconds=0.0 if started_by_timer(os.environ) else _IDLE_SECONDS,
     )
-    loop: Loop = Loop(agent, partial(stamp, bucket, records))
+    loop: Loop = Loop(agent, partial(read_stamp, bucket, records))
     loop.run()
-    if _installed() != version:
+    if _installed() != installed:
         return EXIT_RESTART
     if loop.woken_late:
         notify_systemd("WATCHDOG=1")
@@ -128,7 +129,7 @@ def _installed() -> bytes:
     return b""
 
 
-def stamp(bucket: Bucket, records: TimeLimited, name: str) -> object:
+def read_stamp(bucket: Bucket, records: TimeLimited, name: str) -> object:
     """Return a value that changes with an object of a folder; always None for other buckets, and if the folder hangs."""
     with suppress(BucketError):
         return records.call(lambda: bucket.stamp(name)) if isinstance(bucket, FolderBucket) else None

@@ -51,8 +51,8 @@ class Agent:
     ) -> None:
         """Prepare the work of a host.
 
-        `is_current_version` returns False once this host has another version of this program or of its configuration. For lack
-        of a job the process ends only after `idle_seconds`.
+        `is_current_version` returns False once this host has another version of this program or of its configuration. Without a
+        job the process ends after `idle_seconds`.
         """
         self._name, self._incarnation, self._ledger, self._job_files, self._spawn = name, incarnation, ledger, job_files, spawn
         self._clock, self._now, self._poll = clock, now, poll
@@ -75,9 +75,9 @@ class Agent:
         self.finished = False
         """True once the process may end.
 
-        That is: for `idle_seconds` no job has held this host or waited for it, and the leaders of all other jobs are alive; or
-        no job holds it and a newer version of this program is installed; or the unit is being stopped and the replica's record
-        is in the bucket.
+        That is: no job has held this host for `idle_seconds`, none waits for it, and the leaders of all other jobs are alive;
+        or no job holds it and another version of this program or of its configuration is installed; or the unit is being
+        stopped and the replica's record is in the bucket.
         """
 
     @property
@@ -92,7 +92,7 @@ class Agent:
 
     @property
     def watched(self) -> str:
-        """The name of the object whose change the next cycle should not wait for: the job's record, or else the queue."""
+        """The name of the object whose change starts the next cycle at once: the job's record, or else the queue."""
         job = self.supervisor.assignment.plan.jobId if self.supervisor else self._awaited
         return paths.job(job) if job else paths.QUEUE
 
@@ -143,19 +143,20 @@ class Agent:
             self.finished = True
         if not self._terminated and (self._reporter is None or not self._reporter.another_leads):
             self._queue_monitor.run_if_due()
-            if self._monitors_others and not self._queue_monitor.stalled and not self._expects_job:
+            if self._monitors_others and not self._queue_monitor.stalled and not self._within_idle_seconds:
                 self.finished = True
         if unreadable:
             raise unreadable
 
     @property
-    def _expects_job(self) -> bool:
+    def _within_idle_seconds(self) -> bool:
         return self._clock() < self._idle_until
 
     def _claim_next_job(self) -> None:
         """Claim the job that holds this host. If an earlier incarnation left the end of a job unfinished, claim that job first.
 
-        Finish if no job has a host or waits for this host, or if a newer version is installed.
+        Finish if no job has a host or waits for this host and `idle_seconds` have passed, or if another version or
+        configuration is installed.
         """
         if not self._is_current_version():
             self.finished = True  # the next job is for the newer version that fab has installed
@@ -170,7 +171,7 @@ class Agent:
         # The hosts of other jobs may all be gone, so that no other process ends these.
         self._monitors_others = not entry and not entries and any(other.has_hosts for other in queue.entries)
         if entry is None:
-            self.finished = not entries and not self._monitors_others and not self._expects_job
+            self.finished = not entries and not self._monitors_others and not self._within_idle_seconds
             return
         stored = self._ledger.job(entry.jobId)
         if stored is None or (stored.record.final and not unfinished):
@@ -180,7 +181,7 @@ class Agent:
             self._awaited = entry.jobId
             if awaited != self._awaited:
                 self._quick_until = self._clock() + _QUICK_SECONDS
-            self._job_files.expect_job()
+            self._job_files.connect_early()
             return
         try:
             plan = self._ledger.plan(entry.jobId)

@@ -98,8 +98,8 @@ class JobFiles:
         self._log: Log | None = None
         self._job: _Job | None = None
 
-    def expect_job(self) -> None:
-        """Start what the next job will need, and what takes time to start."""
+    def connect_early(self) -> None:
+        """Connect to the launcher before a job is prepared, as it takes time to start."""
         if self._launcher:
             self._launcher.connect_early()
 
@@ -116,7 +116,7 @@ class JobFiles:
 
     def _prepare(self, plan: Plan, name: str) -> _Job:
         if not plan.study:
-            self.expect_job()
+            self.connect_early()
         package = self._package(plan)
         writable = {keep_unsaved.HOME: str(self._home(plan)), **_UNIT_TEMPORARY} if self._launcher else {}
         host_paths = [self._home(plan).with_name(name) for name in ("home", "tmp", "var-tmp")] if self._launcher else []

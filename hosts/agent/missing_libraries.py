@@ -80,7 +80,7 @@ _SUBPROCESS = re.compile(r'  File ".*/subprocess\.py", line \d+, in ')
 _IN_FRONT = r"""[(\[]\s*['"]{}['"]"""
 # Messages of Python, for a top-level module, and of pip, which reaches no package index from a host.
 _PACKAGE = re.compile(r"ModuleNotFoundError: No module named '(\w+)'$|ERROR: No matching distribution found for ([\w.-]+)")
-# In front of an error of a user's function, by the training library.
+# The training library's prefix of an error in a user's function.
 _FAILED_AT = re.compile(r"error: model_fn failed at .*?:\d+: ")
 _GPU_LIBRARY = re.compile(r"lib(?:cu|nv|nccl)")
 

@@ -24,7 +24,7 @@ def data(
     fab data put ~/pictures
     fab data rm pictures
 
-    `put` prints the path on the hosts. A file that is there with the same size and time is not sent again.
+    `put` prints the path on the hosts. A file that is there with the same size and modification time is not sent again.
     """
     from ops.submit.data import data as run
 

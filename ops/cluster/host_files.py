@@ -9,7 +9,6 @@ from infra import templates
 from infra.inventory import JOBS_UNIT, Host, Inventory
 from jobs.records import HostConfig, Plan
 
-HOST_FILE = "/etc/scaletier/host.json"
 UNITS = "/etc/systemd/system"
 UNIT_CONF, TIMER_CONF, TRAINER_CONF = (
     f"{UNITS}/{name}.d/host.conf" for name in (JOBS_UNIT, "scaletier.timer", "scaletier-trainer.service")
@@ -57,7 +56,7 @@ def host_files(inventory: Inventory, host: Host) -> list[RemoteFile]:
     }
     host_file = HostConfig(host.name, inventory.bucket, inventory.poll_seconds, power=inventory.start_requests())
     return [
-        RemoteFile(HOST_FILE, host_file.to_json().decode(), 0o640, "replica"),  # the group of the agent
+        RemoteFile("/etc/scaletier/host.json", host_file.to_json().decode(), 0o640, "replica"),  # the group of the agent
         RemoteFile(UNIT_CONF, templates.render("scaletier.conf.j2", **values)),
         RemoteFile(TRAINER_CONF, templates.render("scaletier-trainer.conf.j2", **values)),
         RemoteFile(TIMER_CONF, templates.render("scaletier-timer.conf.j2", **values)),

@@ -73,7 +73,7 @@ class SshBucket:
 
     A call is a line of JSON, [method, arguments, size], followed by `size` bytes of content. An answer is a line of JSON and
     the content whose sizes that line gives. If the channel of a call breaks, the call is repeated once on a new one: the bucket
-    recognises a write that had taken effect.
+    recognizes a write that had taken effect.
     """
 
     def __init__(self, open_channel: Callable[[], Channel], seconds: float = 30.0) -> None:

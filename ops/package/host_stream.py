@@ -17,7 +17,7 @@ from pathlib import Path
 
 from jobs.paths import CODE_DIR, PYTHON
 from ops.cluster import root_helper
-from ops.cluster.host_files import HOST_FILE, RemoteFile
+from ops.cluster.host_files import RemoteFile
 from ops.cluster.root_helper import PROGRAM
 from ops.package.package import compression_level, mode
 
@@ -43,9 +43,8 @@ def install_command(version: str, job_id: str = "") -> str:
 
 def wake_digest(version: str, files: Iterable[RemoteFile]) -> str:
     """Return the digest of a host's code and files, as the root helper computes it."""
-    contents = {file.path: file.content for file in files}
-    others = sorted(contents.keys() - {HOST_FILE})
-    return hashlib.sha256("\0".join([version, *(contents[path] for path in (HOST_FILE, *others))]).encode()).hexdigest()
+    contents = (file.content for file in sorted(files, key=lambda file: file.path))
+    return hashlib.sha256("\0".join([version, *contents]).encode()).hexdigest()
 
 
 def check_command(directories: Sequence[str], modules: Iterable[str] = (), python: str = PYTHON, digest: str = "") -> str:

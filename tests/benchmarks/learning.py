@@ -31,7 +31,7 @@ _CURVE = (
 )
 TARGET = 0.99
 _SECONDS = f"seconds from the first step to {TARGET} of test accuracy, cnn"
-# Of one and five the fastest of `python -m benchmarks.schedules` with which each seed reaches the target.
+# For one and five: the fastest settings of `python -m benchmarks.schedules` with which each seed reaches the target.
 _ONE_STEPS, _TWO_STEPS, _FIVE_STEPS, _TEN_STEPS, _MWMS_STEPS = 600, 800, 1000, 2000, 1500
 _OURS, _PEERS = f"{_CURVE} --max-steps {_FIVE_STEPS}", f"{_CURVE} --max-steps {_ONE_STEPS}"
 _TWO, _TEN = f"{_CURVE} --max-steps {_TWO_STEPS}", f"{_CURVE} --max-steps {_TEN_STEPS}"

@@ -221,7 +221,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no optimizer": ({"optimizer": lambda: 5}, "the optimizer is invalid: "),
     "a metric for each sample": (
         {"model": EachSample},
-        "the metric each is invalid: its shape is (None,). Valid: one number, or, unless it is the loss, an array of a known",
+        "the metric each is invalid: its shape is (None,). Valid: one number, or, unless it is the loss, an array of fixed",
     ),
     "a metric that does not fit": (
         {"metrics": ["top_k_categorical_accuracy"], "data": lambda: dataset(INPUTS, TARGETS[:, 0])},

@@ -45,7 +45,7 @@ class Host(FakeJobFiles):
         self.diagnosed: list[tuple[str, int | None, str]] = []
         self.plan: Plan
         self.damage = ""
-        self.expected_jobs = 0
+        self.early_connections = 0
         self.secret_files: list[Path] = []
         self.removable_secrets: list[Path] = []
         self.incarnation = incarnation
@@ -90,8 +90,8 @@ class Host(FakeJobFiles):
         self.kept_jobs = sorted(job_ids)
         self.removable_secrets = list(secrets)
 
-    def expect_job(self) -> None:
-        self.expected_jobs += 1
+    def connect_early(self) -> None:
+        self.early_connections += 1
 
     def finish(self) -> bool:
         return self.is_archived
@@ -501,7 +501,7 @@ def test_a_host_is_quick_to_see_the_hand_over_of_a_job(host: Host) -> None:
     submitted = JobRecord("job01", createTime=NOW).lease.with_holder("ann/1", submitter=True)
     host.submit(lease=submitted)
     assert [host.agent.run_cycle() for _ in range(2)] == [1 / 40] * 2
-    assert (host.expected_jobs, host.agent.supervisor) == (2, None)
+    assert (host.early_connections, host.agent.supervisor) == (2, None)
     assert host.agent.watched == paths.job("job01")
     host.clock.sleep(11.0)
     assert host.agent.run_cycle() == 1.0, "it takes long"

@@ -17,7 +17,7 @@ from typing import Any, cast
 import pytest
 from waiting import limit, wait_for
 
-from hosts.agent.__main__ import Loop, notify_systemd, stamp, started_by_timer
+from hosts.agent.__main__ import Loop, notify_systemd, read_stamp, started_by_timer
 from hosts.agent.agent import Agent
 from hosts.agent.config import load
 from jobs.bucket import TimeLimited
@@ -135,7 +135,7 @@ def test_a_local_bucket_does_not_import_fsspec() -> None:
     [("other", 75), ("moved", 75), ("replaced", 75), ("nothing", 0), ("woken", None), ("woken and stopped", 0)],
 )
 def test_an_agent_starts_again_for_new_code_or_a_job(tmp_path: Path, what: str, code: int | None) -> None:
-    """By systemd with exit code 75, or for a job in its own place."""
+    """Start by systemd with exit code 75, or for a job in its own place."""
     version = tmp_path / "VERSION"
     version.write_text("1")
     environ = {**os.environ, **write(tmp_path, {"name": "ps-0", "bucket": str(tmp_path)}), "SCALETIER_STATE": str(tmp_path)}
@@ -146,7 +146,7 @@ def test_an_agent_starts_again_for_new_code_or_a_job(tmp_path: Path, what: str, 
 
 
 @pytest.mark.parametrize(("seconds_ago", "by_timer"), [(None, False), (0.5, True), (60.0, False)])
-def test_a_start_by_the_timer_is_recognised(seconds_ago: float | None, by_timer: bool) -> None:
+def test_a_start_by_the_timer_is_recognized(seconds_ago: float | None, by_timer: bool) -> None:
     then = time.monotonic() - (seconds_ago or 0.0)
     environ = {} if seconds_ago is None else {"TRIGGER_TIMER_MONOTONIC_USEC": f"{then * 1e6:.0f}"}
     assert started_by_timer(environ) is by_timer
@@ -173,14 +173,14 @@ def test_a_change_of_the_watched_object_begins_the_next_cycle(tmp_path: Path) ->
             return 3600.0
 
     agent = Watching()
-    loop = Loop(cast("Agent", agent), partial(stamp, bucket, records))
+    loop = Loop(cast("Agent", agent), partial(read_stamp, bucket, records))
     thread = threading.Thread(target=loop._report)
     thread.start()
     wait_for(lambda: cycles == 1, "the first cycle")
     bucket.replace("record", b"2", item)
     thread.join(limit())
     assert (thread.is_alive(), cycles) == (False, 4), "also of a change during a cycle, and of what is watched"
-    assert stamp(bucket, records, "none") is None
+    assert read_stamp(bucket, records, "none") is None
 
 
 @pytest.mark.parametrize(("when", "code"), [("never", 0), ("during", 75), ("tidying", 75), ("after", -signal.SIGHUP)])

@@ -101,7 +101,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "Keras's own of batches": (
         {"callbacks": [keras.callbacks.TensorBoard()]},
-        "the callback TensorBoard is invalid: summaries are automatic, in JOB_DIR/summaries. Valid: fit without it, and `fab ",
+        "the callback TensorBoard is invalid: summaries are automatic, in JOB_DIR/summaries. Valid: fit without it. Run: fab ",
     ),
     "Keras's own that resumes": (
         {"callbacks": keras.callbacks.BackupAndRestore("backup")},
@@ -365,7 +365,7 @@ def test_batches_are_counted_with_one_process_only(
     assert source.length is None
     planned = Callbacks((), 2).plan(replace(flags_of([]), max_steps=0), source.length, source.count)
     assert (planned.max_steps, planned.eval_steps) == (6, 3)
-    assert capfd.readouterr().out.startswith("Counts the batches of train_data, which takes a pass over it; .apply(tf.data.")
+    assert capfd.readouterr().out.startswith("Counts the batches of train_data by a pass over it; .apply(tf.data.")
     cluster = {"chief": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"], "ps": ["127.0.0.1:3"]}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}}))
     monkeypatch.setattr(importlib.import_module("scaletier.fit"), "exit_process", sys.exit)
