@@ -295,7 +295,7 @@ class FunctionalModel:
     def require_transferable(self) -> None:
         """Raise JobError if the model has parts that cannot be sent to another host."""
         for one in private.resources(self.model)[:1]:
-            what = "uses a loaded SavedModel" if hasattr(one, "signatures") else "looks words up in a table"
+            what = "uses a loaded SavedModel" if private.is_loaded(one) else "looks words up in a table"
             line = f"the model {self.model.name} {what}, which no other host can be given"
             raise JobError(f"{line}: do that in the job's data, or train by sync, or on one host")
 

@@ -499,12 +499,20 @@ def layers(model: Any) -> list[Any]:
     return list(model._flatten_layers())
 
 
+def is_loaded(value: Any) -> bool:
+    """Return True for what tf.saved_model.load returns; the attribute alone may be one that a user's object makes up."""
+    return isinstance(value, import_tensorflow().__internal__.tracking.AutoTrackable) and "signatures" in vars(value)
+
+
 def resources(model: Any) -> list[Any]:
     """Return what layers use besides their variables: lookup tables, and what they have loaded by tf.saved_model.load."""
-    kind = import_tensorflow().saved_model.experimental.TrackableResource
-    values = [value for layer in layers(model) for value in vars(layer).values()]
-    values += [part for value in values if isinstance(value, list | tuple) for part in value]
-    return [value for value in values if isinstance(value, kind) or hasattr(value, "signatures")]
+    kind, own = import_tensorflow().saved_model.experimental.TrackableResource, layers(model)
+    values, parts = {id(one): one for one in own}, [part for layer in own for part in vars(layer).values()]
+    while parts:
+        if id(value := parts.pop()) not in values:
+            values[id(value)] = value
+            parts += value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return [one for one in list(values.values())[len(own) :] if isinstance(one, kind) or is_loaded(one)]
 
 
 def stored(variable: Any) -> Any:

@@ -451,6 +451,21 @@ def test_lookup_tables_of_nested_layers_are_found() -> None:
     assert len(private.resources(model)) == 1
 
 
+def test_tables_in_mappings_are_found_and_objects_that_have_any_attribute_are_not() -> None:
+    class Config:
+        def __init__(self, refuses: bool) -> None:
+            self.refuses = refuses
+
+        def __getattr__(self, name: str) -> None:
+            if self.refuses:
+                raise KeyError(name)
+
+    layer = keras.layers.Dense(1)
+    table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(["a"], [1]), 0)
+    layer.configs, layer.tables = (Config(True), Config(False)), {"a": [table], 2: table}
+    assert private.resources(keras.Sequential([keras.Input((2,)), layer])) == [table]
+
+
 def test_settings_of_a_compiled_model_are_read() -> None:
     def metric(targets: Any, outputs: Any) -> Any:
         return tf.reduce_mean(outputs - targets)
