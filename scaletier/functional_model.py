@@ -443,7 +443,7 @@ class FunctionalModel:
             return stored
         assigned = self._scope.get_current_value(spec.variable)
         value = spec.variable.value if assigned is None else assigned
-        return np.asarray(keras.ops.convert_to_numpy(value), spec.dtype)
+        return np.asarray(_to_array(value), spec.dtype)
 
     def set_constants(self, values: Sequence[Any]) -> None:
         """Set the initial values of the variables that no step changes; layers compute from them again."""
@@ -751,7 +751,7 @@ class FunctionalModel:
         # Variables that reset_metrics does not reset are like states of layers.
         self._metric_variables = [one for one in private.metric_variables(model) if id(one) in reset.assigned]
         # Their values before any batch.
-        self._initial_metrics = [keras.ops.convert_to_numpy(reset.get_current_value(one)) for one in self._metric_variables]
+        self._initial_metrics = [_to_array(reset.get_current_value(one)) for one in self._metric_variables]
         return traced[0], traced[1], traced[2]
 
     @contextlib.contextmanager
@@ -958,6 +958,11 @@ def _compare(function: Callable[..., Any], targets: Any, outputs: Any, **more: A
 def _value(given: Any) -> Any:
     """Return a variable's value in the current scope, or a tensor as it is."""
     return given.value if isinstance(given, keras.Variable) else given
+
+
+def _to_array(value: Any) -> npt.NDArray[Any]:
+    """Return a tensor's or a variable's value; `convert_to_numpy` of Keras fails for one number in bfloat16."""
+    return np.asarray(tf.convert_to_tensor(value).numpy())
 
 
 def _sum(gradients: Sequence[Any]) -> Any:

@@ -669,6 +669,17 @@ def test_one_replica_alone_trains_weights_of_another_type() -> None:
             refused()
 
 
+def test_one_replica_alone_trains_in_bfloat16() -> None:
+    keras.config.set_floatx("bfloat16")
+    try:
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="zeros")])
+        model.compile(keras.optimizers.SGD(0.25), "mse", metrics=["mae"])
+        _, _, round_ = train_round(Job(model, tf.data.Dataset.from_tensors((tf.ones([2, 1]), tf.ones([2, 1]))).repeat()), 1)
+    finally:
+        keras.config.set_floatx("float32")
+    assert (round_.loss, round_.metrics) == (1.0, {"mae": 1.0})
+
+
 class Noise(keras.layers.Layer):  # type: ignore[misc]
     """Adds random numbers, by a generator of its own or by none."""
 
