@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,8 @@ from scaletier.tensorflow_setup import ASSERT_CARDINALITY, import_tensorflow, on
 
 tf = import_tensorflow()
 
+# The time between two lines of a long pass over the data.
+LOG_SECONDS = 60.0
 _FIRST_BATCHES = 16
 
 
@@ -117,9 +120,17 @@ class BatchSource:
         return self._make(ReplicaContext())
 
     def count(self) -> int:
-        """Return the number of batches of one pass, which is read for it."""
+        """Return the number of batches of one pass, which is read for it; JobError if it cannot be read again."""
         say(f"Counts the batches of train_data by a pass over it; {ASSERT_CARDINALITY} on the data avoids this pass")
-        return int(self.one_pass().reduce(tf.constant(0, tf.int64), lambda count, *_: count + 1))
+        count, logged_at = 0, time.monotonic()
+        for count, _ in enumerate(self.one_pass(), 1):
+            if (now := time.monotonic()) - logged_at >= LOG_SECONDS:
+                say(f"Still counts, {count} batches so far; train_data must end. Valid: steps_per_epoch")
+                logged_at = now
+        if next(iter(self.one_pass()), None) is None:
+            line = "the job's data is invalid: it can be read only once, and its batches were counted. Valid: steps_per_epoch,"
+            raise JobError(f"{line} or data with {ASSERT_CARDINALITY}")
+        return count
 
     def fix_batch_size(self) -> int:
         """Restrict training to batches of one size, the largest of the first batches; return the size.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scaletier import checkpoint
-from scaletier.data import make_eval_source
+from scaletier.data import LOG_SECONDS, make_eval_source
 from scaletier.flags import Flags
 from scaletier.functional_model import Batch, FunctionalModel, metrics_by_name
 from scaletier.job import EvalCallback, Job
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from scaletier.loop import Metric
 
 tf = import_tensorflow()
-
-_LOG_SECONDS = 60.0
 
 
 class EvaluationResult(NamedTuple):
@@ -72,7 +70,7 @@ def make_evaluate(
         for element in batches:
             if is_stopped():
                 return None
-            if (now := time.monotonic()) - logged_at >= _LOG_SECONDS:
+            if (now := time.monotonic()) - logged_at >= LOG_SECONDS:
                 say(f"Still evaluates, {samples} samples so far; eval_data must end")
                 logged_at = now
             batch = Batch.of(element)
