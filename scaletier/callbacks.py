@@ -182,8 +182,8 @@ class Callbacks:
             elif match := next((one for one in stored if one[0] == name), None):
                 stored.remove(match)
                 vars(callback).update(match[1])
-        for name, values in self.history.history.items():
-            values[:] = [self._as_logged(name, one) for one in values]
+        for values in self.history.history.values():
+            values[:] = [_as_logged(one) for one in values]
         if state["given_rates"] == self._given_rates():
             for at, rate in zip(self._rate_indices, state["rates"], strict=True):
                 self._local[at].assign(rate)
@@ -197,15 +197,8 @@ class Callbacks:
 
         initial = self._network.initial_metrics()
         if set(logs) == set(self._logs):
-            self._rounds.append((steps, {name: self._as_logged(name, value) for name, value in logs.items()}))
+            self._rounds.append((steps, {name: _as_logged(value) for name, value in logs.items()}))
             self._carried = list(carried) if [*map(np.shape, carried)] == [*map(np.shape, initial)] else []
-
-    def _as_logged(self, name: str, value: Any) -> Any:
-        """Return a value of a checkpoint as it was logged: the numbers of a metric as an array."""
-        import numpy as np
-
-        is_array = isinstance(value, list) and name.removeprefix("val_") in self._network.metric_shapes
-        return np.asarray(value, np.float32) if is_array else value
 
     def store(self) -> None:
         """Update `state` for a checkpoint."""
@@ -309,6 +302,14 @@ def _plain(value: Any) -> Any:
         return np.asarray(value, float).tolist()
     except (TypeError, ValueError):
         return str(value)
+
+
+def _as_logged(value: Any) -> Any:
+    """Return a value of a checkpoint as it was logged: a list of numbers, which a metric has given, as an array."""
+    import numpy as np
+
+    numbers = isinstance(value, list) and all(isinstance(one, int | float) for one in np.asarray(value, object).flat)
+    return np.asarray(value, np.float32) if numbers else value
 
 
 def _trainable_of(model: Any) -> list[int]:

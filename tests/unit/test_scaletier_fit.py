@@ -6,6 +6,7 @@ import contextlib
 import functools
 import importlib
 import json
+import math
 import os
 import re
 import signal
@@ -234,6 +235,18 @@ def test_the_state_of_callbacks_is_kept_whatever_they_log() -> None:
     ((name, state),) = called._callbacks_state()["callbacks"]
     assert (name, state["history"]["matrix"], state["history"]["tensor"]) == ("History", [[[1, 0], [0, 1]]], [2])
     assert "ValueError" in state["history"]["other"][0]
+
+
+def test_numbers_of_metrics_that_evaluations_alone_have_are_arrays_again() -> None:
+    called = Callbacks()
+    called.history = keras.callbacks.History()
+    stored = {"val_f": [[0.25, 0.5], [1.0, math.nan]], "loss": [1.0, 2.0], "words": [["1"], [None], [[1], [2, 3]]]}
+    called._rate_indices = []
+    called._restore({"callbacks": [["History", {"history": stored}]], "given_rates": [], "rates": []})
+    history = called.history.history
+    assert [one.dtype for one in history["val_f"]] == [np.float32, np.float32]
+    assert (history["val_f"][0].tolist(), history["loss"]) == ([0.25, 0.5], [1.0, 2.0])
+    assert history["words"] == [["1"], [None], [[1], [2, 3]]]
 
 
 def scaled() -> Any:
