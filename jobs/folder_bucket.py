@@ -173,8 +173,11 @@ class FolderBucket:
         return self._look_through(folder, all_readable=True)[0]
 
     def times(self, folder: str) -> dict[str, int]:
-        with file_errors(self._root):
-            return {path: (self._root / folder / path).stat().st_mtime_ns for path in self.walk(folder)}
+        times = dict[str, int]()
+        for path in self.walk(folder):
+            with file_errors(self._root), suppress(*_NOTHING):  # it may vanish after the walk
+                times[path] = (self._root / folder / path).stat().st_mtime_ns
+        return times
 
     def walk_following_links(self, folder: str) -> tuple[dict[str, int], list[str]]:
         sizes, links, skipped = self._look_through(folder, all_readable=False)

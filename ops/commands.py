@@ -117,7 +117,7 @@ def check_target(target: str) -> None:
         words = shlex.split(target)
     except ValueError as error:
         raise ValueError(f"it cannot be split into words ({error})") from None
-    if notification.is_url(words[0]):
-        raise ValueError("a space or a quote is before its URL")
+    if notification.is_url(words[0]) or "://" in words[0] or words[0].startswith("//"):
+        raise ValueError("a URL must begin with its scheme, without characters before it")
     if operator := shell_operator(target, words):
         raise ValueError(f"it runs without a shell, and has a shell's {operator}")

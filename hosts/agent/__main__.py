@@ -42,7 +42,7 @@ EXIT_RESTART = 75
 # `fab train` starts the unit before it sends a job, and the next job may come soon.
 _IDLE_SECONDS = 60.0
 # A start within these seconds after the timer elapsed is the timer's.
-_TIMER_SECONDS = 5.0
+_TIMER_SECONDS = 30.0
 # The time in which a stopped unit reports to the bucket.
 _FINAL_REPORT_SECONDS = 5.0
 _LONGEST_SLEEP = 5.0

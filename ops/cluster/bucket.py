@@ -11,7 +11,7 @@ from typing import Any
 
 import paramiko
 
-from jobs.bucket import Bucket
+from jobs.bucket import Bucket, time_of
 from ops import terminal
 from ops.cluster.remote import send_bursts
 
@@ -95,6 +95,13 @@ def upload_missing(bucket: Bucket, folder: str, files: Mapping[str, Path], exist
             for name in names:
                 bucket.upload(f"{folder}/{name}" if name else folder, files[name], progress)
     return names
+
+
+def upload_changed(bucket: Bucket, folder: str, files: Mapping[str, Path], existing: Mapping[str, int], what: str) -> list[str]:
+    """Upload files as `upload_missing` does, and those that have another modification time in the bucket."""
+    times = bucket.times(folder) if existing else {}
+    same = {name: existing[name] for name in files.keys() & existing.keys() if times.get(name) == time_of(files[name])}
+    return upload_missing(bucket, folder, files, same, what)
 
 
 def read_whole(bucket: Bucket, name: str) -> bytes | None:

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
 from infra.scale_tiers import suggest
-from jobs.bucket import time_of
 from jobs.paths import DATA
 from ops import terminal
-from ops.cluster.bucket import upload_missing
+from ops.cluster.bucket import upload_changed
 from ops.cluster.cluster import ClusterClient
 from ops.errors import DONE, UsageError
 from ops.package.package import absolute
@@ -71,9 +70,7 @@ def _put(cluster: ClusterClient, source: Path, name: str | None, as_json: bool) 
         target = f"{target}/{source.name}"
         existing = cluster.bucket.walk(target)
     _check_kinds(cluster, source, target, files, existing)
-    times = cluster.bucket.times(target) if existing else {}
-    same = {path: size for path, size in existing.items() if path in files and times.get(path) == time_of(files[path])}
-    uploaded = upload_missing(cluster.bucket, target, files, same, str(source))
+    uploaded = upload_changed(cluster.bucket, target, files, existing, str(source))
     if not as_json:
         unchanged = f", {len(files) - len(uploaded)} unchanged" if len(uploaded) < len(files) else ""
         ignored = f", {len(tree.ignored_paths)} ignored" if tree.ignored_paths else ""

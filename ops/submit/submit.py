@@ -28,7 +28,7 @@ from jobs.records import JobRecord, Plan
 from jobs.serialization import RecordError
 from ops import terminal
 from ops.cluster import host_files
-from ops.cluster.bucket import upload_missing
+from ops.cluster.bucket import upload_changed
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.ledger import current_user, find_job
 from ops.cluster.remote import ADVICE, Fleet
@@ -321,7 +321,7 @@ def _upload_data(bucket: Bucket, submission: Submission, data: Data) -> None:
     for name in existing.keys() - submission.data.keys():
         if (match := _SHARD.fullmatch(name)) and match[1] in sharded:
             bucket.delete(f"{folder}/{name}")
-    upload_missing(bucket, folder, submission.data, existing, data.name)
+    upload_changed(bucket, folder, submission.data, existing, data.name)
 
 
 def _upload_package(cluster: ClusterClient, submission: Submission) -> None:

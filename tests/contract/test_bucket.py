@@ -355,6 +355,12 @@ def test_an_uploaded_file_keeps_its_time(store: Bucket, tmp_path: Path) -> None:
     assert store.times("data").get("a") != modified
 
 
+def test_a_file_that_vanishes_has_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "kept").touch()
+    monkeypatch.setattr(FolderBucket, "walk", lambda *_: {"gone": 1, "kept/gone": 1, "kept": 0})
+    assert FolderBucket(tmp_path).times("") == {"kept": (tmp_path / "kept").stat().st_mtime_ns}
+
+
 def test_a_scan_returns_uploaded_files(store: Bucket, tmp_path: Path) -> None:
     store.create(JOB, b"first")
     (tmp_path / "source").write_bytes(b"second")

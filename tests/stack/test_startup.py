@@ -178,7 +178,9 @@ def test_an_upgraded_host_keeps_its_agent_and_no_old_files(tmp_path: Path) -> No
     [
         (2000, None, "", True),
         (1000, None, "", False),
-        (2000, 25, "", False),
+        (2000, 25, "running", False),
+        (2000, 60, "", True),  # an agent without a job ends a minute after its start
+        (2000, 95, "", False),
         (2000, 4000, "", False),
         (2000, 3, "", True),  # the timer's poll of the queue is no work
         (2000, None, "login", False),
@@ -196,10 +198,12 @@ def test_an_idle_host_stops(tmp_path: Path, age: int, job: int | None, other: st
     os.utime(busy, (busy.stat().st_mtime - age,) * 2)
     uptime.write_text("9000.27 17000.50\n")
     since = 0 if job is None else (9000 - job) * 1_000_000 + 123_456
-    query = "--property ActiveEnterTimestampMonotonic --value scaletier.service"
+    query = "--value scaletier.service"
+    status = "job job01 RUNNING, trainer RUNNING, restarts 0" if other == "running" else "no job has this host"
     active = ["scaletier.service"] * (job is not None) + ["scaletier-serving.service"] * (other == "models")
     is_active = f'is-active) case " {" ".join(active)} " in *" $3 "*) ;; *) exit 3;; esac;;'
-    show = f'show) [ "$*" = "show {query}" ] && echo {since};;'
+    show = f"""show) case "$*" in "show --property ActiveEnterTimestampMonotonic {query}") echo {since};;
+        "show --property StatusText {query}") echo {status};; *) exit 3;; esac;;"""
     tools = {
         "systemctl": f'case "$1" in {is_active} {show} poweroff) touch {stopped};; esac',
         "ss": "echo 0 0 10.64.0.2:22 35.235.240.9:40000" if other == "login" else "true",

@@ -52,6 +52,8 @@ loop = Loop(agent)
 loop.run()
 if "after" in sys.argv:
     os.kill(os.getpid(), signal.SIGHUP)
+if "terminated" in sys.argv:
+    os.kill(os.getpid(), signal.SIGTERM)
 sys.exit(75 if loop.woken_late else 0)
 """
 
@@ -145,7 +147,7 @@ def test_an_agent_starts_again_for_new_code_or_a_job(tmp_path: Path, what: str, 
     assert done.stdout == "True 60.0\n" + (f"again {version} {what}\n" if code is None else "")
 
 
-@pytest.mark.parametrize(("seconds_ago", "by_timer"), [(None, False), (0.5, True), (60.0, False)])
+@pytest.mark.parametrize(("seconds_ago", "by_timer"), [(None, False), (0.5, True), (20.0, True), (60.0, False)])
 def test_a_start_by_the_timer_is_recognized(seconds_ago: float | None, by_timer: bool) -> None:
     then = time.monotonic() - (seconds_ago or 0.0)
     environ = {} if seconds_ago is None else {"TRIGGER_TIMER_MONOTONIC_USEC": f"{then * 1e6:.0f}"}
@@ -183,7 +185,10 @@ def test_a_change_of_the_watched_object_begins_the_next_cycle(tmp_path: Path) ->
     assert read_stamp(bucket, records, "none") is None
 
 
-@pytest.mark.parametrize(("when", "code"), [("never", 0), ("during", 75), ("tidying", 75), ("after", -signal.SIGHUP)])
+@pytest.mark.parametrize(
+    ("when", "code"),
+    [("never", 0), ("during", 75), ("tidying", 75), ("after", -signal.SIGHUP), ("terminated", -signal.SIGTERM)],
+)
 def test_an_agent_woken_while_it_ends_asks_for_a_restart(when: str, code: int) -> None:
     done = subprocess.run([sys.executable, "-c", _PROGRAM, when], capture_output=True, text=True, timeout=limit(), check=False)
     assert done.returncode == code, done.stderr

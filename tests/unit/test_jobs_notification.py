@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jobs.notification import redact_target
+from jobs.notification import quote_target, redact_target
 from ops.commands import check_target
 
 
@@ -68,3 +68,22 @@ def test_invalid_targets_are_refused(target: str, message: str) -> None:
     with pytest.raises(ValueError, match=r"^[^\n]+$") as error:
         check_target(target)
     assert message in str(error.value)
+
+
+_WITH_PASSWORD = "https://ann:hunter2@example.com/x"
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        *(f"{before}{_WITH_PASSWORD}" for before in ("(", "“", "-", "@", "`", "\\", " ", "curl|", "\ufeff", "\u200b", "a=")),
+        f"<{_WITH_PASSWORD}>",
+        f"`{_WITH_PASSWORD}`",
+        f"\\{_WITH_PASSWORD}|x",
+        "//ann:hunter2@example.com/x",
+    ],
+)
+def test_a_password_is_never_shown(target: str) -> None:
+    with pytest.raises(ValueError, match=r"^[^\n]+$") as error:
+        check_target(target)
+    assert "hunter2" not in f"{error.value} {quote_target(target)} {quote_target([target])} {redact_target(target)}"

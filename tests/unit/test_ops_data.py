@@ -79,6 +79,7 @@ def test_put_uploads_a_file_of_the_same_size_that_changed(
         (mine / name).write_bytes(b"1")
     data(cluster, "put", str(mine), None, sure=True, as_json=False)
     (mine / "b").write_bytes(b"2")
+    os.utime(mine / "b", (2, 2))
     (restored := tmp_path / "restored").write_bytes(b"0")
     os.utime(restored, (1, 1))
     restored.rename(mine / "older")

@@ -265,6 +265,16 @@ def test_data_is_uploaded_before_a_host_starts(submission: Submission, ledger: L
     assert sizes == [5] * 5
 
 
+def test_changed_data_of_the_same_size_is_uploaded_again(submission: Submission, bucket: Bucket, tmp_path: Path) -> None:
+    file, stored = tmp_path / "train.tfrecord", list[bytes]()
+    for content, seconds in ((b"1", 1), (b"2", 2), (b"3", 2)):
+        file.write_bytes(content)
+        os.utime(file, (seconds, seconds))
+        module._upload_data(bucket, with_data(submission, file), Data(name="digits"))
+        stored.append(read_content(bucket, "data/digits/train.tfrecord"))
+    assert stored == [b"1", b"2", b"2"], "a file of the same size and time is not uploaded"
+
+
 def test_old_shards_of_the_data_are_deleted(submission: Submission, ledger: Ledger, bucket: Bucket, tmp_path: Path) -> None:
     new = "train-00000-of-00001.tfrecord"
     (tmp_path / new).write_bytes(b"12345")
