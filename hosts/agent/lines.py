@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from jobs.firsterror import TRACEBACK, is_continuation, strip_rank
@@ -19,6 +20,7 @@ MESSAGE_SECONDS = 1.0
 RAISED_SECONDS = 0.05
 """Lines after a traceback, each within this time of the previous one, are the rest of its exception's text, unless progress."""
 
+_TRACEBACK = b"Traceback (most recent call last):"
 # Backspaces can go back by this many bytes at most, which limits the time for a line with many of them.
 _REACH = 4096
 # A token of a line: a colour, which has no width; a character of UTF-8; or an invalid byte.
@@ -111,7 +113,7 @@ class Splitter:
         if not self._rest:
             self._since = now
         *complete, rest = (self._rest + data).split(b"\n")
-        for text in complete:
+        for text in chain.from_iterable(map(_before_traceback, complete)):
             line = self._apply_moves(text, now) if b"\x1b[" in text else text
             if self._up:
                 yield from self._row(line, now)
@@ -300,6 +302,15 @@ def _text(line: bytes) -> str:
     if b"\x1b[" in line:
         line = _MOVES.sub(b"", line)
     return line.replace(b"\b", b"").decode("utf-8", "replace")
+
+
+def _before_traceback(line: bytes) -> Sequence[bytes]:
+    """Return a line, or two if a traceback begins behind an unfinished one, such as a progress bar.
+
+    A space separates the prefix that some programs give to every line, such as `[rank0]: `.
+    """
+    before = line.removesuffix(_TRACEBACK)
+    return (line,) if before == line or not before.strip() or before.endswith(b" ") else (before, _TRACEBACK)
 
 
 def _visible(line: bytes, bar: bool) -> bytes:

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,11 +163,13 @@ def _involved_hosts(inventory: Inventory, submitter: Submitter) -> list[str]:
 def _claim(cluster: ClusterClient, submitter: Submitter, may_wait: bool) -> list[QueueEntry]:
     try:
         try:
-            return submitter.claim(may_wait)
+            with _defer_signals():
+                return submitter.claim(may_wait)
         except BusyError as error:
             if not _clear_abandoned(cluster, error.ahead):
                 raise
-        return submitter.claim(may_wait)
+        with _defer_signals():
+            return submitter.claim(may_wait)
     except UsedBeforeError as error:
         raise DuplicateIdError(str(error)) from None
     except BusyError as error:
@@ -267,15 +269,42 @@ def _undo(submitter: Submitter, renewal: _Renewal, job_id: str, error: BaseExcep
 
 @contextmanager
 def _ignore_signals() -> Iterator[None]:
-    """Ignore Ctrl-C, a closed terminal and `timeout` during the block; they interrupt only the main thread."""
+    """Ignore Ctrl-C, a closed terminal and `timeout` during the block."""
+    with _handle_signals(signal.SIG_IGN):
+        yield
+
+
+@contextmanager
+def _defer_signals() -> Iterator[None]:
+    """Raise KeyboardInterrupt at the end of the block for the first such signal, and at once for the second.
+
+    The block's writes to the bucket may take effect later if it is interrupted, and nobody would undo them.
+    """
+    signals = 0
+
+    def handle(*_: object) -> None:
+        nonlocal signals
+        signals += 1
+        if signals > 1:
+            raise KeyboardInterrupt
+
+    with _handle_signals(handle):
+        yield
+    if signals:
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def _handle_signals(handler: signal.Handlers | Callable[..., None]) -> Iterator[None]:
+    """Handle Ctrl-C, a closed terminal and `timeout` by this handler during the block; they interrupt only the main thread."""
     is_main = threading.current_thread() is threading.main_thread()
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if is_main else ()
-    previous = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    previous = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        for number, old in previous.items():
+            signal.signal(number, old)
 
 
 class _Renewal:

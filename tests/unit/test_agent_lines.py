@@ -50,6 +50,18 @@ def test_a_progress_bar_yields_a_line_every_few_seconds() -> None:
     assert "" not in lines
 
 
+@pytest.mark.parametrize("bar", [b"\r 4/5 loss: 0.5", b"\r 50%|##   | 1/2 [00:01<00:01]", b"half a line"])
+def test_a_traceback_behind_an_unfinished_line_is_a_line(bar: bytes) -> None:
+    raised = b"Traceback (most recent call last):\n  File\nRuntimeError: bad batch\n"
+    lines = ["Traceback (most recent call last):", "  File", "RuntimeError: bad batch"]
+    data = bar + raised
+    assert (
+        split(data) == split(*(data[at : at + 7] for at in range(0, len(data), 7))) == [bar.decode().removeprefix("\r"), *lines]
+    )
+    for prefix in ("[rank0]: ", "  + Exception Group ", "    "):
+        assert split(prefix.encode() + raised)[0] == prefix + lines[0]
+
+
 def keras_bar(steps: int) -> list[bytes]:
     """Return Keras 3's output of an epoch: backspaces over the last output, and padding if that was longer."""
     width, pieces = 0, []

@@ -416,6 +416,30 @@ def test_holders_and_takers_of_hosts_are_described(submission: Submission, ledge
     assert str(module._lease_lost_error("job01", LeaseLostError(ended))) == continued
 
 
+@pytest.mark.parametrize("interrupts", [1, 2])
+def test_a_claim_is_interrupted_only_by_a_second_interrupt(
+    submission: Submission, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, interrupts: int
+) -> None:
+    body, claimed = Submitter.claim, list[str]()
+
+    def claim(submitter: Submitter, may_wait: bool) -> list[QueueEntry]:
+        for _ in range(interrupts):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.01)
+        ahead = body(submitter, may_wait)
+        claimed.extend(entry.jobId for entry in ledger.queue().entries)
+        return ahead
+
+    monkeypatch.setattr(Submitter, "claim", claim)
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        submit(make_cluster(FakeFleet(submission.inventory), ledger), submission, may_wait=True)
+    assert signal.getsignal(signal.SIGINT) == before
+    job = ledger.job("job01")
+    assert (claimed, job and job.record.state) == ((["job01"], JobState.CANCELLED) if interrupts == 1 else ([], None))
+    assert ledger.queue().entries == []
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("when", ["give_up", "end"])
 def test_a_second_interrupt_does_not_stop_the_cleanup(
