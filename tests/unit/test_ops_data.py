@@ -44,7 +44,14 @@ def test_put_ls_and_rm(cluster: ClusterClient, bucket: Path, tmp_path: Path, cap
     assert capsys.readouterr() == (table, f"2 files, 3 B, in {bucket}/data/pictures\n")
     (mine / "b").write_bytes(b"345")
     assert data(cluster, "put", str(mine), None, sure=True, as_json=False) == 0
-    assert capsys.readouterr().out == f"2 files, 1 unchanged: {bucket}/data/pictures\n"
+    printed = capsys.readouterr()
+    assert (printed.out, "still there" in printed.err) == (f"2 files, 1 unchanged: {bucket}/data/pictures\n", False)
+    (mine / "train" / "a").rename(mine / "c")
+    assert data(cluster, "put", str(mine), None, sure=True, as_json=False) == 0
+    gone = f"not in {mine}, but still there: train/a; fab data rm removes all\n"
+    assert capsys.readouterr().err.endswith(f"\n{gone}")
+    (mine / "c").rename(mine / "train" / "a")
+    (bucket / "data/pictures/c").unlink()
     assert data(cluster, "put", str(mine / "b"), "other/name", sure=True, as_json=False) == 0
     assert (bucket / "data" / "other" / "name").read_bytes() == b"345"
     capsys.readouterr()
