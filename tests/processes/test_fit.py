@@ -378,7 +378,9 @@ def test_one_process_trains_like_keras(name: str, tmp_path: Path) -> None:
     reference.save(tmp_path / "reference.keras")
     loaded = [keras.models.load_model(tmp_path / name) for name in ("export/model.keras", "reference.keras")]
     for trained, like in ((result.model, reference), loaded):
-        evaluated, expected_metrics = (np.hstack(one.evaluate(*tested, verbose=0)) for one in (trained, like))
+        evaluated, expected_metrics = (
+            np.hstack(keras.tree.flatten(one.evaluate(*tested, verbose=0))) for one in (trained, like)
+        )
         assert evaluated == pytest.approx(expected_metrics, abs=1e-5)
     if data in PAGES:
         assert train_data.calls == x.calls == ["end", *["begin", "end"] * EPOCHS]
