@@ -18,8 +18,8 @@ _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _ADDRESS = re.compile(r"[\d.]+$|.*:")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:\S")  # also mailto:me@example.com and example.com:80/done, to refuse them
 # The part of a target that is no secret: a URL's scheme and host, or a command's first word.
-_SHOWN = re.compile(r"""[\s'"\[{]*[^\s='",:]*(?::(?://[\w.-]*/?)?)?""")
-_SHOWN_BEFORE_AT = re.compile(r"""[\s'"\[{]*[^\s='",:/]*[:/]?""")  # all that follows may be a password
+_PUBLIC = re.compile(r"""[\s'"\[{]*[^\s='",:]*(?::(?://[\w.-]*/?)?)?""")
+_PUBLIC_BEFORE_AT = re.compile(r"""[\s'"\[{]*[^\s='",:/]*[:/]?""")  # all that follows may be a password
 
 
 @dataclass(frozen=True)
@@ -81,11 +81,11 @@ def check_address(text: str) -> None:
 def quote_target(target: object) -> str:
     """Return a refused target for a message, without its secrets; it may be neither a URL nor a command."""
     text = target if isinstance(target, str) else repr(target)
-    return repr(_shown(text)) if isinstance(target, str) else _shown(text)
+    return repr(_public_part(text)) if isinstance(target, str) else _public_part(text)
 
 
-def _shown(text: str) -> str:
-    match = (_SHOWN_BEFORE_AT if "@" in text else _SHOWN).match(text)
+def _public_part(text: str) -> str:
+    match = (_PUBLIC_BEFORE_AT if "@" in text else _PUBLIC).match(text)
     assert match is not None
     return match[0] + ("…" if match.end() < len(text) else "")
 
@@ -94,7 +94,7 @@ def redact_target(target: str) -> str:
     """Return a target without its secrets: scheme, host and port of a URL, or a command's first word."""
     if not is_url(target):
         first, *words = shlex.split(target)
-        name, equals, _ = (_shown(first) if "@" in first else first).partition("=")
+        name, equals, _ = (_public_part(first) if "@" in first else first).partition("=")
         return f"command {name}{equals and '=…'}{' …' if words else ''}"
     parts = urlsplit(target)
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname

@@ -65,13 +65,6 @@ def main() -> int:
     launcher_client = launcher(host.bucket, os.environ)
     job_files = JobFiles(host, state, ledger, bucket, os.environ, launcher_client, wake=lambda: loop.report_now())
     client = StartClient(host.power) if host.power else None
-    host_functions = HostFunctions(
-        Meter(time.monotonic).read,
-        network.connections,
-        client.preempted if client else lambda: False,
-        lambda: HostStarter(client.start, client.hosts, time.monotonic) if client else None,
-    )
-    notify_systemd("READY=1")
     agent = Agent(
         host.name,
         os.urandom(4).hex(),
@@ -81,10 +74,16 @@ def main() -> int:
         time.monotonic,
         now,
         host.pollSeconds,
-        host_functions=host_functions,
+        host_functions=HostFunctions(
+            Meter(time.monotonic).read,
+            network.connections,
+            client.preempted if client else lambda: False,
+            lambda: HostStarter(client.start, client.hosts, time.monotonic) if client else None,
+        ),
         is_current_version=lambda: _installed() == installed,
         idle_seconds=0.0 if started_by_timer(os.environ) else _IDLE_SECONDS,
     )
+    notify_systemd("READY=1")
     loop: Loop = Loop(agent, partial(read_stamp, bucket, records))
     loop.run()
     if _installed() != installed:
@@ -217,7 +216,8 @@ class Loop:
         try:
             while not agent.finished:
                 self._due.clear()  # what comes from here on is for the next cycle
-                name, before = agent.watched, self._stamp(agent.watched)
+                name = agent.watched
+                before = self._stamp(name)
                 wait = agent.run_cycle()
                 with suppress(BlockingIOError):
                     self._wake_writer.send(b"\0")  # the supervisor may have a new target state

@@ -85,10 +85,15 @@ def _as_os_error() -> Iterator[None]:
         raise OSError(str(error) or type(error).__name__) from error
 
 
-def upload_missing(bucket: Bucket, folder: str, files: Mapping[str, Path], existing: Mapping[str, int], what: str) -> list[str]:
-    """Upload files that `existing` lacks or has in another size; return their names, '' for the object `folder`."""
+def upload_changed(bucket: Bucket, folder: str, files: Mapping[str, Path], existing: Mapping[str, int], what: str) -> list[str]:
+    """Upload files that the bucket lacks, or has with another size or modification time.
+
+    `existing` are the sizes of the folder's objects, as of `Bucket.walk`. Returns: the names of the uploaded files, '' for the
+    object `folder`.
+    """
+    times = bucket.times(folder) if existing else {}
     sizes = {name: path.stat().st_size for name, path in files.items()}
-    names = missing(sizes, existing)
+    names = [name for name, path in files.items() if (existing.get(name), times.get(name)) != (sizes[name], time_of(path))]
     if names:
         with terminal.ProgressLine(f"uploading {what}", always=True) as step:
             progress = terminal.byte_counter(step, sum(sizes[name] for name in names))
@@ -97,20 +102,8 @@ def upload_missing(bucket: Bucket, folder: str, files: Mapping[str, Path], exist
     return names
 
 
-def upload_changed(bucket: Bucket, folder: str, files: Mapping[str, Path], existing: Mapping[str, int], what: str) -> list[str]:
-    """Upload files as `upload_missing` does, and those that have another modification time in the bucket."""
-    times = bucket.times(folder) if existing else {}
-    same = {name: existing[name] for name in files.keys() & existing.keys() if times.get(name) == time_of(files[name])}
-    return upload_missing(bucket, folder, files, same, what)
-
-
 def read_whole(bucket: Bucket, name: str) -> bytes | None:
     """Return an object of any size, None if there is none: the time limit of `Bucket.read` is that of a small record."""
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder, "object")
         return target.read_bytes() if bucket.download(name, target) else None
-
-
-def missing(sizes: Mapping[str, int], existing: Mapping[str, int]) -> list[str]:
-    """Return the names that `existing` lacks, or has with another size."""
-    return [name for name, size in sizes.items() if existing.get(name) != size]

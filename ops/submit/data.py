@@ -76,8 +76,7 @@ def _put(cluster: ClusterClient, source: Path, name: str | None, as_json: bool) 
         ignored = f", {len(tree.ignored_paths)} ignored" if tree.ignored_paths else ""
         terminal.out(f"{terminal.plural(len(files), 'file')}{unchanged}{ignored}: {_host_path(cluster, target)}")
         if source.is_dir() and (others := sorted(existing.keys() - files.keys())):
-            names = ", ".join(others[:3]) + (" …" if len(others) > 3 else "")
-            terminal.note(f"not in {source}, but still there: {names}; fab data rm removes all")
+            terminal.note(f"not in {source}, but still there: {terminal.list_some(others)}; fab data rm removes all")
     return {"folder": _host_path(cluster, target), "uploaded": uploaded}
 
 

@@ -21,7 +21,7 @@ from jobs.queue import Queue, QueueEntry
 from jobs.records import JobRecord, ReplicaRecord
 from jobs.states import JobState, ReplicaState
 from ops import terminal
-from ops.cluster.bucket import SshChannel, missing, read_whole, upload_missing
+from ops.cluster.bucket import SshChannel, read_whole, upload_changed
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.ledger import existing_job, find_job, newest_job, replicas_of
 from ops.errors import OpsError, UsageError, explain
@@ -131,18 +131,21 @@ def test_missing_files_are_uploaded_with_their_progress(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: 100.0))
-    assert missing({"a": 1, "b": 2, "c": 3}, {"a": 1, "b": 1}) == ["b", "c"], "absent and partial ones"
     files = {name: tmp_path / f"{name}.txt" for name in ("a", "b", "")}
     for number, path in enumerate(files.values()):
         path.write_bytes(b"x" * (number + 1))
     (tmp_path / "bucket").mkdir()
     bucket = FolderBucket(tmp_path / "bucket")
-    assert upload_missing(bucket, "data/x", {"a": files["a"], "b": files["b"]}, {"a": 1, "b": 1}, "two") == ["b"]
-    assert bucket.walk("data") == {"x/b": 2}
+    two = {"a": files["a"], "b": files["b"]}
+    assert upload_changed(bucket, "data/x", {"a": files["a"]}, {}, "one") == ["a"]
+    assert upload_changed(bucket, "data/x", two, {"a": 1}, "two") == ["b"], "absent ones"
+    assert bucket.walk("data") == {"x/a": 1, "x/b": 2}
     assert capsys.readouterr().err.splitlines()[-1] == "uploading two 2 B of 2 B (0.0 s)"
-    assert upload_missing(bucket, "data/x", files, {"a": 1, "b": 2, "": 3}, "none") == []
+    assert upload_changed(bucket, "data/x", two, {"a": 1, "b": 1}, "two") == ["b"], "partial ones"
+    capsys.readouterr()
+    assert upload_changed(bucket, "data/x", two, {"a": 1, "b": 2}, "none") == []
     assert capsys.readouterr().err == ""
-    assert upload_missing(bucket, "data/y", {"": files[""]}, {}, "one") == [""]
+    assert upload_changed(bucket, "data/y", {"": files[""]}, {}, "one") == [""]
     assert read_whole(bucket, "data/y") == b"xxx"
     assert read_whole(bucket, "data/z") is None
 
