@@ -919,10 +919,12 @@ def _is_of_one_shape(spec: Any) -> bool:
 
 
 def _shapes(specs: Any) -> str:
-    """Return `float32 [?, 784]`, or several of these, by name if they have names."""
+    """Return `float32 [?, 784]`, or several of these, by name if they have names; `[…]` if the rank is unknown."""
 
     def one(spec: Any) -> str:
-        return f"{tf.as_dtype(spec.dtype).name} [{', '.join('?' if size is None else str(size) for size in spec.shape)}]"
+        shape = tf.TensorShape(spec.shape)
+        sizes = "…" if shape.rank is None else ", ".join("?" if size is None else str(size) for size in shape)
+        return f"{tf.as_dtype(spec.dtype).name} [{sizes}]"
 
     if isinstance(specs, Mapping):
         return " and ".join(f"{name} {_shapes(part)}" for name, part in specs.items())

@@ -169,6 +169,22 @@ def test_invalid_loss_weights_are_refused(weights: Any) -> None:
     assert str(error.value).startswith("the loss does not fit: the model gives float32 [6, 1], ")
 
 
+def test_outputs_of_unknown_rank_are_refused_in_one_line() -> None:
+    class Python(keras.Model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = keras.layers.Dense(1)
+
+        def call(self, inputs: Any) -> Any:
+            return tf.py_function(lambda value: value, [self.dense(inputs)], tf.float32)
+
+    model = Python()
+    model.compile("adam", "mse")
+    data = tf.data.Dataset.from_tensors((INPUTS, NUMBERS[:, None]))
+    with pytest.raises(JobError, match=r"^the loss does not fit: the model gives float32 \[…\], the targets are "):
+        FunctionalModel(Job(model, data), data.element_spec, 0)
+
+
 def test_a_refusal_names_the_output_without_a_loss_weight() -> None:
     inputs = keras.Input([4])
     model = keras.Model(inputs, [keras.layers.Dense(1, name=name)(inputs) for name in ("price", "size")])
