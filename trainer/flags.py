@@ -62,9 +62,9 @@ def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     add(
         "--warmup-steps",
         type=at_least(1),
-        default=20,
+        default=30,
         metavar="N",
-        help="steps per replica, of at most 8 replicas, in which the learning rate rises",
+        help="global steps in which the learning rate rises",
     )
     add("--momentum", type=fraction, default=0.9, metavar="X", help="Nesterov momentum, 0 for none")
     add(

@@ -17,7 +17,7 @@ import keras  # noqa: E402 - after TensorFlow, whose log messages are held back
 
 # The moving means must converge within few steps: five replicas take about 150 steps each.
 _MEAN_MOMENTUM = 0.9
-# The gradients of several replicas together have less noise: learning rate and warm-up grow with them, up to this factor.
+# The gradients of several replicas together have less noise: the learning rate grows with them, up to this factor.
 _MAX_GROWTH = 8.0
 
 
@@ -85,14 +85,13 @@ def _cnn(precision: str, batch_norm: bool) -> list[Any]:
 class WarmupCosineDecay(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
     """The learning rate of each global step: a linear warm-up, and a cosine decay to the job's last step.
 
-    Sources: the warm-up and its growth with the replicas: Goyal et al. 2017, "Accurate, large minibatch SGD"; the decay:
-    Loshchilov and Hutter 2017, "SGDR".
+    The rate grows with the replicas; the warm-up has the same batches for any number of them. Sources: Goyal et al. 2017,
+    "Accurate, large minibatch SGD", for both; Loshchilov and Hutter 2017, "SGDR", for the decay.
     """
 
     def __init__(self, learning_rate: float, warmup_steps: int, max_steps: int, replicas: int) -> None:
-        growth = min(float(replicas), _MAX_GROWTH)
-        self._peak, self._max_steps = learning_rate * growth, max_steps
-        self._warmup_steps = min(warmup_steps * growth, max_steps / 2)
+        self._peak, self._max_steps = learning_rate * min(float(replicas), _MAX_GROWTH), max_steps
+        self._warmup_steps = min(float(warmup_steps), max_steps / 2)
 
     def __call__(self, step: Any) -> Any:
         """Return the learning rate, float32 [], at a step, int64 []."""

@@ -83,8 +83,8 @@ def _optimizer(parsed: argparse.Namespace, replicas: int) -> Any:
     from trainer.model import WarmupCosineDecay
 
     requested = (0.98 if parsed.model == "cnn" else 0.0) if parsed.average is None else parsed.average
-    # The moving average covers at most a tenth of the job: a longer average would lag behind.
-    ema_momentum = max(0.0, min(requested, 1 - 10 * replicas / parsed.max_steps))
+    # The moving average covers at most a twentieth of the job: a longer average would lag behind.
+    ema_momentum = max(0.0, min(requested, 1 - 20 * replicas / parsed.max_steps))
     rate = WarmupCosineDecay(parsed.learning_rate, parsed.warmup_steps, parsed.max_steps, replicas)
     momentum = parsed.momentum
     clip = {"global_clipnorm": _CLIP_NORM if replicas > 1 else None}

@@ -35,10 +35,10 @@ _SECONDS = f"seconds from the first step to {TARGET} of test accuracy, cnn"
 _ONE_STEPS, _TWO_STEPS, _FIVE_STEPS, _TEN_STEPS, _MWMS_STEPS = 600, 800, 1000, 2000, 1500
 _OURS, _PEERS = f"{_CURVE} --max-steps {_FIVE_STEPS}", f"{_CURVE} --max-steps {_ONE_STEPS}"
 _TWO, _TEN = f"{_CURVE} --max-steps {_TWO_STEPS}", f"{_CURVE} --max-steps {_TEN_STEPS}"
-# As ours: with five replicas the learning rate and the warm-up are five times those of one.
+# As ours: with five replicas the learning rate is five times that of one, and the warm-up is as long.
 _MWMS = (
     f"--model cnn --max-steps {_MWMS_STEPS} --checkpoint-steps 100 --steps-per-execution 10 "
-    "--momentum 0.9 --clip 1.0 --learning-rate 0.5 --warmup-steps 100"
+    "--momentum 0.9 --clip 1.0 --learning-rate 0.5 --warmup-steps 30"
 )
 _CLOUDML = "--model cnn --max-steps 2000 --checkpoint-steps 100"
 _ACCURACY = (

@@ -69,7 +69,7 @@ WAYS = {
         _MWMS,
         [
             f"--max-steps {steps} --learning-rate {rate} --warmup-steps {warmup}"
-            for steps, rate, warmup in product((1000, 1500), (0.3, 0.5, 0.8), (100, 400))
+            for steps, rate, warmup in product((1000, 1500), (0.3, 0.5, 0.8), (30, 100))
         ],
         ROOT / "examples",
         replicas=5,

@@ -22,7 +22,7 @@ def test_defaults_come_from_the_environment() -> None:
         "batch_size": 100,
         "max_steps": 2000,
         "learning_rate": 0.1,
-        "warmup_steps": 20,
+        "warmup_steps": 30,
         "momentum": 0.9,
         "batch_norm": True,
         "average": None,
@@ -106,15 +106,15 @@ def test_gradients_are_clipped_only_with_several_replicas() -> None:
     ("flags", "replicas", "decay"),
     [
         ([], 1, 0.98),
-        (["--max-steps=200"], 1, 0.95),
-        (["--max-steps=200"], 5, 0.75),
-        (["--max-steps=50"], 5, 0.0),
+        (["--max-steps=200"], 1, 0.9),
+        (["--max-steps=200"], 5, 0.5),
+        (["--max-steps=100"], 5, 0.0),
         (["--average=0.5"], 1, 0.5),
         (["--average=0"], 1, 0.0),
         (["--model=mlp"], 1, 0.0),
     ],
 )
-def test_weights_are_averaged_over_a_tenth_of_the_job_at_most(flags: list[str], replicas: int, decay: float) -> None:
+def test_weights_are_averaged_over_a_twentieth_of_the_job_at_most(flags: list[str], replicas: int, decay: float) -> None:
     from trainer.task import job
 
     optimizer = job(parse(flags, ENVIRON)).optimizer(replicas)
