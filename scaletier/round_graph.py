@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -93,24 +94,20 @@ def named_handles(network: FunctionalModel, handles: Sequence[Any]) -> Variables
 
 
 def initial_local(
-    network: FunctionalModel, values: Sequence[Any], replica: int, replicas: int, devices: int, step: int
-) -> list[list[npt.NDArray[Any]]]:
-    """Return the initial `local` values of each of a replica's devices.
+    network: FunctionalModel, values: Iterable[npt.NDArray[Any]], number: int, step: int
+) -> Iterator[npt.NDArray[Any]]:
+    """Yield the initial `local` values of a device, one by one; `number` is unique among the devices of the job.
 
-    Optimizers continue from `values`, the local values of the chief's first device. Random generators draw different numbers
-    on each device and at each global `step`.
+    Optimizers continue from `values`, the local values of the chief's first device, which has the number 0. Random generators
+    draw different numbers on each device and at each global `step`.
     """
-    results = []
-    for number in range(replica, replica + replicas * devices, replicas):  # unique among the devices of the job
-        results.append(list[npt.NDArray[Any]]())
-        for spec, value in zip(network.local, map(np.asarray, values), strict=True):
-            if number and spec.name in network.ema_slots:
-                value = np.zeros_like(value)  # zeros are not sent, and only the first device's averages are used
-            elif number and value.size and is_seed(spec.variable):
-                value = value.copy()
-                value.flat[0] = (int(value.flat[0]) + number * 7_919 + step * 104_729) % 2**31
-            results[-1].append(value)
-    return results
+    for spec, value in zip(network.local, values, strict=True):
+        if number and spec.name in network.ema_slots:
+            value = np.zeros_like(value)  # zeros are not sent, and only the first device's averages are used
+        elif number and value.size and is_seed(spec.variable):
+            value = value.copy()
+            value.flat[0] = (int(value.flat[0]) + number * 7_919 + step * 104_729) % 2**31
+        yield value
 
 
 def replica_variables(
@@ -119,21 +116,31 @@ def replica_variables(
     """Return a replica's variables on each of its devices.
 
     The optimizers continue from the chief's `state`. With `use_state`, the first device uses the variables of `state`. On other
-    devices the `shared` variables are empty until a round.
+    devices the `shared` variables are empty until a round. The memory has no second copy of the local values.
     """
     with on_this_process():
-        values, empty, zero = [one.numpy() for one in state.local], tf.zeros([0]), tf.constant(0, tf.int64)
+        empty, zero = tf.zeros([0]), tf.constant(0, tf.int64)
     results = list[Any]()
-    for device, local in zip(devices, initial_local(network, values, replica, replicas, len(devices), step), strict=True):
+    for number, device in zip(itertools.count(replica, replicas), devices, strict=False):
         if use_state and not results:
-            for variable, value in zip(state.local, local, strict=True):
-                variable.assign(value)
+            if number:
+                for variable, value in zip(state.local, initial_local(network, _read(state.local), number, step), strict=True):
+                    variable.assign(value)
             results.append(state)
             continue
         with tf.device(device):
             shared = [tf.Variable(empty, shape=tf.TensorShape(None)) for _ in network.shared]
-            results.append(Variables(shared, [tf.Variable(send(value, device)) for value in local], tf.Variable(zero)))
+            local = [tf.Variable(send(value, device)) for value in initial_local(network, _read(state.local), number, step)]
+            results.append(Variables(shared, local, tf.Variable(zero)))
     return results
+
+
+def _read(variables: Iterable[Any]) -> Iterator[npt.NDArray[Any]]:
+    """Yield the value of each tf.Variable of this host, without a copy until the variable changes."""
+    for variable in variables:
+        with on_this_process():
+            value = np.asarray(variable.read_value())
+        yield value
 
 
 def set_learning_rates(device_variables: Sequence[Any], learning_rates: Mapping[int, Any]) -> None:

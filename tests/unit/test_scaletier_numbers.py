@@ -473,7 +473,7 @@ def test_only_the_first_replica_gets_the_averages() -> None:
     _, network = averaging(2)
     values = [np.ones(spec.shape, spec.dtype) for spec in network.local]
     for replica in (0, 1):
-        given = zip(network.local, *initial_local(network, values, replica, 2, 1, 8), strict=True)
+        given = zip(network.local, initial_local(network, values, replica, 8), strict=True)
         assert {float(value.max()) for spec, value in given if spec.name in network.ema_slots} == {1.0 - replica}
 
 
@@ -704,7 +704,8 @@ def test_a_late_replica_continues_the_master_s_optimizer_with_other_random_numbe
     model = keras.Sequential([keras.Input((WIDTH,)), *layers])
     job = Job(model, dataset(INPUTS, TARGETS), "mse", optimizer=keras.optimizers.Adam())
     network, state, _ = train_round(job, STEPS)
-    initial_values = [initial_local(network, state.local, index, 2, 1, step)[0] for index, step in ((0, 8), (1, 8), (1, 16))]
+    values = [variable.numpy() for variable in state.local]
+    initial_values = [list(initial_local(network, values, number, step)) for number, step in ((0, 8), (1, 8), (1, 16))]
     generators = set()
     for spec, value, *others in zip(network.local, state.local, *initial_values, strict=True):
         assert np.array_equal(others[0], value), spec.name
