@@ -24,23 +24,31 @@ from benchmarks.stack import BenchStack, say
 from benchmarks.trained import Trained, alone, curve, fetched, step_with, together
 from infra.scale_tiers import ScaleTier
 
-# The same grid for all.
 _CURVE = (
-    "--model cnn --label-smoothing 0.1 --checkpoint-steps 100 --checkpoint-seconds 100000 --keep-checkpoints 100 "
+    "--model cnn --label-smoothing 0.1 --checkpoint-seconds 100000 --keep-checkpoints 100 "
     "--eval-interval 100000 --log-interval 0.2"
 )
+# As many checkpoints in each training: all others wait for one with `sync`, and so with five replicas it costs five times as
+# much as with one.
+_CHECKPOINTS = 6
 TARGET = 0.99
 _SECONDS = f"seconds from the first step to {TARGET} of test accuracy, cnn"
 # For one and five: the fastest settings of `python -m benchmarks.schedules` with which each seed reaches the target.
 _ONE_STEPS, _TWO_STEPS, _FIVE_STEPS, _TEN_STEPS, _MWMS_STEPS = 600, 800, 1000, 2000, 1500
-_OURS, _PEERS = f"{_CURVE} --max-steps {_FIVE_STEPS}", f"{_CURVE} --max-steps {_ONE_STEPS}"
-_TWO, _TEN = f"{_CURVE} --max-steps {_TWO_STEPS}", f"{_CURVE} --max-steps {_TEN_STEPS}"
+
+
+def _lasting(steps: int) -> str:
+    """Return the flags of a training's length and checkpoints."""
+    return f"--max-steps {steps} --checkpoint-steps {steps // _CHECKPOINTS}"
+
+
+_PEERS, _TWO, _OURS, _TEN = (f"{_CURVE} {_lasting(steps)}" for steps in (_ONE_STEPS, _TWO_STEPS, _FIVE_STEPS, _TEN_STEPS))
 # As ours: with five replicas the learning rate is five times that of one, and the warm-up is as long.
 _MWMS = (
-    f"--model cnn --max-steps {_MWMS_STEPS} --checkpoint-steps 100 --steps-per-execution 10 "
+    f"--model cnn {_lasting(_MWMS_STEPS)} --steps-per-execution 10 "
     "--momentum 0.9 --clip 1.0 --learning-rate 0.5 --warmup-steps 30"
 )
-_CLOUDML = "--model cnn --max-steps 2000 --checkpoint-steps 100"
+_CLOUDML = f"--model cnn {_lasting(2000)}"
 _ACCURACY = (
     "--model cnn --label-smoothing 0.1 --shift 2 --rotation 12 --max-steps 10000 "
     "--eval-interval 100000 --checkpoint-steps 1000000 --checkpoint-seconds 100000"
@@ -134,8 +142,8 @@ def _one(stack: BenchStack, tier: ScaleTier, share: float) -> list[Reached]:
 
 
 def _unequal(replicas: str, steps: int) -> str:
-    grid = "a checkpoint every 100 in both, on the master"
-    return f"{steps:,} steps of {replicas} against {_ONE_STEPS:,} of one, as each needs; {grid}"
+    grid = f"{_CHECKPOINTS} checkpoints of the master in both"
+    return f"{steps:,} steps of {replicas} against {_ONE_STEPS:,} of one, as each needs, with {grid}"
 
 
 _FIVE_UNEQUAL = _unequal("all five", _FIVE_STEPS)
@@ -312,7 +320,7 @@ class Killer:
     "variables, too",
 )
 def sync_to_accuracy(stack: BenchStack) -> Figure:
-    """Use the same optimizer, rates and batches in both, and a checkpoint every 100 steps of all five."""
+    """Use the same optimizer, rates and batches in both, and as many checkpoints."""
     stack.require(ScaleTier.STANDARD_1)
     with stack.own_cores(_SHARE):
         ours = _five(stack, "sync")
