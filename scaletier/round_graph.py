@@ -122,16 +122,16 @@ def replica_variables(
         empty, zero = tf.zeros([0]), tf.constant(0, tf.int64)
     results = list[Any]()
     for number, device in zip(itertools.count(replica, replicas), devices, strict=False):
+        values = initial_local(network, _read(state.local), number, step)
         if use_state and not results:
             if number:
-                for variable, value in zip(state.local, initial_local(network, _read(state.local), number, step), strict=True):
+                for variable, value in zip(state.local, values, strict=True):
                     variable.assign(value)
             results.append(state)
             continue
         with tf.device(device):
             shared = [tf.Variable(empty, shape=tf.TensorShape(None)) for _ in network.shared]
-            local = [tf.Variable(send(value, device)) for value in initial_local(network, _read(state.local), number, step)]
-            results.append(Variables(shared, local, tf.Variable(zero)))
+            results.append(Variables(shared, [tf.Variable(send(value, device)) for value in values], tf.Variable(zero)))
     return results
 
 

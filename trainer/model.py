@@ -15,7 +15,7 @@ from trainer.mnist import CLASS_COUNT, PIXELS, SIDE
 tf = import_tensorflow()
 import keras  # noqa: E402 - after TensorFlow, whose log messages are held back
 
-# The moving means must converge within few steps: five replicas take about 150 steps each.
+# The moving means must converge within few steps: five replicas take about 110 steps each.
 _MEAN_MOMENTUM = 0.9
 # The gradients of several replicas together have less noise: the learning rate grows with them, up to this factor.
 _MAX_GROWTH = 8.0

@@ -28,8 +28,7 @@ _CURVE = (
     "--model cnn --label-smoothing 0.1 --checkpoint-seconds 100000 --keep-checkpoints 100 "
     "--eval-interval 100000 --log-interval 0.2"
 )
-# As many checkpoints in each training: all others wait for one with `sync`, and so with five replicas it costs five times as
-# much as with one.
+# Each training has as many: with `sync` all replicas wait for a checkpoint, so it costs five replicas five times as much as one.
 _CHECKPOINTS = 6
 TARGET = 0.99
 _SECONDS = f"seconds from the first step to {TARGET} of test accuracy, cnn"
@@ -37,18 +36,18 @@ _SECONDS = f"seconds from the first step to {TARGET} of test accuracy, cnn"
 _ONE_STEPS, _TWO_STEPS, _FIVE_STEPS, _TEN_STEPS, _MWMS_STEPS = 600, 800, 1000, 2000, 1500
 
 
-def _lasting(steps: int) -> str:
+def _length_flags(steps: int) -> str:
     """Return the flags of a training's length and checkpoints."""
     return f"--max-steps {steps} --checkpoint-steps {steps // _CHECKPOINTS}"
 
 
-_PEERS, _TWO, _OURS, _TEN = (f"{_CURVE} {_lasting(steps)}" for steps in (_ONE_STEPS, _TWO_STEPS, _FIVE_STEPS, _TEN_STEPS))
+_PEERS, _TWO, _OURS, _TEN = (f"{_CURVE} {_length_flags(steps)}" for steps in (_ONE_STEPS, _TWO_STEPS, _FIVE_STEPS, _TEN_STEPS))
 # As ours: with five replicas the learning rate is five times that of one, and the warm-up is as long.
 _MWMS = (
-    f"--model cnn {_lasting(_MWMS_STEPS)} --steps-per-execution 10 "
+    f"--model cnn {_length_flags(_MWMS_STEPS)} --steps-per-execution 10 "
     "--momentum 0.9 --clip 1.0 --learning-rate 0.5 --warmup-steps 30"
 )
-_CLOUDML = f"--model cnn {_lasting(2000)}"
+_CLOUDML = f"--model cnn {_length_flags(2000)}"
 _ACCURACY = (
     "--model cnn --label-smoothing 0.1 --shift 2 --rotation 12 --max-steps 10000 "
     "--eval-interval 100000 --checkpoint-steps 1000000 --checkpoint-seconds 100000"
@@ -142,8 +141,8 @@ def _one(stack: BenchStack, tier: ScaleTier, share: float) -> list[Reached]:
 
 
 def _unequal(replicas: str, steps: int) -> str:
-    grid = f"{_CHECKPOINTS} checkpoints of the master in both"
-    return f"{steps:,} steps of {replicas} against {_ONE_STEPS:,} of one, as each needs, with {grid}"
+    checkpoints = f"with {_CHECKPOINTS} checkpoints of the master in both"
+    return f"{steps:,} steps of {replicas} against {_ONE_STEPS:,} of one, as each needs, {checkpoints}"
 
 
 _FIVE_UNEQUAL = _unequal("all five", _FIVE_STEPS)

@@ -20,7 +20,16 @@ from scaletier.evaluation import make_evaluate
 from scaletier.functional_model import Batch, FunctionalModel, Variables, VariableSpec
 from scaletier.job import Job, JobError
 from scaletier.loop import Round
-from scaletier.round_graph import LocalResult, handle_specs, initial_local, list_handles, make_round, named_handles, run_round
+from scaletier.round_graph import (
+    LocalResult,
+    handle_specs,
+    initial_local,
+    list_handles,
+    make_round,
+    named_handles,
+    replica_variables,
+    run_round,
+)
 from scaletier.shared_parameters import SharedParameters, _divide_packed, _expand, _pack, parts_within
 from scaletier.stages import Stage, forward_backward, make_layer_groups, partition
 from scaletier.synchronous import AllReduce
@@ -715,6 +724,20 @@ def test_a_late_replica_continues_the_master_s_optimizer_with_other_random_numbe
             assert all(np.array_equal(other, value) for other in others), spec.name
     assert len(generators) == 3
     assert any(np.any(value) for spec, value in zip(network.local, initial_values[1], strict=True) if "velocity" in spec.name)
+
+
+def test_each_device_of_each_replica_has_its_own_random_numbers() -> None:
+    model = keras.Sequential([keras.Input((WIDTH,)), keras.layers.Dropout(0.5), keras.layers.Dense(2)])
+    network, state, _ = train_round(Job(model, dataset(INPUTS, TARGETS), "mse", optimizer=keras.optimizers.Adam()), STEPS)
+    devices = ["/device:CPU:0"] * 2
+    variables = [one for replica in (0, 1) for one in replica_variables(network, state, replica, 2, devices, 8, False)]
+    generators = set()
+    for spec, value, *others in zip(network.local, state.local, *(one.local for one in variables), strict=True):
+        if private.is_seed(spec.variable):
+            generators |= {tuple(other.numpy().tolist()) for other in others}
+        else:
+            assert all(np.array_equal(other, value) for other in others), spec.name
+    assert len(generators) == 4
 
 
 def test_a_function_may_return_metrics_that_need_shapes() -> None:
