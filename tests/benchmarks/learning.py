@@ -28,7 +28,7 @@ _CURVE = (
     "--model cnn --label-smoothing 0.1 --checkpoint-seconds 100000 --keep-checkpoints 100 "
     "--eval-interval 100000 --log-interval 0.2"
 )
-# Each training has as many: with `sync` all replicas wait for a checkpoint, so it costs five replicas five times as much as one.
+# Each training has as many: with `sync` all replicas wait for a checkpoint, so it costs five replicas five times as much.
 _CHECKPOINTS = 6
 TARGET = 0.99
 _SECONDS = f"seconds from the first step to {TARGET} of test accuracy, cnn"
