@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, ValidationError, model_validator
@@ -50,7 +50,28 @@ def read_yaml(content: bytes, path: str) -> Any:
     """Parse a YAML file, None if it is empty; UsageError names the line of invalid YAML or of a repeated key."""
     import yaml
 
+    found_keys = set[tuple[int, str, str]]()
+
     class Loader(yaml.SafeLoader):
+        place = ""
+
+        def compose_node(self, parent: Node | None, index: Any) -> Any:
+            """Refuse a repeated key, of which PyYAML would use the last value; `index` is a value's key or an item's number."""
+            place = self.place
+            if isinstance(index, int):
+                self.place += f"[{index}]"
+            elif isinstance(index, yaml.ScalarNode):
+                name = index.value if index.value.isprintable() else repr(index.value)
+                self.place += f".{name}" if place else name
+                key = (id(parent), index.tag, index.value)
+                if key in found_keys and index.tag != _MERGE:
+                    where = f"{path}:{index.start_mark.line + 1}: {self.place}"
+                    raise UsageError(f"{where} is invalid: it is given twice. Valid: once")
+                found_keys.add(key)
+            node = super().compose_node(parent, index)
+            self.place = place
+            return node
+
         def construct_object(self, node: Node, deep: bool = False) -> Any:
             value = super().construct_object(node, deep)
             # Programs read inf and nan, but not .inf and .nan.
@@ -62,44 +83,13 @@ def read_yaml(content: bytes, path: str) -> Any:
             return value
 
     try:
-        loader = Loader(content.decode())
-        if (node := loader.get_single_node()) is None:
-            return None
-        for line, key in _repeated_keys(node):
-            raise UsageError(f"{path}:{line}: {key} is invalid: it is given twice. Valid: once")
-        return loader.construct_document(node)
+        return Loader(content.decode()).get_single_data()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f":{mark.line + 1}" if mark else ""
         raise UsageError(f"{path}{where} is not YAML: {getattr(error, 'problem', error)}") from None
     except (ValueError, RecursionError) as error:  # such as invalid UTF-8, an impossible date, too deep nesting
         raise UsageError(f"{path} cannot be read: {error}") from None
-
-
-def _repeated_keys(root: Node) -> Iterator[tuple[int, str]]:
-    """Yield the line and the path of each repeated key of a mapping, of which PyYAML would use the last value."""
-    from yaml import MappingNode, ScalarNode, SequenceNode
-
-    pending, visited = [(root, "")], set[int]()
-    while pending:
-        node, path = pending.pop()
-        if id(node) in visited:  # an alias
-            continue
-        visited.add(id(node))
-        if isinstance(node, SequenceNode):
-            pending += [(item, f"{path}[{index}]") for index, item in enumerate(node.value)]
-        keys = set[tuple[str, str]]()
-        for key, value in node.value if isinstance(node, MappingNode) else ():
-            if not isinstance(key, ScalarNode):
-                continue  # PyYAML refuses it
-            name = key.value if key.value.isprintable() else repr(key.value)
-            below = f"{path}.{name}" if path else name
-            pending.append((value, below))
-            if key.tag == _MERGE:
-                continue
-            if (key.tag, key.value) in keys:
-                yield key.start_mark.line + 1, below
-            keys.add((key.tag, key.value))
 
 
 def validate(model: type[Model], data: Any, path: str, report_old_keys: bool = False) -> Model:
