@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 
 from infra.inventory import Inventory, PowerAccess
-from jobs.host_power import NoAnswerError, PowerError, StartClient
+from jobs.host_power import NoAnswerError, StartClient
 from ops import terminal
 from ops.cluster.fanout import fan_out
 from ops.cluster.remote import Fleet
@@ -36,17 +35,17 @@ def start_and_wait(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> Mapping[str, Exception]:
-    """Start these hosts, and wait until they answer; SeveralHostsError if a start is refused at first.
+    """Start these hosts, and wait until they answer; UsageError without a token, SeveralHostsError if a start is refused.
 
     The start of a host that does not answer is requested again each minute, and at the next poll if the request had no answer.
 
     Returns:
         The reason by host, for those that do not answer in time.
     """
-    request_start = start or _build_start_request(fleet.inventory)
     with terminal.ProgressLine(f"starting {terminal.plural(len(names), 'host')}", always=True) as step:
+        request_start = start or _build_start_request(fleet.inventory)
         deadline, retry_time, pending = clock() + START_SECONDS, clock() + _RETRY_SECONDS, list(names)
-        unanswered = _request_all(names, request_start)
+        unanswered = fan_out(names, request_start, _REQUEST_SECONDS).failures
         if refused := {name: error for name, error in unanswered.items() if not _is_unanswered(error)}:
             raise SeveralHostsError({n: HostError(n, f"is not started: {e}") for n, e in refused.items()}, code=UsageError.code)
         for name, error in unanswered.items():
@@ -60,13 +59,9 @@ def start_and_wait(
             due = pending if clock() >= retry_time else [name for name in pending if name in unanswered]
             if clock() >= retry_time:
                 retry_time += _RETRY_SECONDS
-            unanswered = {name: error for name, error in _request_all(due, request_start).items() if _is_unanswered(error)}
+            failed = fan_out(due, request_start, _REQUEST_SECONDS).failures
+            unanswered = {name: error for name, error in failed.items() if _is_unanswered(error)}
             sleep(_POLL_SECONDS)
-
-
-def _request_all(names: Collection[str], request_start: Callable[[str], None]) -> Mapping[str, Exception]:
-    """Request the start of all of these hosts at once; return the failures by host."""
-    return fan_out(names, request_start, _REQUEST_SECONDS).failures
 
 
 def _is_unanswered(error: Exception) -> bool:
@@ -77,30 +72,12 @@ def _build_start_request(inventory: Inventory) -> Callable[[str], None]:
     requests, power = inventory.start_requests(operator=True), inventory.power
     assert requests is not None
     assert power is not None
-    return StartClient(requests, _CachedToken(power)).request_start
-
-
-class _CachedToken:
-    """The operator's token, or why there is none: fetched once, by one thread, as concurrent gcloud commands fail."""
-
-    def __init__(self, power: PowerAccess) -> None:
-        self._power, self._lock = power, threading.Lock()
-        self._outcome: str | PowerError | None = None
-
-    def __call__(self) -> str:
-        with self._lock:
-            if self._outcome is None:
-                try:
-                    self._outcome = _token(self._power)
-                except PowerError as error:
-                    self._outcome = error
-        if isinstance(self._outcome, PowerError):
-            raise PowerError(str(self._outcome))
-        return self._outcome
+    token = _token(power)  # once, as concurrent gcloud commands fail
+    return StartClient(requests, lambda: token).request_start
 
 
 def _token(power: PowerAccess) -> str:
-    """Return the operator's token; PowerError if the tool is missing, or prints none."""
+    """Return the operator's token; UsageError if the tool is missing, or prints none."""
     command = power.token_command
     try:
         process = subprocess.run(
@@ -112,8 +89,8 @@ def _token(power: PowerAccess) -> str:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise PowerError(f"`{command}` gives no token within {_TOKEN_SECONDS:g} s") from None
+        raise UsageError(f"`{command}` gives no token within {_TOKEN_SECONDS:g} s") from None
     if process.returncode or not process.stdout.strip():
         error_lines = process.stderr.strip().splitlines()[-1:] or [f"it ended with {process.returncode}"]
-        raise PowerError(f"`{command}` gives no token ({error_lines[0]})")
+        raise UsageError(f"`{command}` gives no token ({error_lines[0]})")
     return process.stdout.strip()

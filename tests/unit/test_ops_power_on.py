@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -17,7 +16,7 @@ from jobs.host_power import NoAnswerError, PowerError
 from ops import terminal
 from ops.cluster import power_on
 from ops.cluster.fanout import Outcome
-from ops.errors import HostError, SeveralHostsError
+from ops.errors import HostError, SeveralHostsError, UsageError
 
 POWER = PowerAccess(
     url="https://api/",
@@ -97,7 +96,7 @@ def test_a_refused_start_is_one_line() -> None:
     [("echo no login >&2; exit 1", "no login"), ("exit 3", "it ended with 3"), ("true", "it ended with 0")],
 )
 def test_a_failed_token_command_is_one_line(command: str, reason: str) -> None:
-    with pytest.raises(PowerError) as error:
+    with pytest.raises(UsageError) as error:
         power_on._token(replace(POWER, token_command=command))
     assert str(error.value) == f"`{command}` gives no token ({reason})"
     assert power_on._token(POWER) == "t1"
@@ -108,12 +107,12 @@ def test_a_token_command_that_hangs_is_one_line(monkeypatch: pytest.MonkeyPatch)
         raise subprocess.TimeoutExpired(argv, timeout)
 
     monkeypatch.setattr(subprocess, "run", run)
-    with pytest.raises(PowerError, match=r"^`echo t1` gives no token within 60 s$"):
+    with pytest.raises(UsageError, match=r"^`echo t1` gives no token within 60 s$"):
         power_on._token(POWER)
 
 
 def test_the_operator_s_token_is_asked_for_once(inventory: Inventory, monkeypatch: pytest.MonkeyPatch) -> None:
-    requests, tokens, more = list[tuple[str, object]](), list[PowerAccess](), threading.Event()
+    requests, tokens = list[tuple[str, object]](), list[PowerAccess]()
 
     def fetch(url: str, headers: object, *_: object) -> bytes:
         requests.append((url, headers))
@@ -121,7 +120,6 @@ def test_the_operator_s_token_is_asked_for_once(inventory: Inventory, monkeypatc
 
     def token(power: PowerAccess) -> str:
         tokens.append(power)
-        more.wait(0.1)  # another thread would ask meanwhile
         return "t1"
 
     monkeypatch.setattr("jobs.host_power._fetch", fetch)
@@ -135,19 +133,16 @@ def test_the_operator_s_token_is_asked_for_once(inventory: Inventory, monkeypatc
     assert tokens == [POWER]
 
 
-def test_why_there_is_no_token_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokens = list[PowerAccess]()
+def test_no_host_is_asked_without_a_token(inventory: Inventory, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fetch(*_: object) -> bytes:
+        raise AssertionError("no request is sent")
 
-    def token(power: PowerAccess) -> str:
-        tokens.append(power)
-        raise PowerError("no login")
-
-    monkeypatch.setattr(power_on, "_token", token)
-    get = power_on._CachedToken(POWER)
-    for _ in range(2):
-        with pytest.raises(PowerError, match=r"^no login$"):
-            get()
-    assert tokens == [POWER]
+    monkeypatch.setattr("jobs.host_power._fetch", fetch)
+    hosts = tuple(replace(host, start=f"{host.name}/start") for host in inventory.hosts)
+    fleet: Any = Fleet(Clock(), worker=0, ps=0)
+    fleet.inventory = replace(inventory, hosts=hosts, power=replace(POWER, token_command="exit 3"))
+    with pytest.raises(UsageError, match=r"^`exit 3` gives no token \(it ended with 3\)$"):
+        power_on.start_and_wait(fleet, ["worker-0", "ps-0"])
 
 
 def test_hosts_and_the_operator_use_different_urls(inventory: Inventory) -> None:
