@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from infra.inventory import SCHEMA, Host, Inventory
-from infra.scale_tiers import JOB_ROLES, Role, SpecError, parse_replica, suggest
+from infra.inventory import SCHEMA, Inventory
 from infra.templates import ROOT as CHECKOUT
 from jobs.serialization import RecordError
 from ops import terminal
@@ -18,7 +17,6 @@ from ops.errors import DONE, UsageError
 
 ROOT = Path(os.environ.get("SCALETIER_PROJECT") or CHECKOUT).resolve()
 """The project's folder, with the state of its stacks and the files of `make setup`."""
-EVERY = "all"
 
 
 @dataclass(frozen=True)
@@ -39,21 +37,6 @@ def require_runtimes(inventory: Inventory, what: str) -> Runtimes:
         f"{what}: the hosts of stack {inventory.stack} have the Python of their image only, with TensorFlow "
         f"{inventory.tensorflow or 'of the image'}; list other packages in the requirements.txt of the trainer's package"
     )
-
-
-def select(inventory: Inventory, text: str) -> tuple[Host, ...]:
-    """Return the hosts of `all` replicas, of a role such as `worker`, or of one replica."""
-    if text == EVERY:
-        return inventory.job_hosts
-    if text in JOB_ROLES and (of_role := inventory.of_role(Role(text))):
-        return of_role
-    names = [host.name for host in inventory.job_hosts]
-    try:
-        return (inventory.host(parse_replica(text, names)),)
-    except SpecError:
-        roles = dict.fromkeys(str(host.role) for host in inventory.job_hosts)
-        valid = (*names, *roles, EVERY)
-        raise UsageError(f"there is no replica {text!r}{suggest(text, valid)}; valid are {', '.join(valid)}") from None
 
 
 def parse(text: str | bytes, folder: Path) -> Inventory:

@@ -14,35 +14,34 @@ from jobs.records import JobRecord
 from jobs.states import JobState
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
-from ops.cluster.inventory import EVERY, select
 from ops.cluster.ledger import find_job, replica_names
 from ops.cluster.remote import Stream
 from ops.errors import HostError, OpsError, UsageError
 from ops.logs.lines import LogLine, parse_pieces, read_command, read_source, slow_pattern_error
 
+_EVERY = "all"
 _READ_SECONDS = 60.0
 
 
 def resolve_selection(cluster: ClusterClient, word: str | None, job_id: str | None) -> tuple[str, str | None]:
     """Return the replicas and the job of `fab logs REPLICAS JOB` or `fab logs JOB REPLICAS`; both are optional."""
     if word is None or _is_replica(cluster, word):
-        return word or EVERY, job_id
-    other = job_id if job_id is not None else EVERY
+        return word or _EVERY, job_id
+    other = job_id if job_id is not None else _EVERY
     if not JOB_ID.fullmatch(word) or not _is_replica(cluster, other):
         return word, job_id
     if find_job(cluster.ledger, word):
         return other, word
     jobs = [record.jobId for record in cluster.ledger.jobs()[0]]
-    valid = (*(host.name for host in cluster.inventory.job_hosts), EVERY)
+    valid = (*(host.name for host in cluster.inventory.job_hosts), _EVERY)
     problem = f"there is no replica and no job {word!r}{suggest(word, (*valid, *jobs))}"
     raise UsageError(f"{problem}; replicas are {', '.join(valid)}, and fab jobs lists the jobs")
 
 
 def _is_replica(cluster: ClusterClient, word: str) -> bool:
-    try:
-        return all(select(cluster.inventory, part) for part in word.split(","))
-    except UsageError:
-        return False
+    hosts = cluster.inventory.job_hosts
+    valid = {_EVERY, *(host.name for host in hosts), *(host.role for host in hosts)}
+    return all(part.strip().replace("-replica-", "-") in valid for part in word.split(","))
 
 
 def select_replicas(record: JobRecord, text: str) -> list[str]:
@@ -55,9 +54,9 @@ def select_replicas(record: JobRecord, text: str) -> list[str]:
     chosen: set[str] = set()
     for part in text.split(","):
         name_or_role = part.strip().replace("-replica-", "-")
-        matches = [name for name in names if name_or_role in (EVERY, name, name.rpartition("-")[0])]
+        matches = [name for name in names if name_or_role in (_EVERY, name, name.rpartition("-")[0])]
         if not matches:
-            valid = (*names, *dict.fromkeys(name.rpartition("-")[0] for name in names), EVERY)
+            valid = (*names, *dict.fromkeys(name.rpartition("-")[0] for name in names), _EVERY)
             problem = f"job {record.jobId} has no replica {part!r}{suggest(part, valid)}"
             raise UsageError(f"{problem}; valid are {', '.join(valid)}")
         chosen.update(matches)

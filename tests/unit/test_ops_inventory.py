@@ -13,7 +13,7 @@ from opsdata import inventory_json
 from infra.inventory import Inventory
 from infra.scale_tiers import SpecError
 from ops.cluster import state
-from ops.cluster.inventory import choose_stack, connect, load, parse, select
+from ops.cluster.inventory import choose_stack, connect, load, parse
 from ops.errors import OpsError, UsageError
 
 
@@ -28,23 +28,8 @@ def test_tf_config_has_no_evaluator(inventory: Inventory) -> None:
     assert list(inventory.cluster("master")) == ["ps", "master", "worker"]
 
 
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("worker-1", ["worker-1"]),
-        ("master-replica-0", ["master-0"]),
-        ("worker", ["worker-0", "worker-1"]),
-        ("all", ["ps-0", "master-0", "worker-0", "worker-1", "evaluator-0"]),
-    ],
-)
-def test_select_takes_names_and_roles(inventory: Inventory, text: str, names: list[str]) -> None:
-    assert [host.name for host in select(inventory, text)] == names
-
-
 @pytest.mark.parametrize("text", ["chief-0", "worker-2", "workers", "", "ALL"])
 def test_an_unknown_replica_lists_valid_names(inventory: Inventory, text: str) -> None:
-    with pytest.raises(UsageError, match="ps-0, master-0, worker-0, worker-1, evaluator-0, ps, master, worker, evaluator, all"):
-        select(inventory, text)
     with pytest.raises(SpecError, match="worker-1"):
         inventory.host(text)
 

@@ -9,12 +9,14 @@ import pytest
 
 from infra.inventory import Inventory
 from infra.scale_tiers import JOB_ROLES, Role, ScaleTier, preset
+from jobs.ledger import Ledger
 from jobs.queue import Queue
+from ops.cluster.cluster import ClusterClient
 from ops.cluster.host_files import render
-from ops.cluster.inventory import select
 from ops.cluster.shell import argv
 from ops.config_values import OptionalRole
 from ops.errors import UsageError
+from ops.logs.read import resolve_selection
 from ops.package import trainer_config
 from ops.plan import planned
 from ops.show.cost import cost_of
@@ -66,12 +68,11 @@ def test_serving_hosts_cannot_be_requested_by_a_job(served: Inventory, replicas:
         trainer_config.read({"mine/scaletier.yaml": b"strategies: {s: {usedRoles: [serving]}}"}, "mine")
 
 
-def test_serving_hosts_have_no_replica(inventory: Inventory, served: Inventory) -> None:
-    assert served.replicas == inventory.replicas
-    assert select(served, "all") == inventory.hosts
-    for word in ("serving", "serving-0"):
-        with pytest.raises(UsageError, match=f"there is no replica '{word}'.*; valid are ps-0, .*, evaluator, all$"):
-            select(served, word)
+def test_serving_hosts_have_no_replica(inventory: Inventory, served: Inventory, ledger: Ledger) -> None:
+    assert (served.replicas, served.job_hosts) == (inventory.replicas, inventory.hosts)
+    cluster = ClusterClient(served, object(), ledger=ledger)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="there is no replica and no job 'serving'.*; replicas are ps-0, .*, evaluator-0, all, "):
+        resolve_selection(cluster, "serving", None)
     assert "serving-0" in argv(served, "serving-0"), "a login is possible"
 
 
