@@ -129,30 +129,12 @@ class Client:
             secret: names of environment variables of this process, whose values are sent as secrets.
             queue: if False, refuse the job if other jobs have its hosts.
         """
+        options = locals()
         from ops.submit.config import JobFlags
         from ops.submit.train import prepare_job
 
-        flags = JobFlags(
-            job_id=job_id,
-            module=module,
-            config=config,
-            more_args=[str(word) for word in args],
-            labels=_pairs(labels),
-            job_dir=job_dir,
-            strategy=strategy,
-            priority=None if priority is None else str(priority),
-            env=_pairs(env),
-            secret=list(secret),
-            resume=resume,
-            scale_tier=scale_tier,
-            replicas=replicas,
-            script=script,
-            command=command,
-            runtime=runtime,
-            runtime_version=runtime_version,
-            start_hosts=start_hosts,
-            notify=notify,
-        )
+        texts = {"labels": _pairs(labels), "env": _pairs(env), "priority": None if priority is None else str(priority)}
+        flags = JobFlags.of({**options, **texts, "args": None}, [str(word) for word in args])
         with _as_ops_error():
             submission = prepare_job(self._cluster, flags, package)
             self.start(submission, queue)

@@ -106,9 +106,9 @@ class JobFlags:
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any], more_args: Sequence[str]) -> JobFlags:
-        """Select the flags among a task's parameters by name, and ignore the others."""
-        options = {item.name: parameters[item.name] for item in fields(cls) if parameters.get(item.name) is not None}
-        return cls(parameters["job"], more_args=more_args, **options)
+        """Select the flags among a function's parameters by name, and ignore the others; a job's id may be called `job`."""
+        values = {"job_id": parameters.get("job"), **parameters, "more_args": more_args}
+        return cls(**{item.name: values[item.name] for item in fields(cls) if values.get(item.name) is not None})
 
 
 @dataclass(frozen=True)
