@@ -21,7 +21,10 @@ _STDERR_SECONDS = 1.0
 
 
 class SshChannel:
-    """A command on a host, as an `ssh_bucket.Channel`."""
+    """The stdin and stdout of a command on a host.
+
+    All calls raise OSError or EOFError if the connection breaks, and TimeoutError if no data moves for too long.
+    """
 
     def __init__(self, connection: Any, command: str) -> None:
         with _as_os_error():
@@ -35,12 +38,7 @@ class SshChannel:
             send_bursts(self._channel, data)
 
     def read_line(self, seconds: float) -> bytes:
-        """Return the next line.
-
-        Raises:
-            TimeoutError: after `seconds`.
-            EOFError: if the command has ended.
-        """
+        """Return the next line; TimeoutError after `seconds`, EOFError if the command has ended."""
         deadline = time.monotonic() + seconds
         pieces = [self._rest]
         while b"\n" not in pieces[-1]:
@@ -49,7 +47,7 @@ class SshChannel:
         return line
 
     def read(self, size: int, seconds: float) -> bytes:
-        """Return some of the next bytes; errors as of `read_line`."""
+        """Return some of the next bytes, with the errors of `read_line`."""
         if not self._rest:
             return self._receive(size, seconds)
         data, self._rest = self._rest[:size], self._rest[size:]

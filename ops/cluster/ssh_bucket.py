@@ -13,10 +13,13 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from jobs import background, bucket, folder_bucket
 from jobs.bucket import PIECE, BucketError, Conflict, Item, Progress, file_errors, no_progress, pieces, replacing, time_of
+
+if TYPE_CHECKING:
+    from ops.cluster.bucket import SshChannel
 
 T = TypeVar("T")
 
@@ -34,25 +37,6 @@ for name, source in sources:
     exec(compile(source, name, "exec"), module.__dict__)
 sys.modules["ops.cluster.ssh_bucket"].serve(sys.argv[1], sys.stdin.buffer, sys.stdout.buffer)
 """
-
-
-class Channel(Protocol):
-    """The stdin and stdout of a command on another machine.
-
-    All calls raise OSError or EOFError if the connection breaks, and TimeoutError if no data moves for too long.
-    """
-
-    def send(self, data: bytes) -> None:
-        """Write all of the data to its stdin."""
-
-    def read_line(self, seconds: float) -> bytes:
-        """Return the next line of its stdout, after at most `seconds`."""
-
-    def read(self, size: int, seconds: float) -> bytes:
-        """Return some of the next bytes of its stdout, at most `size`."""
-
-    def close(self) -> None:
-        """Close the channel."""
 
 
 def command(root: str) -> str:
@@ -76,10 +60,10 @@ class SshBucket:
     recognizes a write that had taken effect.
     """
 
-    def __init__(self, open_channel: Callable[[], Channel], seconds: float = 30.0) -> None:
+    def __init__(self, open_channel: Callable[[], SshChannel], seconds: float = 30.0) -> None:
         """Use `open_channel`, which runs `command` on a host, and a time limit for each call."""
         self._open_channel, self._seconds = open_channel, seconds
-        self._idle: list[Channel] = []
+        self._idle: list[SshChannel] = []
 
     def read(self, name: str) -> Item | None:
         return self.read_all([name]).get(name)
@@ -163,7 +147,7 @@ class SshBucket:
         request = json.dumps([method, arguments, size]).encode() + b"\n"
         limit = (seconds or self._seconds) + size / _MIN_BYTES_PER_SECOND
         for is_retry in (False, True):
-            channel: Channel | None = None
+            channel: SshChannel | None = None
             if not is_retry:  # an idle channel may be of a broken connection
                 with suppress(IndexError):
                     channel = self._idle.pop()
@@ -205,7 +189,7 @@ class SshBucket:
 class _Reader:
     """Reads the content that follows an answer."""
 
-    def __init__(self, channel: Channel, seconds: float) -> None:
+    def __init__(self, channel: SshChannel, seconds: float) -> None:
         self._channel, self._seconds = channel, seconds
 
     def pieces(self, size: int) -> Iterator[bytes]:
@@ -239,7 +223,7 @@ def _report_once(progress: Progress) -> Callable[[int], None]:
     return report
 
 
-def _send(channel: Channel, content: bytes | Path, size: int, report: Callable[[int], None]) -> None:
+def _send(channel: SshChannel, content: bytes | Path, size: int, report: Callable[[int], None]) -> None:
     """Send exactly `size` bytes of content."""
     sent = 0
     for whole in pieces(content):
@@ -251,7 +235,7 @@ def _send(channel: Channel, content: bytes | Path, size: int, report: Callable[[
         raise BucketError(f"{content!s} became shorter while it was read")
 
 
-def _close(*channels: Channel | None) -> None:
+def _close(*channels: SshChannel | None) -> None:
     for channel in channels:
         if channel is not None:
             channel.close()
