@@ -9,7 +9,7 @@ from typing import Any
 
 from infra.inventory import Inventory
 from infra.scale_tiers import Role
-from jobs.study import METRIC_TAG, Algorithm, EarlierTrial, Goal, Parameter, ParameterType, ScaleType, Study, Trial
+from jobs.study import Algorithm, EarlierTrial, Goal, Parameter, ParameterType, ScaleType, Study, Trial
 from ops.errors import UsageError
 from ops.submit import arguments
 from ops.terminal import plural
@@ -18,6 +18,8 @@ HYPERPARAMETERS = "hyperparameters"
 """The key of a job's trainingInput."""
 # By default one of 4 trials may fail, or 3 if that is more.
 _MIN_FAILED, _TRIALS_PER_FAILED = 3, 4
+# The keys that a Study has as they are given.
+_COPIED_KEYS = ("hyperparameterMetricTag", "maxTrials", "maxParallelTrials", "enableTrialEarlyStopping", "resumePreviousJobId")
 
 
 def check_hyperparameters(value: Any, path: str) -> dict[str, Any]:
@@ -29,44 +31,28 @@ def check_hyperparameters(value: Any, path: str) -> dict[str, Any]:
 
 
 def build_study(options: Mapping[str, Any], args: Sequence[str], job_dir: str, job_dir_flag: str | None) -> Study:
-    """Build the study of a job with these checked hyperparameters, with a seed of its own.
+    """Build the study of a job with these checked hyperparameters; UsageError if trials would overwrite one another.
 
-    `job_dir` is the folder in which each trial has its own.
-
-    Raises:
-        UsageError: if trials would overwrite one another.
+    It has a seed of its own. `job_dir` is the folder in which each trial has its own.
     """
     if arguments.has_output_flag(args):
         raise UsageError(
             f"the arguments name an output, and each trial needs its own: remove it. Trial 1 gets JOB_DIR={job_dir}/1, and the "
             "same as --job-dir if the trainer's code knows that flag"
         )
-    goal = options.get("goal", Goal.MAXIMIZE)
-    trials = options.get("maxTrials", 1)
+    goal, trials = options.get("goal", Goal.MAXIMIZE), options.get("maxTrials", Study.maxTrials)
     return Study(
         params=[
-            Parameter(
-                parameterName=each["parameterName"],
-                type=ParameterType(each["type"]),
-                minValue=each.get("minValue"),
-                maxValue=each.get("maxValue"),
-                categoricalValues=each.get("categoricalValues", []),
-                discreteValues=each.get("discreteValues", []),
-                scaleType=ScaleType(each.get("scaleType", ScaleType.NONE)),
-            )
-            for each in options["params"]
+            replace(each, type=ParameterType(each.type), scaleType=ScaleType(each.scaleType))  # JSON has no enums
+            for each in (Parameter(**values) for values in options["params"])
         ],
         goal=Goal.MAXIMIZE if goal not in list(Goal) else Goal(goal),
-        hyperparameterMetricTag=options.get("hyperparameterMetricTag", METRIC_TAG),
-        maxTrials=trials,
-        maxParallelTrials=options.get("maxParallelTrials", 1),
         maxFailedTrials=options.get("maxFailedTrials") or min(trials, max(_MIN_FAILED, trials // _TRIALS_PER_FAILED)),
-        algorithm=Algorithm(options.get("algorithm", Algorithm.ALGORITHM_UNSPECIFIED)),
-        enableTrialEarlyStopping=options.get("enableTrialEarlyStopping", False),
-        resumePreviousJobId=options.get("resumePreviousJobId", ""),
+        algorithm=Algorithm(options.get("algorithm", Study.algorithm)),
         jobDir=job_dir.rstrip("/"),
         jobDirFlag=job_dir_flag or "",
         seed=random.randrange(2**31),  # noqa: S311  no secret
+        **{key: options[key] for key in _COPIED_KEYS if key in options},
     )
 
 
@@ -89,8 +75,7 @@ def limit_note(options: Mapping[str, Any], inventory: Inventory) -> str:
 def add_earlier_results(study: Study, original: Study | None, trials: Sequence[Trial]) -> Study:
     """Return the study with the resumed job's results: its `trials`, and the earlier ones of its study `original`.
 
-    Raises:
-        UsageError: if the job had no study, or tuned something else.
+    UsageError if the job had no study, or tuned something else.
     """
     job_id = study.resumePreviousJobId
     if original is None:
