@@ -19,10 +19,14 @@ from jobs.queue import Queue, QueueEntry
 from jobs.queue_monitor import NOT_HANDED_OVER
 from jobs.records import JobRecord
 from jobs.states import JobState
+from ops.errors import OpsError, UsageError
 
 
-class UsedBeforeError(Exception):
+class DuplicateIdError(UsageError):
     """The id is that of another job."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"job id {job_id!r} was used before, and an id is used once: take another (fab jobs lists them)")
 
 
 class BusyError(Exception):
@@ -33,19 +37,26 @@ class BusyError(Exception):
         self.ahead = list(ahead)
 
 
-class LeaseLostError(Exception):
+class LeaseLostError(OpsError):
     """The submitter has lost the job's lease: it expired and another holder has it, or the job has ended.
 
     `record` is the job's present record, None if there is none.
     """
 
-    def __init__(self, record: JobRecord | None) -> None:
-        super().__init__(f"the job is {record.state}" if record else "the job is gone")
+    def __init__(self, job_id: str, record: JobRecord | None) -> None:
         self.record = record
+        if record is None:
+            super().__init__(f"the record of job {job_id} is gone from the bucket: start it again under another id")
+        else:
+            why = f": {first}" if (first := record.errorMessage.partition("\n")[0]) else ""
+            super().__init__(f"job {job_id} continued without this fab train, and is {record.state}{why}")
 
 
-class CancelledError(Exception):
+class CancelledError(OpsError):
     """The job's cancellation was requested while it was being submitted."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"job {job_id} was cancelled while it was being submitted")
 
 
 class Submitter:
@@ -71,21 +82,17 @@ class Submitter:
         self._lock = threading.Lock()
 
     def claim(self, may_wait: bool) -> list[QueueEntry]:
-        """Enter the queue and create the job.
+        """Enter the queue and create the job; return the entries that it waits for, none if its hosts are assigned.
 
-        Returns: the entries that it waits for; empty if its hosts are assigned.
-
-        Raises:
-            UsedBeforeError: the id is used; nothing was changed.
-            BusyError: it would wait and may not; nothing was changed.
-            LeaseLostError: the bucket was so slow that a queue monitor has ended the job.
+        DuplicateIdError if the id is used, and BusyError if it would wait and may not: nothing was changed. LeaseLostError if
+        the bucket was so slow that a queue monitor has ended the job.
         """
 
         def enter(queue: Queue) -> Queue:
             before = queue.entry(self._entry.jobId)
             if before is not None:
                 if before.submission_id != self._me:
-                    raise UsedBeforeError(self._entry.jobId)
+                    raise DuplicateIdError(self._entry.jobId)
                 return queue
             new = queue.added(self._entry)
             if not may_wait and (ahead := new.ahead_of(self._entry.jobId)):
@@ -102,8 +109,8 @@ class Submitter:
             self._ledger.change_queue(lambda queue: queue.without(self._entry))
             there = self._ledger.job(self._entry.jobId)
             if there and (there.record.createTime, there.record.errorMessage) == (self._entry.createTime, NOT_HANDED_OVER):
-                raise LeaseLostError(there.record) from None  # created by a queue monitor in our place
-            raise UsedBeforeError(self._entry.jobId) from None
+                raise LeaseLostError(self._entry.jobId, there.record) from None  # created by a queue monitor in our place
+            raise DuplicateIdError(self._entry.jobId) from None
         return self.ahead()
 
     def ahead(self) -> list[QueueEntry]:
@@ -120,31 +127,18 @@ class Submitter:
         return self._entry.usable_hosts()
 
     def renew(self) -> None:
-        """Renew the lease; call it every few seconds.
-
-        Raises:
-            CancelledError: the job's end was requested.
-            LeaseLostError: another holder has the job.
-        """
+        """Renew the lease, every few seconds; CancelledError if the job's end was requested, LeaseLostError if it is lost."""
         if self._ledger.cancel_requested(self._entry.jobId):
             raise CancelledError(self._entry.jobId)
         self._write(lambda job: job)
 
     def prepare(self) -> None:
-        """Set the state to PREPARING: the plan is in the bucket, and hosts may start.
-
-        Raises:
-            LeaseLostError: another holder has the job.
-        """
+        """Set the state to PREPARING: the plan is in the bucket, and hosts may start; LeaseLostError if the lease is lost."""
         hosts = self._entry.hosts
         self._write(lambda job: job if job.state is JobState.PREPARING else job.to(JobState.PREPARING, hosts=hosts))
 
     def hand_over(self) -> None:
-        """Free the lease for the job's replicas, the chief first: all that they need is in the bucket.
-
-        Raises:
-            LeaseLostError: another holder has the job.
-        """
+        """Free the lease for the job's replicas, as all that they need is in the bucket; LeaseLostError if it is lost."""
         try:
             self._write(lambda job: job.with_holder(""))
         except LeaseLostError as error:
@@ -180,7 +174,7 @@ class Submitter:
         with self._lock:
             while True:
                 if self._stored is None:
-                    raise LeaseLostError(None)
+                    raise LeaseLostError(self._entry.jobId, None)
                 try:
                     new = change(self._stored.record)
                     if new.lease == self._stored.record.lease:
@@ -195,7 +189,7 @@ class Submitter:
                         or fresh.record.final
                         or fresh.record.lease != replace(mine, heartbeatSeq=fresh.record.lease.heartbeatSeq)
                     ):
-                        raise LeaseLostError(fresh.record if fresh else None) from None
+                        raise LeaseLostError(self._entry.jobId, fresh.record if fresh else None) from None
                     self._stored = fresh
                     continue
                 return

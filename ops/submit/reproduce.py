@@ -31,11 +31,12 @@ from ops.package.package import Package, unpack
 from ops.package.runtimes import RuntimeRequest
 from ops.submit import compare, manifest, resources, runner, tuning
 from ops.submit.arguments import redirect_output
+from ops.submit.claim import DuplicateIdError
 from ops.submit.config import JobSpec, chosen_strategy, detect_job_dir_flag, policy
 from ops.submit.metrics import final_metrics
 from ops.submit.program import files_defining_flags, script_of
 from ops.submit.schema import Scheduling, check_job_id
-from ops.submit.submit import DuplicateIdError, Submission
+from ops.submit.submit import Submission
 
 
 def reproduce(cluster: ClusterClient, job_id: str | None, new_id: str | None, follow: bool, as_json: bool) -> int:

@@ -37,7 +37,7 @@ from ops.package import host_stream, package
 from ops.package.trainer_config import Data
 from ops.submit import job_plan, manifest
 from ops.submit.arguments import last_step
-from ops.submit.claim import BusyError, CancelledError, LeaseLostError, Submitter, UsedBeforeError
+from ops.submit.claim import BusyError, CancelledError, LeaseLostError, Submitter
 from ops.submit.config import JobSpec
 from ops.submit.resources import candidate_hosts
 
@@ -100,13 +100,6 @@ def replace_invalid_utf8(value: Any) -> Any:
     return {key: replace_invalid_utf8(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
-class DuplicateIdError(UsageError):
-    """The id is that of another job."""
-
-    def __init__(self, job_id: str) -> None:
-        super().__init__(f"job id {job_id!r} was used before, and an id is used once: take another (fab jobs lists them)")
-
-
 def submit(cluster: ClusterClient, submission: Submission, may_wait: bool) -> list[QueueEntry]:
     """Claim the hosts, upload the job to the bucket, start the hosts, and hand the job over to them.
 
@@ -141,10 +134,6 @@ def submit(cluster: ClusterClient, submission: Submission, may_wait: bool) -> li
         submitter.hand_over()
     except BaseException as error:
         _undo(submitter, renewal, job_id, error)
-        if isinstance(error, CancelledError):
-            raise OpsError(f"job {job_id} was cancelled while it was being submitted") from None
-        if isinstance(error, LeaseLostError):
-            raise _lease_lost_error(job_id, error) from None
         raise
     finally:
         renewal.end()
@@ -170,8 +159,6 @@ def _claim(cluster: ClusterClient, submitter: Submitter, may_wait: bool) -> list
                 raise
         with _defer_signals():
             return submitter.claim(may_wait)
-    except UsedBeforeError as error:
-        raise DuplicateIdError(str(error)) from None
     except BusyError as error:
         raise UsageError(f"{_describe_holders(cluster, error.ahead)}; without --no-queue the job waits for its turn") from None
 
@@ -210,14 +197,6 @@ def _describe_holders(cluster: ClusterClient, ahead: Sequence[QueueEntry]) -> st
     )
 
 
-def _lease_lost_error(job_id: str, error: LeaseLostError) -> OpsError:
-    record = error.record
-    if record is None:
-        return OpsError(f"the record of job {job_id} is gone from the bucket: start it again under another id")
-    why = record.errorMessage.partition("\n")[0]
-    return OpsError(f"job {job_id} continued without this fab train, and is {record.state}{f': {why}' if why else ''}")
-
-
 def _push(
     fleet: Fleet, submission: Submission, plan: Plan, hosts: Sequence[str], with_package: bool, step: terminal.ProgressLine
 ) -> None:
@@ -249,7 +228,7 @@ def _undo(submitter: Submitter, renewal: _Renewal, job_id: str, error: BaseExcep
     """End the job's record, so that hosts that have started stop and become free."""
     stopped = isinstance(error, KeyboardInterrupt)
     why = "fab train was stopped before the job was handed over" if stopped else one_line(error)
-    with _ignore_signals():
+    with _handle_signals(signal.SIG_IGN):
         try:
             renewal.end()
             cancelled = stopped or isinstance(error, CancelledError)
@@ -265,13 +244,6 @@ def _undo(submitter: Submitter, renewal: _Renewal, job_id: str, error: BaseExcep
             if one_line(second) != one_line(error):
                 how = "within two minutes its hosts find out by themselves"
                 terminal.note(f"job {job_id} could not be ended ({one_line(second)}): {how}")
-
-
-@contextmanager
-def _ignore_signals() -> Iterator[None]:
-    """Ignore Ctrl-C, a closed terminal and `timeout` during the block."""
-    with _handle_signals(signal.SIG_IGN):
-        yield
 
 
 @contextmanager

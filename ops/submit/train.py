@@ -28,8 +28,9 @@ from ops.package import host_stream, package
 from ops.package.imports import describe_missing
 from ops.package.trainer_config import check_frameworks
 from ops.submit import job_plan, program, tuning
+from ops.submit.claim import DuplicateIdError
 from ops.submit.config import JobFlags, build_job
-from ops.submit.submit import DuplicateIdError, Submission
+from ops.submit.submit import Submission
 
 # The check starts a Python on each host; local hosts all share the processors of one machine.
 _CHECK_SECONDS = 120.0

@@ -30,7 +30,7 @@ from jobs.queue_monitor import NOT_HANDED_OVER
 from jobs.records import JobRecord, Plan, ReplicaRecord, Task
 from jobs.serialization import RecordError
 from jobs.states import JobState
-from ops.submit.claim import BusyError, CancelledError, Canceller, LeaseLostError, Submitter, UsedBeforeError
+from ops.submit.claim import BusyError, CancelledError, Canceller, DuplicateIdError, LeaseLostError, Submitter
 
 POLL = 2.0
 LEASE = 8.0
@@ -363,7 +363,7 @@ class Cluster:
                 _persist(process, submitter.prepare)
                 process.sleep(1.0)
             _persist(process, submitter.hand_over)
-        except (UsedBeforeError, BusyError, LeaseLostError):
+        except (DuplicateIdError, BusyError, LeaseLostError):
             return
         except (CancelledError, Interrupted):
             process.interruptible = False

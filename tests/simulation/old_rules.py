@@ -32,7 +32,7 @@ class WritesWithoutLease(Submitter):
 
     def _write(self, change: Callable[[JobRecord], JobRecord]) -> None:
         if self._stored is None:
-            raise LeaseLostError(None)
+            raise LeaseLostError(self._entry.jobId, None)
         stored = Stored(change(self._stored.record), "")
         while True:
             current = self._ledger.store.read(paths.job(self._entry.jobId))

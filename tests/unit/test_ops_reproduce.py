@@ -28,8 +28,9 @@ from ops.errors import DETACHED, DONE, FAILED, OpsError, UsageError
 from ops.package import package
 from ops.package.runtimes import RuntimeRequest
 from ops.submit import compare, manifest, metrics, reproduce, runner
+from ops.submit.claim import DuplicateIdError
 from ops.submit.config import JobFlags, build_job
-from ops.submit.submit import DuplicateIdError, Submission
+from ops.submit.submit import Submission
 
 TINY = Path(__file__).resolve().parents[1] / "trainers" / "tiny"
 POLICY = {"restartPolicy": "replica", "optionalRoles": ["evaluator"], "restartCodes": [42], "gracePeriod": 30.0}

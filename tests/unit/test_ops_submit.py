@@ -409,11 +409,10 @@ def test_holders_and_takers_of_hosts_are_described(submission: Submission, ledge
         "follow it with fab logs all --job job00 --follow"
     )
     gone = "the record of job job01 is gone from the bucket: start it again under another id"
-    assert str(module._lease_lost_error("job01", LeaseLostError(None))) == gone
-    assert str(LeaseLostError(None)) == "the job is gone"
+    assert str(LeaseLostError("job01", None)) == gone
     ended = JobRecord("job01").ended("why\nmore")
     continued = "job job01 continued without this fab train, and is FAILED: why"
-    assert str(module._lease_lost_error("job01", LeaseLostError(ended))) == continued
+    assert str(LeaseLostError("job01", ended)) == continued
 
 
 @pytest.mark.parametrize("interrupts", [1, 2])

@@ -20,7 +20,7 @@ from jobs.queue import QueueEntry
 from jobs.queue_monitor import NOT_HANDED_OVER, QueueMonitor
 from jobs.records import JobRecord, Plan
 from jobs.states import JobState
-from ops.submit.claim import BusyError, CancelledError, Canceller, LeaseLostError, Submitter, UsedBeforeError
+from ops.submit.claim import BusyError, CancelledError, Canceller, DuplicateIdError, LeaseLostError, Submitter
 
 HOSTS = ["master-0", "worker-0"]
 LEASE = 15.0
@@ -106,12 +106,12 @@ def test_a_submission_from_claim_to_hand_over(bucket: Bucket) -> None:
 def test_a_used_id_changes_nothing(bucket: Bucket) -> None:
     bucket.claim()
     before = bucket.job()
-    with pytest.raises(UsedBeforeError):
+    with pytest.raises(DuplicateIdError):
         bucket.claim("fab 2")
     bucket.submitter().give_up("no")  # of another process: it has nothing to give up
     assert bucket.job() == before
     assert bucket.queue() == []
-    with pytest.raises(UsedBeforeError):
+    with pytest.raises(DuplicateIdError):
         bucket.claim("fab 2")
     assert (bucket.job(), bucket.queue()) == (before, [])
 
