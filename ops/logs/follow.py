@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Generic, Protocol, TypeVar
 
 from jobs.chunks import SLOW_PATTERN, LogFilter, Position
 from jobs.lease import ChangeTimer
@@ -46,18 +45,7 @@ _TICK_SECONDS = 0.25
 _STATE_LINE = re.compile(rf"job ({'|'.join(JobState)})\b")
 
 
-class Timed(Protocol):
-    """A line with its time, RFC 3339 in UTC, which sorts as text."""
-
-    @property
-    def time(self) -> str: ...
-
-
-L = TypeVar("L", bound=Timed)
-E = TypeVar("E")
-
-
-class Merge(Generic[L, E]):
+class Merge:
     """Merges several logs by time as they arrive, each from its own thread, for one reader.
 
     A line waits at most `window` seconds for earlier ones of other logs, and not at all if each open log has a line waiting. A
@@ -70,16 +58,16 @@ class Merge(Generic[L, E]):
         self.window = window
         names = list(names)
         self._index = {name: index for index, name in enumerate(names)}
-        self._logs: list[deque[tuple[float, int, L]]] = [deque() for _ in names]
+        self._logs: list[deque[tuple[float, int, LogLine]]] = [deque() for _ in names]
         self._sizes = [0] * len(names)
         self._open = set(range(len(names)))
         self._empty = set(self._open)  # the open logs without a waiting line
         self._heads: list[tuple[str, int]] = []
-        self._events: deque[E] = deque()
+        self._events: deque[Event] = deque()
         self._closed = False
         self._condition = threading.Condition()
 
-    def put(self, name: str, lines: Sequence[tuple[int, L]]) -> None:
+    def put(self, name: str, lines: Sequence[tuple[int, LogLine]]) -> None:
         """Add lines of a log, each with its size in bytes; block until there is room for more, or the merge closes."""
         index = self._index[name]
         log = self._logs[index]
@@ -96,7 +84,7 @@ class Merge(Generic[L, E]):
             while self._sizes[index] >= MAX_BYTES and not self._closed:
                 self._condition.wait()
 
-    def put_event(self, event: E) -> None:
+    def put_event(self, event: Event) -> None:
         """Add an event that is no line."""
         with self._condition:
             self._events.append(event)
@@ -121,21 +109,21 @@ class Merge(Generic[L, E]):
         with self._condition:
             return not self._open and not self._heads and not self._events
 
-    def take(self, seconds: float) -> list[L | E]:
+    def take(self, seconds: float) -> list[Event]:
         """Return events and the lines that need not wait, in order; wait at most `seconds` for the first."""
         until = time.monotonic() + seconds
         with self._condition:
             while True:
                 now = time.monotonic()
-                events: list[L | E] = [*self._events]
+                events: list[Event] = [*self._events]
                 self._events.clear()
                 events += self._take_lines(now)
                 if events or now >= until or (not self._open and not self._heads):
                     return events
                 self._condition.wait(min(until, self._oldest() + self.window) - now if self._heads else until - now)
 
-    def _take_lines(self, now: float) -> list[L]:
-        lines: list[L] = []
+    def _take_lines(self, now: float) -> list[LogLine]:
+        lines: list[LogLine] = []
         oldest: float | None = None
         full = False
         while self._heads and len(lines) < _BATCH_LINES:
@@ -222,7 +210,7 @@ class Follower:
         self._window = WINDOW_SECONDS if several else 0.0
         # At first the last lines of every log arrive at once, from some hosts later than from others.
         backlog = several and log_filter.lines != 0
-        self._merge: Merge[LogLine, Event] = Merge(self._replicas, _BACKLOG_SECONDS / 2 if backlog else self._window)
+        self._merge = Merge(self._replicas, _BACKLOG_SECONDS / 2 if backlog else self._window)
         self._ending, self._closed = threading.Event(), threading.Event()
         self._poll_now = threading.Event()
         self._streams: dict[str, Stream] = {}

@@ -45,7 +45,7 @@ def logs_merge(_: BenchStack) -> Figure:
 def _merged(waiting: int) -> float:
     """Return µs per line while `waiting` others wait."""
     names = [f"worker-{n}" for n in range(_LOGS)]
-    lines: follow.Merge[LogLine, None] = follow.Merge(names, window=0.0)
+    lines = follow.Merge(names, window=0.0)
     total = waiting + _TAKEN
     added = [(0, LogLine(f"{n:012}", "INFO", names[n % _LOGS], "x")) for n in range(total)]
     for place, name in enumerate(names):

@@ -50,7 +50,7 @@ def test_no_line_is_held_longer_than_the_window(events: list[tuple[int, int]]) -
     clock = Clock(0.0)
     follow.time, original = clock, follow.time  # type: ignore[assignment]
     try:
-        lines: Merge[TimedLine, None] = Merge([str(n) for n in range(len(events))], window=0.08)
+        lines = Merge([str(n) for n in range(len(events))], window=0.08)
         arrivals = sorted((written + delay, n, written) for n, (written, delay) in enumerate(events))
         shown: list[tuple[float, TimedLine]] = []
         for moment, n, written in [*arrivals, (1000, -1, 0)]:
@@ -76,7 +76,7 @@ def test_every_line_appears_once_in_its_logs_order(times: list[list[int]], step:
     """Write lines in pieces of any size, with a buffer of any size."""
     follow.MAX_BYTES, original = max_bytes, follow.MAX_BYTES
     try:
-        lines: Merge[TimedLine, None] = Merge([str(n) for n in range(len(times))], window=0.0)
+        lines = Merge([str(n) for n in range(len(times))], window=0.0)
 
         def write_log(name: str, log: list[TimedLine]) -> None:
             for first in range(0, len(log), step):
@@ -97,7 +97,7 @@ def test_every_line_appears_once_in_its_logs_order(times: list[list[int]], step:
 
 
 def test_lines_are_merged_at_once_if_each_log_has_one() -> None:
-    lines: Merge[TimedLine, None] = Merge(["a", "b"], window=3600.0)
+    lines = Merge(["a", "b"], window=3600.0)
     lines.put("a", [(1, line_at(1)), (1, line_at(4))])
     assert lines.take(0) == []
     lines.put("b", [(1, line_at(2)), (1, line_at(3))])
@@ -111,7 +111,7 @@ def test_lines_are_merged_at_once_if_each_log_has_one() -> None:
 
 def test_a_writer_waits_while_the_buffer_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "MAX_BYTES", 100)
-    lines: Merge[TimedLine, str] = Merge(["a"], window=0.0)
+    lines = Merge(["a"], window=0.0)
     written = []
 
     def write_lines() -> None:
@@ -131,7 +131,7 @@ def test_a_writer_waits_while_the_buffer_is_full(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_reader_waits_for_lines_and_events() -> None:
-    lines: Merge[TimedLine, str] = Merge(["a", "b"], window=0.02)
+    lines = Merge(["a", "b"], window=0.02)
     threading.Timer(0.05, lines.put, ("a", [(1, line_at(1))])).start()
     assert lines.take(20.0) == [line_at(1)]
     threading.Timer(0.05, lines.put_event, ("x",)).start()
@@ -142,7 +142,7 @@ def test_a_reader_waits_for_lines_and_events() -> None:
 def test_a_reader_waits_no_longer_than_the_oldest_line_may(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, waits = Clock(10.0), list[float]()
     monkeypatch.setattr(follow, "time", clock)
-    lines: Merge[TimedLine, str] = Merge(["a", "b"], window=3.0)
+    lines = Merge(["a", "b"], window=3.0)
 
     def wait(seconds: float) -> None:
         waits.append(seconds)
@@ -171,7 +171,7 @@ def test_a_reader_waits_no_longer_than_the_oldest_line_may(monkeypatch: pytest.M
 
 def test_each_change_of_a_merge_wakes_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "MAX_BYTES", 10)
-    lines: Merge[TimedLine, str] = Merge(["a"], window=0.0)
+    lines = Merge(["a"], window=0.0)
     wakes: list[str] = []
     monkeypatch.setattr(lines._condition, "notify_all", lambda: wakes.append("x"))
     for call, count in (
@@ -191,7 +191,7 @@ def test_each_change_of_a_merge_wakes_who_waits(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_full_buffer_wakes_its_writer_when_a_line_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "MAX_BYTES", 10)
-    lines: Merge[TimedLine, str] = Merge(["a"], window=0.0)
+    lines = Merge(["a"], window=0.0)
     waits: list[int] = []
     wakes: list[str] = []
 
