@@ -195,13 +195,17 @@ def split_labels(texts: Sequence[str]) -> dict[str, str]:
         raise UsageError(f"--labels: {error}") from None
 
 
-def detect_job_dir_flag(args: Sequence[str], declared: TrainerConfig, files: Mapping[str, bytes] | None) -> str | None:
+def detect_job_dir_flag(
+    args: Sequence[str], declared: TrainerConfig, files: Mapping[str, bytes] | None, requested: bool = False
+) -> str | None:
     """Return the flag that passes the output folder to a trainer, as Cloud ML does, or None for none.
 
-    `files` are those that may define the trainer's flags; None if these are unknown.
+    `files` are those that may define the trainer's flags; None if these are unknown. With `requested`, a trainer that knows no
+    such flag gets --job-dir.
     """
-    detect = declared.passJobDir and not arguments.has_output_flag(args)
-    return arguments.job_dir_flag(files) if detect and files is not None else None
+    if files is None or not (requested or (declared.passJobDir and not arguments.has_output_flag(args))):
+        return None
+    return arguments.job_dir_flag(files) or ("--job-dir" if requested else None)
 
 
 def chosen_strategy(args: Sequence[str]) -> str | None:
@@ -323,15 +327,6 @@ def _ignored_notes(config: Mapping[str, Any], inventory: Inventory, where: str, 
             yield note
     if has_cli_args and config.get("args"):
         yield f"args in {where}: ignored, the command line has others"
-
-
-def _job_dir_flag(
-    args: Sequence[str], declared: TrainerConfig, files: Mapping[str, bytes] | None, requested: bool
-) -> str | None:
-    """Return the flag for the output folder; with `requested`, also if the trainer knows none, like Cloud ML."""
-    if requested and files is not None:
-        return arguments.job_dir_flag(files) or "--job-dir"
-    return detect_job_dir_flag(args, declared, files)
 
 
 def check_job_dir(job_dir: str, bucket: str, default: str, what: str = "jobDir") -> str:
@@ -557,7 +552,7 @@ def build_job(
     declared = trainer_config.read(files or {}, declaring, report_old_keys=True)
     tuned = training_input.get(tuning.HYPERPARAMETERS)
     has_job_dir = bool((flags.job_dir and flags.resume is None) or training_input.get("jobDir"))
-    job_dir_flag = _job_dir_flag(args, declared, source_files, has_job_dir)
+    job_dir_flag = detect_job_dir_flag(args, declared, source_files, has_job_dir)
     if job_dir_flag and has_job_dir and not tuned:
         args += [job_dir_flag, str(chosen_dir)]
     strategy = chosen_strategy(args)
