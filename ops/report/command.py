@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from jobs.bucket import replacing
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
 from ops.errors import DONE, UsageError, one_line
@@ -71,13 +71,8 @@ def can_create(target: Path) -> bool:
 
 def write(target: Path, content: bytes) -> None:
     """Write a file atomically; UsageError if the folder does not allow it."""
-    temporary = target.with_name(f".{uuid.uuid4().hex}")
-    with _write_errors(target):
-        try:
-            temporary.write_bytes(content)
-            temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
+    with _write_errors(target), replacing(target) as file:
+        file.write(content)
 
 
 @contextmanager

@@ -207,11 +207,15 @@ def test_six_jobs_can_be_compared() -> None:
     check_ids([])
 
 
-@pytest.mark.parametrize(("method", "why"), [("write_bytes", "No space left on device"), ("replace", "not permitted")])
+@pytest.mark.parametrize(("method", "why"), [("open", "No space left on device"), ("replace", "not permitted")])
 def test_a_failed_write_is_one_line_and_leaves_nothing(
     cluster: ClusterClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, why: str
 ) -> None:
-    def fail(*_: Any) -> None:
+    opened = Path.open
+
+    def fail(path: Path, *arguments: Any, **settings: Any) -> Any:
+        if method == "open" and arguments != ("wb",):
+            return opened(path, *arguments, **settings)
         raise OSError(1, why)
 
     before = set(tmp_path.iterdir())
