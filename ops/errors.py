@@ -58,10 +58,6 @@ def explain(error: BaseException) -> tuple[str, int]:
         return one_line(error), error.code
     if isinstance(error, SpecError):
         return one_line(error), WRONG_CALL
-    # Fabric's GroupException has a result or an error for each host.
-    if hasattr(error, "result") and hasattr(error.result, "items"):
-        failed = {getattr(host, "original_host", host): e for host, e in error.result.items() if isinstance(e, Exception)}
-        return "; ".join(f"{host}: {one_line(e)}" for host, e in failed.items()), FAILED
     cause = error.__cause__ if isinstance(error, BucketError) else error
     if type(cause).__module__.startswith("google.auth"):
         return f"no Google credentials ({one_line(cause or error)}): run `gcloud auth application-default login`", FAILED

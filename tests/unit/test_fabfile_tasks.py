@@ -535,14 +535,6 @@ def test_ctrl_c_during_the_imports_is_one_line(monkeypatch: pytest.MonkeyPatch, 
     assert (caught.value.code, capsys.readouterr(), thresholds) == (DETACHED, ("", "stopped\n"), [200_000])
 
 
-def test_an_error_of_a_fabric_group_names_each_host() -> None:
-    class GroupException(Exception):  # noqa: N818  Fabric's name
-        def __init__(self, result: dict[str, object]) -> None:
-            self.result = result
-
-    assert explain(GroupException({"a": OSError("gone"), "b": "fine"})) == ("a: gone", 1)
-
-
 def test_errors_of_google_s_libraries_are_explained() -> None:
     error, bucket = DefaultCredentialsError("gone"), BucketError("gs://b: gone")  # type: ignore[no-untyped-call]
     bucket.__cause__ = error
