@@ -26,9 +26,6 @@ class RemoteFile:
 
     path: str
     content: str
-    mode: int = 0o644
-    group: str = "root"
-    user: str = "root"
 
 
 def idle_poll_seconds(poll_seconds: float) -> int:
@@ -56,7 +53,7 @@ def host_files(inventory: Inventory, host: Host) -> list[RemoteFile]:
     }
     host_file = HostConfig(host.name, inventory.bucket, inventory.poll_seconds, power=inventory.start_requests())
     return [
-        RemoteFile("/etc/scaletier/host.json", host_file.to_json().decode(), 0o640, "replica"),  # the group of the agent
+        RemoteFile("/etc/scaletier/host.json", host_file.to_json().decode()),
         RemoteFile(UNIT_CONF, templates.render("scaletier.conf.j2", **values)),
         RemoteFile(TRAINER_CONF, templates.render("scaletier-trainer.conf.j2", **values)),
         RemoteFile(TIMER_CONF, templates.render("scaletier-timer.conf.j2", **values)),

@@ -26,7 +26,7 @@ def secret_files(job: JobSpec) -> list[RemoteFile]:
     """Return a job's secrets file, the same on every host and only readable by the agent; none if it has no secrets."""
     if not job.secrets:
         return []
-    return [RemoteFile(f"{SECRETS}/{job.id}.json", json.dumps(dict(job.secrets)), 0o600, "replica", "replica")]
+    return [RemoteFile(f"{SECRETS}/{job.id}.json", json.dumps(dict(job.secrets)))]
 
 
 def plan(inventory: Inventory, job: JobSpec, package_sha256: str) -> Plan:

@@ -30,7 +30,7 @@ def host_files(stack: Stack, folder: Path) -> tuple[Inventory, dict[str, dict[st
     return inventory, {
         host: {
             "plan.json": (tasks[host].tfConfig, *(f"{key}={value}" for key, value in tasks[host].environment.items())),
-            **{file.path: (file.content, file.mode, file.group) for file in rendered},
+            **{file.path: (file.content,) for file in rendered},
         }
         for host, rendered in render(inventory).items()
     }

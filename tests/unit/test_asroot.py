@@ -64,7 +64,8 @@ def test_the_helper_accepts_what_fab_sends(inventory: Inventory, tmp_path: Path)
             assert {file.path for file in files} == {host.HOST, *host.OF_JOBS}
             for file in files:
                 assert host.checked(file.path, file.content.encode()) == file.content.encode()
-                assert host.whose(file.path) == (file.user, file.group, file.mode)
+                whose = ("root", "replica", 0o640) if file.path == host.HOST else ("root", "root", 0o644)
+                assert host.whose(file.path) == whose, "the agent reads the first"
         for each in cluster.hosts:
             assert host.checked(host.OF_SERVING, server.conf(cluster, each).encode())
     assert host.whose(f"{job_plan.SECRETS}/job01.json") == ("replica", "replica", 0o600)
