@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from hosts.serving.catalog import Catalog
 from hosts.serving.records import Model, ModelError, Version, VersionState
 from infra.scale_tiers import suggest
-from jobs.bucket import BucketError, Conflict
+from jobs.bucket import Conflict
 from jobs.serialization import RecordError
 from ops.cluster.cluster import ClusterClient
 from ops.errors import OpsError, UsageError
@@ -61,11 +61,8 @@ def models_with_versions(catalog: Catalog) -> tuple[list[Model], list[str]]:
 
     The record of a model without versions only reserves the names of deleted ones.
     """
-    try:
-        records, bad = catalog.models()
-        return [model for model in records if model.existing_versions], bad
-    except BucketError as error:
-        raise OpsError(f"the bucket does not answer: {error}") from error
+    records, bad = catalog.models()
+    return [model for model in records if model.existing_versions], bad
 
 
 def find_model(catalog: Catalog, name: str) -> Model | None:
