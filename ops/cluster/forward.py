@@ -8,15 +8,15 @@ import socketserver
 import threading
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import paramiko
 
 from ops.cluster.remote import Fleet
 from ops.errors import HostError, UsageError
 
+LOOPBACK = "127.0.0.1"
 _CHUNK = 32_768
-_OPEN_SECONDS = 30.0
 _PORTS_TRIED = 100
 _Listening = TypeVar("_Listening")
 
@@ -46,41 +46,31 @@ def first_free(ports: Iterable[int], listen: Callable[[int], _Listening]) -> _Li
     raise UsageError(f"{problem} on this machine: give another --port")
 
 
-class ChannelOpener(Protocol):
-    """Opens channels like paramiko's Transport, and with its errors."""
+def open_channel(fleet: Fleet, name: str, port: int, seconds: float = 30.0) -> Any:
+    """Open a channel to a port of a host; HostError if the host does not answer, SSHException if it refuses the channel.
 
-    def open_channel(self, kind: str, dest: tuple[str, int], src: tuple[str, int], /, *, timeout: float) -> Any:
-        """Open a channel to the address `dest`, for a client at `src`."""
-
-
-def open_channel_on(fleet: Fleet, name: str, kind: str, dest: tuple[str, int], src: tuple[str, int], timeout: float) -> Any:
-    """Open a channel to a host; reconnect if the connection broke.
-
-    Raises:
-        HostError: if the host does not answer.
-        SSHException: if it refuses the channel.
+    If the connection to the host broke, another is opened.
     """
-    return fleet.connection(name).transport.open_channel(kind, dest, src, timeout=timeout)
+    return fleet.connection(name).transport.open_channel("direct-tcpip", (LOOPBACK, port), (LOOPBACK, 0), timeout=seconds)
 
 
 class Forward:
     """Forward a local port, the first free one of `ports`, to a host's port `remote_port`, which the caller sets.
 
-    Only clients on this machine can connect, as the local port listens on the address `loopback`.
+    Only clients on this machine can connect. For each, `open_to_host` opens a channel to the remote port, like `open_channel`.
     If the host closes a channel without an answer to the client's last data, `on_unanswered` is called with the channel; the
     client's connection is closed after that.
     """
 
     def __init__(
         self,
-        transport: ChannelOpener,
-        loopback: str,
+        open_to_host: Callable[[int], Any],
         ports: Iterable[int],
         on_unanswered: Callable[[Any], None] = lambda _: None,
     ) -> None:
         self.remote_port = 0
-        self._transport, self._loopback, self._on_unanswered = transport, loopback, on_unanswered
-        self._server = self._listen(loopback, ports)
+        self._open_to_host, self._on_unanswered = open_to_host, on_unanswered
+        self._server = self._listen(ports)
         self.port: int = self._server.server_address[1]
 
     def __enter__(self) -> Self:
@@ -91,25 +81,24 @@ class Forward:
         self._server.shutdown()
         self._server.server_close()
 
-    def _listen(self, loopback: str, ports: Iterable[int]) -> socketserver.ThreadingTCPServer:
+    def _listen(self, ports: Iterable[int]) -> socketserver.ThreadingTCPServer:
         forward = self
 
         class Handler(socketserver.BaseRequestHandler):
             def handle(self) -> None:
-                forward.carry(self.request, self.client_address)
+                forward.carry(self.request)
 
         class Server(socketserver.ThreadingTCPServer):
             daemon_threads = True
             allow_reuse_address = True
             request_queue_size = 128  # a browser opens many connections at once
 
-        return first_free(ports, lambda port: Server((loopback, port), Handler))
+        return first_free(ports, lambda port: Server((LOOPBACK, port), Handler))
 
-    def carry(self, client: Any, address: tuple[str, int]) -> None:
+    def carry(self, client: Any) -> None:
         """Copy a client's connection both ways until the host ends it; return if the host refuses it."""
-        dest = (self._loopback, self.remote_port)
         try:
-            channel = self._transport.open_channel("direct-tcpip", dest, address, timeout=_OPEN_SECONDS)
+            channel = self._open_to_host(self.remote_port)
         except (HostError, paramiko.SSHException, OSError, EOFError):
             return
         waits = threading.Event()

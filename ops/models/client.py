@@ -17,10 +17,9 @@ from infra.ports import SERVING_PORT
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.fanout import Outcome
-from ops.cluster.forward import open_channel_on
+from ops.cluster.forward import LOOPBACK, open_channel
 from ops.errors import HostError, OpsError
 from ops.models import server
-from ops.models.server import LOOPBACK
 
 NO_SERVER = 0
 """The status of a request that no server answered."""
@@ -64,17 +63,10 @@ class ServingClient:
         return answer
 
     def request_from(self, name: str, method: str, path: str, body: bytes | None = None) -> Answer:
-        """Return the answer of the server on one host.
-
-        Raises:
-            HostError: if the host cannot be reached.
-            OpsError: if a server listens on the host and does not answer.
-        """
+        """Return the answer of the server on one host; HostError if that cannot be reached, OpsError if its server hangs."""
         no_answer = NO_SERVER, {"error": f"no model server answers on {name}"}
         try:
-            channel = open_channel_on(
-                self._cluster.fleet, name, "direct-tcpip", (LOOPBACK, SERVING_PORT), (LOOPBACK, 0), _OPEN_SECONDS
-            )
+            channel = open_channel(self._cluster.fleet, name, SERVING_PORT, _OPEN_SECONDS)
         except (paramiko.SSHException, OSError, EOFError):
             return no_answer
         with contextlib.closing(channel):
@@ -88,12 +80,12 @@ class ServingClient:
             except (OSError, EOFError, http.client.HTTPException):  # a channel that ended raises a plain OSError
                 return no_answer
 
-    def open_channel(self, kind: str, there: tuple[str, int], peer: tuple[str, int], timeout: float) -> Any:
+    def connect(self, port: int) -> Any:
         """Open a connection for a `Forward` to the server that answered last, or to the next if it refuses."""
         last_error: Exception | None = None
         for name in self._names_to_try():
             try:
-                channel = open_channel_on(self._cluster.fleet, name, kind, there, peer, timeout)
+                channel = open_channel(self._cluster.fleet, name, port)
             except (HostError, paramiko.SSHException, OSError, EOFError) as error:
                 last_error = error
             else:

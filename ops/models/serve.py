@@ -9,11 +9,10 @@ from typing import NoReturn
 from infra.ports import SERVING_PORT
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
-from ops.cluster.forward import Forward, local_ports
+from ops.cluster.forward import LOOPBACK, Forward, local_ports
 from ops.errors import DONE, HostError, OpsError
 from ops.models.client import HEALTH, NO_SERVER, ServingClient
 from ops.models.lookup import catalog_of, served_model
-from ops.models.server import LOOPBACK
 
 
 def serve(cluster: ClusterClient, model: str | None, port: str | None) -> int:
@@ -22,7 +21,7 @@ def serve(cluster: ClusterClient, model: str | None, port: str | None) -> int:
     ports = local_ports(port, SERVING_PORT)
     servers = ServingClient(cluster)
     try:
-        with Forward(servers, LOOPBACK, ports, servers.fail_over) as forward:
+        with Forward(servers.connect, ports, servers.fail_over) as forward:
             forward.remote_port = SERVING_PORT
             servers.start()
             status, body = servers.request("GET", f"/v1/models/{record.name}")

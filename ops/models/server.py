@@ -15,11 +15,11 @@ from infra.templates import ROOT as CHECKOUT
 from ops.cluster import root_helper
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.fanout import Outcome
+from ops.cluster.forward import LOOPBACK
 from ops.cluster.host_files import UNITS, RemoteFile
 from ops.errors import OpsError
 from ops.package.host_stream import files_stream
 
-LOOPBACK = "127.0.0.1"
 START_SECONDS = 120.0
 """The time limit to connect to a host, send it the code and start the server."""
 _NEW_CODE = "/opt/scaletier/.server"

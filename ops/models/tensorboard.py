@@ -7,6 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NoReturn
 
 import paramiko
@@ -16,7 +17,7 @@ from jobs.paths import PYTHON
 from ops import terminal
 from ops.cluster import root_helper
 from ops.cluster.cluster import ClusterClient
-from ops.cluster.forward import Forward, local_ports, open_channel_on
+from ops.cluster.forward import LOOPBACK, Forward, local_ports, open_channel
 from ops.cluster.ledger import existing_job
 from ops.cluster.output import WITHOUT_TENSORFLOW, find
 from ops.cluster.remote import Fleet, connection_loss, describe_break
@@ -27,7 +28,6 @@ _RELOAD_SECONDS = 5
 _START_SECONDS = 120.0
 _KEEPALIVE_SECONDS = 10.0
 _KEEPALIVE_TIMEOUT = 60
-_LOOPBACK = "127.0.0.1"
 # Runs on the host. Ends when stdin closes (fab was killed), or after a minute without a keepalive (fab's machine is off).
 _SERVE = f"""
 import os, select, signal, sys, threading, time, types
@@ -47,7 +47,7 @@ run_main()
 
 def command(host: Host, logdir: str, title: str) -> str:
     """Return the command that runs TensorBoard on a host, where it may only read; it prints the free port that it takes."""
-    flags = ["--logdir", logdir, "--window_title", title, "--host", _LOOPBACK, "--port", "0"]
+    flags = ["--logdir", logdir, "--window_title", title, "--host", LOOPBACK, "--port", "0"]
     load_flags = ["--reload_interval", str(_RELOAD_SECONDS), "--load_fast=false"]  # the fast loader cannot read every bucket
     scheme, is_url, _ = logdir.partition("://")
     # fsspec would cache the sizes and names that it read first.
@@ -62,20 +62,20 @@ def tensorboard(cluster: ClusterClient, job_id: str | None, every_job: bool, por
         raise UsageError("--job shows one job and --all every one: use only one of them")
     inventory = cluster.inventory
     logdir, title = (f"{inventory.bucket}/jobs", inventory.stack) if every_job else _logdir(cluster, job_id)
-    chief = _Chief(cluster.fleet, inventory.chief.name)
+    fleet, chief = cluster.fleet, inventory.chief.name
     line = command(inventory.chief, logdir, title)
-    with contextlib.suppress(KeyboardInterrupt), Forward(chief, _LOOPBACK, ports) as forward:
+    with contextlib.suppress(KeyboardInterrupt), Forward(partial(open_channel, fleet, chief), ports) as forward:
         announced = serves = False
         while True:
             try:
-                with chief.serving(line) as server:
-                    with terminal.ProgressLine(f"starting TensorBoard on {chief.name}"):
+                with _serving(fleet, chief, line) as server:
+                    with terminal.ProgressLine(f"starting TensorBoard on {chief}"):
                         forward.remote_port = server.await_port()
                     serves = True
                     if not announced:
-                        terminal.out(f"http://{_LOOPBACK}:{forward.port}/")
+                        terminal.out(f"http://{LOOPBACK}:{forward.port}/")
                         sys.stdout.flush()
-                        terminal.note(f"TensorBoard on {chief.name} shows {logdir}; Ctrl-C ends it")
+                        terminal.note(f"TensorBoard on {chief} shows {logdir}; Ctrl-C ends it")
                     announced = True
                     server.await_end()
             except _ConnectionLostError as error:
@@ -100,28 +100,18 @@ class _ConnectionLostError(HostError):
     """The connection to TensorBoard was lost."""
 
 
-class _Chief:
-    """The chief's host; if its connection is lost, the next call opens another."""
-
-    def __init__(self, fleet: Fleet, name: str) -> None:
-        self.name, self._fleet = name, fleet
-
-    def open_channel(self, kind: str, there: tuple[str, int], peer: tuple[str, int], timeout: float) -> Any:
-        """Open a channel for a `Forward`."""
-        return open_channel_on(self._fleet, self.name, kind, there, peer, timeout)
-
-    @contextlib.contextmanager
-    def serving(self, line: str) -> Iterator[_Server]:
-        """Run TensorBoard by this command line; its stdin closes with the context."""
-        connection = self._fleet.connection(self.name)
-        try:
-            channel = connection.create_session()
-            with contextlib.closing(channel):
-                channel.set_combine_stderr(True)
-                channel.exec_command(line)
-                yield _Server(self.name, channel)
-        except (paramiko.SSHException, EOFError, OSError) as error:
-            raise _ConnectionLostError(self.name, describe_break(error)) from error
+@contextlib.contextmanager
+def _serving(fleet: Fleet, name: str, line: str) -> Iterator[_Server]:
+    """Run TensorBoard on a host by this command line; its stdin closes with the context."""
+    connection = fleet.connection(name)
+    try:
+        channel = connection.create_session()
+        with contextlib.closing(channel):
+            channel.set_combine_stderr(True)
+            channel.exec_command(line)
+            yield _Server(name, channel)
+    except (paramiko.SSHException, EOFError, OSError) as error:
+        raise _ConnectionLostError(name, describe_break(error)) from error
 
 
 class _Server:

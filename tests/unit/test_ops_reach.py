@@ -223,17 +223,14 @@ def test_a_refused_channel_is_opened_to_the_next_server(cluster: ClusterClient) 
     cluster.fleet.connection = connection  # type: ignore[method-assign]
     servers = ServingClient(cluster)
 
-    def open_channel() -> Any:
-        return servers.open_channel("direct-tcpip", ("127.0.0.1", 8501), ("127.0.0.1", 1), 1.0)
-
-    assert open_channel() is second
+    assert servers.connect(8501) is second
     first.listening = True
-    assert open_channel() is second, "the current server is kept"
+    assert servers.connect(8501) is second, "the current server is kept"
     second.listening = False
-    assert open_channel() is first
+    assert servers.connect(8501) is first
     del transports["serving-0"]
     with pytest.raises(paramiko.SSHException, match="no model server answers on serving-0, serving-1"):
-        open_channel()
+        servers.connect(8501)
 
 
 def test_a_server_that_does_not_answer_is_tried_last(cluster: ClusterClient) -> None:
@@ -241,16 +238,13 @@ def test_a_server_that_does_not_answer_is_tried_last(cluster: ClusterClient) -> 
     cluster.fleet.connection = lambda name: SimpleNamespace(transport=transports[name])  # type: ignore[method-assign,assign,return-value]
     servers = ServingClient(cluster)
 
-    def open_channel() -> Any:
-        return servers.open_channel("direct-tcpip", ("127.0.0.1", 8501), ("127.0.0.1", 1), 1.0)
-
-    first = open_channel()
+    first = servers.connect(8501)
     assert first is transports["serving-0"]
     for _ in range(2):  # of two of its requests in progress
         servers.fail_over(first)
-        assert open_channel() is transports["serving-1"]
+        assert servers.connect(8501) is transports["serving-1"]
     servers.fail_over(transports["serving-1"])
-    assert open_channel() is first
+    assert servers.connect(8501) is first
 
 
 class Ssh(paramiko.ServerInterface):
@@ -356,8 +350,8 @@ def test_serve_prints_the_address_of_a_local_port(
     forwards = []
 
     @contextlib.contextmanager
-    def forward(opener: ServingClient, loopback: str, ports: range, unanswered: Any) -> Iterator[SimpleNamespace]:
-        assert (opener, loopback, ports, unanswered) == (servers, "127.0.0.1", range(1234, 1235), servers.fail_over)
+    def forward(open_to_host: Any, ports: range, unanswered: Any) -> Iterator[SimpleNamespace]:
+        assert (open_to_host, ports, unanswered) == (servers.connect, range(1234, 1235), servers.fail_over)
         forwards.append(SimpleNamespace(port=1234, remote_port=0))
         yield forwards[-1]
 
