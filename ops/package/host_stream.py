@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import gzip
 import hashlib
 import io
 import json
 import os
 import shlex
-import tarfile
 import tokenize
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +17,7 @@ from jobs.paths import CODE_DIR, PYTHON
 from ops.cluster import root_helper
 from ops.cluster.host_files import RemoteFile
 from ops.cluster.root_helper import PROGRAM
-from ops.package.package import compression_level, mode
+from ops.package.package import compression_level, mode, tar_gz
 
 READY, OLD, FAILED = "ready", "older than this scaletier", "failed: "
 # New code and packages are unpacked here, beside the installed ones, in a folder for root alone.
@@ -81,25 +79,17 @@ def shared_stream(
     It is a gzip member without tar's end mark; a host's own part follows it. Hosts fetch the package from the bucket if it is
     not in the stream, or if `sha256` is not the plan's packageSha256.
     """
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for path, content in sorted(code.items()):
-            _add(tar, f"{NEW_DIR}/{path}", content)
-        if package is not None:
-            for path, content in sorted(package.items()):
-                _add(tar, f"{NEW_DIR}/package/{path}", content, mode(path, executables))
-            _add(tar, f"{NEW_DIR}/package.sha256", sha256.encode())
-        end = tar.offset
-    return gzip.compress(packed.getvalue()[:end], compression_level(end), mtime=0)
+    entries = [(f"{NEW_DIR}/{path}", content, 0o644) for path, content in sorted(code.items())]
+    if package is not None:
+        files = sorted(package.items())
+        entries += [(f"{NEW_DIR}/package/{path}", content, mode(path, executables)) for path, content in files]
+        entries.append((f"{NEW_DIR}/package.sha256", sha256.encode(), 0o644))
+    return tar_gz(entries, compression_level(sum(len(content) for _, content, _ in entries)), end_mark=False)
 
 
 def files_stream(files: Iterable[RemoteFile]) -> bytes:
-    """Return the part for one host, which is sent after the shared one."""
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for file in files:
-            _add(tar, file.path, file.content.encode())
-    return gzip.compress(packed.getvalue(), 1, mtime=0)
+    """Return the part for one host, which is sent after the shared one; the host sets owners and permissions."""
+    return tar_gz(((file.path, file.content.encode(), 0o644) for file in files), 1)
 
 
 def code(root: Path) -> tuple[dict[str, bytes], str]:
@@ -139,10 +129,3 @@ def _strip_comments(source: bytes) -> str:
             end = node.value.end_lineno or node.lineno
             lines[node.lineno - 1 : end] = [" " * node.col_offset + '""', *[""] * (end - node.lineno)]
     return "\n".join(lines)
-
-
-def _add(tar: tarfile.TarFile, path: str, content: bytes, mode: int = 0o644) -> None:
-    """Add a file; the host sets its owner and its permissions."""
-    entry = tarfile.TarInfo(path.lstrip("/"))
-    entry.mode, entry.size = mode, len(content)
-    tar.addfile(entry, io.BytesIO(content))

@@ -10,7 +10,7 @@ import re
 import sys
 import tarfile
 import zipfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -386,14 +386,22 @@ def compression_level(size: int) -> int:
 
 def pack(files: Mapping[str, bytes], executables: Collection[str] = ()) -> bytes:
     """Pack a package.tar.gz; the same files give the same bytes."""
-    packed = io.BytesIO()
     level = compression_level(sum(map(len, files.values())))
-    with (
-        gzip.GzipFile(fileobj=packed, mode="wb", mtime=0, compresslevel=level, filename="") as zipped,
-        tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as tar,
-    ):
-        for path in sorted(files):
-            entry = tarfile.TarInfo(path)
-            entry.size, entry.mode = len(files[path]), mode(path, executables)
-            tar.addfile(entry, io.BytesIO(files[path]))
+    return tar_gz(((path, files[path], mode(path, executables)) for path in sorted(files)), level)
+
+
+def tar_gz(entries: Iterable[tuple[str, bytes, int]], level: int, end_mark: bool = True, time: int = 0) -> bytes:
+    """Pack files, each a path, content and permissions; the same ones give the same bytes.
+
+    Without `end_mark` another archive may follow. `time` is when the files were modified, in seconds.
+    """
+    packed = io.BytesIO()
+    with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0, compresslevel=level, filename="") as zipped:
+        tar = tarfile.TarFile(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT)
+        for path, content, permissions in entries:
+            entry = tarfile.TarInfo(path.lstrip("/"))
+            entry.size, entry.mode, entry.mtime = len(content), permissions, time
+            tar.addfile(entry, io.BytesIO(content))
+        if end_mark:
+            tar.close()
     return packed.getvalue()

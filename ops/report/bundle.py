@@ -9,7 +9,6 @@ import io
 import json
 import re
 import shlex
-import tarfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout, suppress
@@ -30,6 +29,7 @@ from ops.cluster.ledger import format_elapsed, replica_names
 from ops.cluster.remote import COMMAND_SECONDS
 from ops.errors import DONE, UsageError, one_line
 from ops.logs.lines import LogLine
+from ops.package.package import tar_gz
 from ops.report.command import can_create, write
 from ops.report.evidence import JobEvidence
 from ops.show.doctor import clock_offset_ms
@@ -347,10 +347,4 @@ def redact(files: Mapping[str, bytes], values: Mapping[str, str]) -> dict[str, b
 
 def pack(folder: str, files: Mapping[str, bytes]) -> bytes:
     """Return a tar.gz with these files in a folder."""
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w:gz") as tar:
-        for name, content in files.items():
-            info = tarfile.TarInfo(f"{folder}/{name}")
-            info.size, info.mtime, info.mode = len(content), int(time.time()), 0o644
-            tar.addfile(info, io.BytesIO(content))
-    return out.getvalue()
+    return tar_gz(((f"{folder}/{name}", content, 0o644) for name, content in files.items()), 9, time=int(time.time()))

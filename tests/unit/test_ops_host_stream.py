@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from opsdata import write_files
@@ -98,11 +99,17 @@ def test_the_parts_of_the_check_are_told_apart() -> None:
 
 
 def test_content_is_compressed_by_its_size_without_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, sizes = list[tuple[int, int]](), list[int]()
-    monkeypatch.setattr(host_stream.gzip, "compress", lambda data, level, mtime: calls.append((level, mtime)) or data)
+    calls, sizes, original = list[tuple[int, int]](), list[int](), gzip.GzipFile
+
+    def compress(**settings: Any) -> gzip.GzipFile:
+        calls.append((settings["compresslevel"], settings["mtime"]))
+        return original(**settings)
+
+    monkeypatch.setattr(gzip, "GzipFile", compress)
     monkeypatch.setattr(host_stream, "compression_level", lambda size: sizes.append(size) or 7)
     shared, own = host_stream.shared_stream({"a": b"x"}), host_stream.files_stream([RemoteFile("/etc/a", "x")])
-    assert (len(shared), len(own), calls, sizes) == (1024, tarfile.RECORDSIZE, [(7, 0), (1, 0)], [1024])
+    lengths = len(gzip.decompress(shared)), len(gzip.decompress(own))
+    assert (lengths, calls, sizes) == ((1024, tarfile.RECORDSIZE), [(7, 0), (1, 0)], [1])
 
 
 def test_a_queued_job_sends_no_package() -> None:
