@@ -93,14 +93,11 @@ def read_yaml(content: bytes, path: str) -> Any:
 
 
 def validate(model: type[Model], data: Any, path: str, report_old_keys: bool = False) -> Model:
-    """Check a value of YAML by its model.
+    """Check a value of YAML by its model; UsageError has the paths of all invalid keys.
 
     Args:
         path: the file and the keys above the value, for messages.
         report_old_keys: print a note for each key with an old name; only for files that a user can change.
-
-    Raises:
-        UsageError: with the paths of all invalid keys in the value.
     """
     old_keys: dict[str, str] = {}
     try:

@@ -160,12 +160,8 @@ def rename_flags(tokens: Sequence[str]) -> list[str]:
 def expand_positionals(tokens: Sequence[str], names: Mapping[str, Sequence[str]], valued: Mapping[str, set[str]]) -> list[str]:
     """Return the command line with positional arguments as flags, `logs worker` as `logs --replica=worker`.
 
-    Args:
-        names: the flags that may be positional, by command.
-        valued: the flags of a command that have a value.
-
-    Raises:
-        ValueError: for a second command.
+    `names` are the flags that may be positional, by command; `valued` those of a command that have a value. ValueError for a
+    second command.
     """
     result: list[str] = []
     task, remaining, value_follows = "", list[str](), False

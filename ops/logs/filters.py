@@ -25,8 +25,7 @@ def parse_filter(
 ) -> LogFilter:
     """Parse the flags of these names; without `lines` select the last 100, or with another flag all that match.
 
-    Raises:
-        UsageError: with the valid values.
+    UsageError has the valid values.
     """
     now = now or datetime.now(UTC)
     begin = _parse_time(since, "--since", now) if since is not None else ""

@@ -313,11 +313,7 @@ class Follower:
             self._merge.put_event(Note(f"{name}: not all of its lines were shown; {again}"))
 
     def _read(self, name: str, position: Position | None) -> Iterator[Position]:
-        """Merge a replica's lines until the end, and yield the position after them.
-
-        Raises:
-            HostError: if the connection ends earlier.
-        """
+        """Merge a replica's lines until the end, and yield the position after them; HostError if the connection breaks."""
         stream = self._fleet.stream(self._placement[name], follow_command(self._job_id, self._log_filter, position))
         self._streams[name] = stream
         try:

@@ -64,8 +64,7 @@ def _source() -> str:
 def parse_printed(printed: bytes, replica: str, last_time: str = "") -> tuple[Position, LogLine | None]:
     """Parse a line of a command's output: a position, and the log line that ends there, or None for a position alone.
 
-    Raises:
-        ValueError: for any other output.
+    ValueError for any other output.
     """
     incarnation, offset, text = printed.split(b" ", 2)
     return Position(int(incarnation), int(offset)), parse_line(
@@ -102,8 +101,7 @@ def read_source(
 ) -> Iterator[LogLine]:
     """Yield the selected lines of a log, from a position if there is one, like the commands on a host.
 
-    Raises:
-        UsageError: if the pattern takes too long.
+    UsageError if the pattern takes too long.
     """
     last_time = ""
     try:

@@ -47,8 +47,7 @@ def _is_replica(cluster: ClusterClient, word: str) -> bool:
 def select_replicas(record: JobRecord, text: str) -> list[str]:
     """Return a job's replicas by `all`, a role such as `worker`, a name, or a list of these with commas.
 
-    Raises:
-        UsageError: with the valid names.
+    UsageError has the valid names.
     """
     names = replica_names(record)
     chosen: set[str] = set()
@@ -66,11 +65,7 @@ def select_replicas(record: JobRecord, text: str) -> list[str]:
 def read_logs(
     cluster: ClusterClient, record: JobRecord, replicas: list[str], log_filter: LogFilter
 ) -> dict[str, Iterator[LogLine]]:
-    """Return each replica's lines, from its host or from the bucket, read lazily.
-
-    Raises:
-        OpsError: if there is no log.
-    """
+    """Return each replica's lines, from its host or from the bucket, read lazily; OpsError if there is no log."""
     fleet, job_id, placement = cluster.fleet, record.jobId, record.placement
     command = read_command(job_id, log_filter)
     on_hosts = [name for name in replicas if placement.get(name) in cluster.inventory.names]

@@ -68,10 +68,7 @@ def request_bodies(instances: Sequence[Any], fields: Mapping[str, Any]) -> Itera
 def read_instances(path: str | None) -> tuple[list[Any], Any]:
     """Return the instances in a file, `-` for stdin, and its signature_name, or None.
 
-    The file has a JSON value on each line, or is one REST request or list of objects.
-
-    Raises:
-        UsageError: naming the first invalid line.
+    The file has a JSON value on each line, or is one REST request or list of objects. UsageError names the first invalid line.
     """
     if path is None:
         raise UsageError("--json-instances is missing: a file with a JSON value on each line")

@@ -119,12 +119,7 @@ def wait_loaded(cluster: ClusterClient, model: str, version: Version, started: O
 
 
 def _wait_on(cluster: ClusterClient, servers: ServingClient, host: str, model: str, version: Version) -> None:
-    """Wait until the server on one host has loaded a version.
-
-    Raises:
-        HostError: if the server is down.
-        OpsError: if it is up, and the version cannot be loaded.
-    """
+    """Wait until the server on one host has loaded a version; HostError if it is down, OpsError if it cannot."""
     journal = f"fab shell {host} -- journalctl -u scaletier-serving"
     began = last_answer = started = time.monotonic()
     while True:

@@ -27,9 +27,8 @@ def check_module(
     The names are top-level ones. Imports in the package's files that it imports are included. `python` is the version that the
     hosts run, by default this one.
 
-    Raises:
-        UsageError: for a module that is not in the package or cannot run, a file that it imports and that does not compile, or
-            an import of a module that is missing in the package, or above the package.
+    UsageError for a module that is not in the package or cannot run, a file that it imports and that does not compile, or an
+    import of a module that is missing in the package, or above the package.
     """
     start = _path_of(module, files) if module.partition(".")[0] == package else None
     if start is None:

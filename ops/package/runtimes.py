@@ -102,11 +102,8 @@ def from_file(path: str, where: str, gpus: bool = False) -> RuntimeRequest:
 def from_manifest(inventory: Inventory, request: Mapping[str, Any]) -> RuntimeRequest:
     """Return the request for a manifest's runtime: the existing folder if it still has these versions, else a new one.
 
-    The manifest's `key` is the folder's name.
-
-    Raises:
-        OpsError: if `fab train` would not have written it. A compromised host could have, and uv may run code of the packages
-            that it installs.
+    The manifest's `key` is the folder's name. OpsError if `fab train` would not have written it: a compromised host could
+    have, and uv may run code of the packages that it installs.
     """
     name, folder_name, requirements = request.get("name"), request.get("key"), request.get("requirements")
     lines = (

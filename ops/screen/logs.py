@@ -71,8 +71,7 @@ def follow_job(
 ) -> JobRecord | None:
     """Show the logs as they grow, until the job ends; return its last record, None if it was never read.
 
-    Raises:
-        KeyboardInterrupt: after Ctrl-C, with the job's state if that was read.
+    KeyboardInterrupt after Ctrl-C has the job's state if that was read.
     """
     if plain or as_json or not terminal.supports_screen():
         return follow_plain(cluster, record, replicas, log_filter, as_json)

@@ -39,9 +39,7 @@ class SnapshotReader:
     def read(self) -> ClusterSnapshot:
         """Return the state now; an unreadable record counts as missing.
 
-        Raises:
-            BucketError: if the bucket fails.
-            RecordError: if the queue is of a newer version.
+        BucketError if the bucket fails, RecordError if the queue is of a newer version.
         """
         items = self._ledger.store.read_all([paths.QUEUE, *sorted(self._object_names)])
         queue = self._queue(items.pop(paths.QUEUE, None))

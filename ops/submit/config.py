@@ -224,14 +224,11 @@ def policy(
     """Return how a job restarts and ends, as fields of a plan: from config.yaml, else from the trainer's declaration.
 
     Trials are independent: if one host is lost, the others continue. With successPolicy `all`, optionalRoles is empty by
-    default, and must not include worker or evaluator, as these end by themselves.
+    default, and must not include worker or evaluator, as these end by themselves. UsageError if the job can never succeed.
 
     Args:
         where: the name of config.yaml's scheduling in messages.
         declaration: the name of the trainer's declaration in messages.
-
-    Raises:
-        UsageError: if the success condition can never be met.
     """
     if study:
         codes = strategy.model_dump(include={"restartCodes", "permanentCodes", "stopSignal"})
@@ -353,11 +350,7 @@ def check_job_dir(job_dir: str, bucket: str, default: str, what: str = "jobDir")
 
 
 def _trial_counts(flags: JobFlags, tuned: Mapping[str, Any], inventory: Inventory, where: str) -> resources.Counts:
-    """Return the number of hosts of each role for a job that tunes hyperparameters.
-
-    Raises:
-        UsageError: for a flag that is invalid for such a job.
-    """
+    """Return the number of hosts of each role for a job that tunes; UsageError for a flag that is invalid for such a job."""
     for flag, value in {"--scale-tier": flags.scale_tier, "--replicas": flags.replicas}.items():
         if value is not None:
             raise UsageError(
@@ -483,11 +476,7 @@ def _failure_notes(notify: str, folder: str, files: Mapping[str, bytes], executa
 def _check_variables(
     words: Sequence[str], environment_values: Mapping[str, str], notify: str, tuned: Mapping[str, Any] | None
 ) -> None:
-    """Check each `${NAME}` in a job.
-
-    Raises:
-        UsageError: if hosts do not fill it in.
-    """
+    """Check that hosts fill in each `${NAME}` of a job; UsageError if not."""
     command = [notify] if notification.is_url(notify) else shlex.split(notify)
     texts = {
         "an argument": words,
@@ -518,16 +507,13 @@ def build_job(
     folder: str = "",
     executables: Collection[str] | None = None,
 ) -> JobSpec:
-    """Build the job of the flags and config.yaml; the flags take precedence.
+    """Build the job of the flags and config.yaml; the flags take precedence. UsageError if any of them is invalid.
 
     Args:
         files: the trainer package's, which may declare what it needs.
         command: as of a JobSpec.
         folder: as of a JobSpec.
         executables: the package's executable files, None if unknown.
-
-    Raises:
-        UsageError: if any of them is invalid.
     """
     config = read_config(flags.config)
     where = flags.config or "config.yaml"

@@ -19,11 +19,7 @@ _ACTIONS = ("ls", "put", "rm")
 
 
 def data(cluster: ClusterClient, action: str | None, what: str | None, name: str | None, sure: bool, as_json: bool) -> int:
-    """Run `ls [NAME]`, `put PATH [NAME]` or `rm NAME`.
-
-    Raises:
-        UsageError: for any other action.
-    """
+    """Run `ls [NAME]`, `put PATH [NAME]` or `rm NAME`; UsageError for any other action."""
     action = action or "ls"
     if action not in _ACTIONS:
         raise UsageError(f"fab data {action} is unknown{suggest(action, _ACTIONS)}; valid are {', '.join(_ACTIONS)}")
@@ -116,11 +112,7 @@ def _remove(cluster: ClusterClient, name: str, sure: bool) -> dict[str, object]:
 
 
 def _data_path(name: str) -> str:
-    """Return the path of a name below data/.
-
-    Raises:
-        UsageError: if it leads out of data/.
-    """
+    """Return the path of a name below data/; UsageError if it leads out of data/."""
     path = posixpath.normpath(name)
     if posixpath.isabs(path) or path.split("/")[0] in ("..", ".") or not name.isprintable():
         raise UsageError(f"{name!r} is no name below {DATA}/: take one such as pictures or pictures/train")

@@ -92,8 +92,7 @@ def prune(cluster: ClusterClient, keep: str | None, sure: bool, as_json: bool = 
 def _records(cluster: ClusterClient, deleted: Collection[str] = ()) -> list[JobRecord]:
     """Return every job's record; damaged ones are skipped if one of the `deleted` jobs has a damaged record.
 
-    Raises:
-        UsageError: if another record cannot be read: its job's output may be in the folder of a deleted job.
+    Otherwise a damaged record is a UsageError: its job's output may be in the folder of a deleted job.
     """
     with terminal.ProgressLine("reading the jobs"):
         records, unreadable = cluster.ledger.jobs()
@@ -124,11 +123,7 @@ def _is_damaged(cluster: ClusterClient, job_id: str) -> bool:
 
 
 def _check(cluster: ClusterClient, job_ids: Sequence[str]) -> None:
-    """Check that jobs have ended, and that no other job resumes in their output.
-
-    Raises:
-        UsageError: for one that has not, or is in use.
-    """
+    """Check that jobs have ended, and that no other job resumes in their output; UsageError if one has not, or does."""
     records = _records(cluster, job_ids)
     records_by_id = {record.jobId: record for record in records}
     queue = cluster.ledger.queue()

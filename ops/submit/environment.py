@@ -84,8 +84,7 @@ def _ranks(inventory: Inventory, host: Host) -> dict[str, str]:
 def merge_environment(config_values: Mapping[str, str], file: str | None, pairs: Sequence[str], where: str) -> dict[str, str]:
     """Merge `environment:` of config.yaml, `--env-file` and `--env`; the later wins.
 
-    Raises:
-        UsageError: if a name is invalid or reserved, a value has a NUL character, or the file is unreadable.
+    UsageError if a name is invalid or reserved, a value has a NUL character, or the file is unreadable.
     """
     variables_by_name = dict(config_values)
     for name in variables_by_name:
@@ -115,8 +114,7 @@ def check_word(word: str, what: str) -> None:
 def read_secrets(names: Sequence[str], file: str | None, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the secrets of `--secret NAME`, from the operator's environment, and of `--secret-file`.
 
-    Raises:
-        UsageError: if a name is invalid or reserved, a value is unset, empty or has a NUL character, or the file is unreadable.
+    UsageError if a name is invalid or reserved, a value is unset, empty or has a NUL character, or the file is unreadable.
     """
     values = _read(file, "--secret-file", hidden=True) if file is not None else {}
     for name in names:

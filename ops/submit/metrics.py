@@ -78,10 +78,7 @@ def _read_summary_metrics(cluster: ClusterClient, output: JobOutput) -> dict[str
 def scalars(cluster: ClusterClient, output: JobOutput, most: int) -> dict[str, list[tuple[int, float]]]:
     """Return the scalars of a job's summaries by `run/tag`, each as (step, value) by time; empty if none.
 
-    Of a scalar with more points, `most` are chosen, the last among them.
-
-    Raises:
-        HostError: if the host cannot read the summaries.
+    Of a scalar with more points, `most` are chosen, the last among them. HostError if the host cannot read the summaries.
     """
     if not output.summaries:
         return {}

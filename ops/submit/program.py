@@ -78,11 +78,7 @@ def files_defining_flags(
 
 
 def find(folder: str | None, module: str | None, script: str | None, command: str | None) -> JobProgram:
-    """Find the named program, by default the shipped trainer.
-
-    Raises:
-        UsageError: if it is missing or cannot run.
-    """
+    """Find the named program, by default the shipped trainer; UsageError if it is missing or cannot run."""
     choices = {"--module": module, "--script": script, "--command": command}
     if len(flags := [flag for flag, value in choices.items() if value is not None]) > 1:
         raise UsageError(f"{flags[0]} and {flags[1]} both say what runs: use only one of them")
@@ -165,8 +161,7 @@ def _command(folder: str | None, text: str) -> JobProgram:
 def _check_files(words: Sequence[str], folder: str | None, source: package.PackageSource | None) -> None:
     """Check that the package has the script or module that a command such as `python x.py` runs.
 
-    Raises:
-        UsageError: if a script exists here and the package lacks it. A missing module is only noted: hosts may have it.
+    UsageError if a script exists here and the package lacks it. A missing module is only noted: hosts may have it.
     """
     module = words[2] if len(words) > 2 and words[0].startswith(PYTHON) and words[1] == "-m" else ""
     paths = [f"{module.replace('.', '/')}{end}" for end in (".py", "/__main__.py")] if module else [*_scripts(words)][:1]

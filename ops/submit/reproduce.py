@@ -98,12 +98,7 @@ def _rerun(cluster: ClusterClient, original: JobRecord, new_id: str, follow: boo
 
 
 def read_manifest(bucket: Bucket, job_id: str) -> dict[str, Any]:
-    """Return a job's manifest.
-
-    Raises:
-        UsageError: if there is none, or an incomplete one.
-        OpsError: if it is no JSON.
-    """
+    """Return a job's manifest; UsageError if there is none, or an incomplete one, OpsError if it is no JSON."""
     item = bucket.read(paths.manifest(job_id))
     try:
         content: dict[str, Any] = json.loads(item.content if item else "{}")
@@ -140,11 +135,7 @@ def _runtime(inventory: Inventory, content: Mapping[str, Any]) -> RuntimeRequest
 def read_package(
     bucket: Bucket, job_id: str, content: Mapping[str, Any], installed: Mapping[str, str] | None = None
 ) -> Package:
-    """Return a job's package as it ran, byte for byte.
-
-    Raises:
-        OpsError: if the bucket has none, or a damaged one.
-    """
+    """Return a job's package as it ran, byte for byte; OpsError if the bucket has none, or a damaged one."""
     name, expected = content["package"]["name"], content["package"]["sha256"]
     archive = read_whole(bucket, paths.package(job_id))
     if archive is None:
@@ -168,12 +159,9 @@ def build_job(
     runtime: RuntimeRequest | None = None,
     original_study: Study | None = None,
 ) -> JobSpec:
-    """Build the job of a manifest under another id, with an output folder of its own.
+    """Build the job of a manifest under another id, with an output folder of its own; UsageError if a secret is not set.
 
     `original_study` is the study in the original job's plan: its seed and earlier trials make the new job's trials the same.
-
-    Raises:
-        UsageError: if a secret is not set.
     """
     declared = trainer_config.read(package.files, package.name)
     folder = f"{inventory.bucket}/{paths.output(new_id)}"

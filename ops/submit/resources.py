@@ -43,8 +43,7 @@ def requested_counts(
 ) -> Counts:
     """Return the count of each role: from the flags, else config.yaml, else all hosts of the strategy's `roles`.
 
-    Raises:
-        UsageError: for more than the cluster has, a role that it lacks, and contradictions.
+    UsageError for more than the cluster has, a role that it lacks, and contradictions.
     """
     if scale_tier is not None and replicas is not None:
         raise UsageError("--scale-tier and --replicas both say how much of the cluster is wanted: use only one of them")
@@ -185,11 +184,7 @@ def _parse_tier(text: str, path: str) -> ScaleTier:
 
 
 def _check(requested: Counts, inventory: Inventory, what: str, fix: str | None = None) -> Counts:
-    """Check that the cluster has the requested hosts.
-
-    Raises:
-        UsageError: if it has fewer.
-    """
+    """Check that the cluster has the requested hosts; UsageError if it has fewer."""
     available = counts(inventory)
     for role, count in requested.items():
         has = available.get(role, 0)

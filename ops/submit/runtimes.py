@@ -20,11 +20,7 @@ _ACTIONS = ("ls", "rm")
 
 
 def runtimes(cluster: ClusterClient, action: str | None, name: str | None, sure: bool, as_json: bool) -> int:
-    """Run `ls`, or `rm NAME`.
-
-    Raises:
-        UsageError: for invalid arguments, an unknown runtime, or one that a job of this stack runs in or waits for.
-    """
+    """Run `ls`, or `rm NAME`; UsageError for an unknown runtime, or one that a job of this stack runs in or waits for."""
     action = action or "ls"
     if action not in _ACTIONS:
         raise UsageError(f"fab runtimes {action} is unknown{suggest(action, _ACTIONS)}; valid are {', '.join(_ACTIONS)}")

@@ -35,11 +35,7 @@ _Item = TypeVar("_Item")
 
 
 def check_job_id(job_id: str) -> None:
-    """Check a job id by Cloud ML's rule.
-
-    Raises:
-        UsageError: if it breaks the rule.
-    """
+    """Check a job id by Cloud ML's rule; UsageError if it breaks the rule."""
     if not JOB_ID.fullmatch(job_id):
         rule = "a letter, then letters, digits and underscores, 128 in all at most"
         raise UsageError(f"job id {job_id!r} breaks the rule: {rule}, such as job01")
@@ -53,11 +49,7 @@ def in_snake_case(value: Any) -> Any:
 
 
 def check_labels(labels: dict[str, str]) -> dict[str, str]:
-    """Check labels by Google Cloud's rules.
-
-    Raises:
-        ValueError: for one that breaks them.
-    """
+    """Check labels by Google Cloud's rules; ValueError for one that breaks them."""
     for key, value in labels.items():
         if not _LABEL_KEY.fullmatch(key) or not _LABEL_VALUE.fullmatch(value):
             rule = "lower-case letters, digits, - and _, 63 at most, the key starting with a letter"

@@ -52,8 +52,7 @@ def prepare_job(cluster: ClusterClient, flags: JobFlags, folder: str | None, dry
 def resume_flags(cluster: ClusterClient, flags: JobFlags, folder: str | None = None) -> JobFlags:
     """Return the flags of a job that resumes from an earlier one's checkpoints.
 
-    Raises:
-        UsageError: if the job cannot be resumed, or ran the user's program and the flags name none: the shipped one would run.
+    UsageError if the job cannot be resumed, or ran the user's program and the flags name none: the shipped one would run.
     """
     if flags.job_dir is not None:
         raise UsageError("--resume continues in the output of that job, and --job-dir names another: use only one of them")
@@ -168,11 +167,7 @@ def check_hosts(cluster: ClusterClient, submission: Submission) -> Submission:
 
 
 def _expected_hosts(ledger: Ledger, submission: Submission) -> list[str]:
-    """Return the hosts that a job would get now, or all that it may wait for.
-
-    Raises:
-        UsageError: if its id was used before.
-    """
+    """Return the hosts that a job would get now, or all that it may wait for; UsageError if its id was used before."""
     job = submission.job
     if find_job(ledger, job.id):
         raise DuplicateIdError(job.id)
@@ -197,9 +192,7 @@ def _check_capabilities(
 ) -> None:
     """Check that these hosts can run the job, and wake their agents by the digests; wait until they are set up.
 
-    Raises:
-        SeveralHostsError: if a host cannot be checked, or is not set up in time.
-        UsageError: if a host lacks disk space or a Python module.
+    SeveralHostsError if a host cannot be checked, or is not set up in time; UsageError if it lacks disk space or a module.
     """
     inventory, fleet = cluster.inventory, cluster.fleet
     directories = [paths.STATE_DIR, *([inventory.bucket] if inventory.bucket.startswith("/") else [])]
@@ -221,11 +214,7 @@ def _check_capabilities(
 
 
 def _await_ready(fleet: Fleet, names: Sequence[str], check: Callable[[str], str]) -> dict[str, str]:
-    """Return the output of `check` for each host, once all are ready.
-
-    Raises:
-        SeveralHostsError: for hosts that failed, or that are not ready in time.
-    """
+    """Return the output of `check` for each host, once all are ready; SeveralHostsError if some failed, or take too long."""
     outputs: dict[str, str] = {}
     deadline = time.monotonic() + _READY_SECONDS
     with terminal.ProgressLine("checking the hosts") as step:

@@ -120,11 +120,7 @@ def read(ledger: Ledger, record: JobRecord) -> TuningResult | None:
 
 
 def best_trial(ledger: Ledger, record: JobRecord) -> Trial | None:
-    """Return the best trial of a tuning job; None for any other job.
-
-    Raises:
-        OpsError: if no trial has a value yet.
-    """
+    """Return the best trial of a tuning job, None for any other job; OpsError if no trial has a value yet."""
     if (tuned := read(ledger, record)) is None:
         return None
     if (first := tuned.best) is None:
