@@ -98,17 +98,6 @@ def test_cloud_ml_code_from_2017_runs(cluster: Stack, tmp_path: Path) -> None:
     assert len(list(output.glob(f"{newest}.data-0000?-of-00002"))) == 2
 
 
-def test_gradient_style_code_runs(cluster: Stack, tmp_path: Path) -> None:
-    condition = "steps < args.max_steps:"
-    longer = 'not (steps >= args.max_steps and os.path.exists(os.environ["JOB_DIR"] + "/enough")):'
-    package = change_example(tmp_path, "gradient", "task.py", condition, longer)
-    patterns = {name: rf"Train \[{name.replace('-', '/')}\], step " for name in _TRAINERS}
-    patterns |= {name: rf"Started \[{name.replace('-', '/')}\]" for name in ("ps-0", "ps-1")}
-    lines = run_until(cluster, "ex_gradient", patterns, "--package", str(package), "--", "--max-steps", "2000")
-    assert accuracy(lines["master-0"], 2000) > 0.8
-    assert list(cluster.get("ex_gradient", tmp_path).glob("model.ckpt-[1-9]*.index"))
-
-
 @pytest.mark.registry("tf-keras")
 def test_tf_keras_with_its_dependency(cluster: Stack, tmp_path: Path) -> None:
     lines = run_example(cluster, "ex_mwms", "mwms", "--", "--model", "mlp", "--max-steps", "900")

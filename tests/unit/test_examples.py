@@ -102,41 +102,16 @@ def test_cloudml_reports_as_many_local_steps_as_global_ones_on_one_host(
     assert rates == ["1.0 global steps/s, 1.0 local steps/s"] * 2
 
 
-@pytest.mark.parametrize("file", ["packaged/src/packaged/task.py", "gradient/task.py", "mwms/task.py"])
+@pytest.mark.parametrize("file", ["packaged/src/packaged/task.py", "mwms/task.py"])
 def test_a_number_of_steps_below_1_is_refused_at_the_start(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], file: str
 ) -> None:
     monkeypatch.setattr("sys.argv", ["task", "--max-steps", "0"])
-    names = ("tabulate", "packaged", "packaged.model", "tf_keras")
-    module = load(monkeypatch, file, {**mock_tensorflow_1(), **{name: MagicMock() for name in names}})
+    names = ("tabulate", "packaged", "packaged.model", "tensorflow", "tf_keras")
+    module = load(monkeypatch, file, {name: MagicMock() for name in names})
     with pytest.raises(SystemExit):
         module.main()
     assert capsys.readouterr().err.endswith("error: --max-steps must be at least 1\n")
-
-
-@pytest.mark.parametrize(("restored", "trained"), [(18, 2), (20, 0)])
-def test_gradient_resumes_at_the_restored_step(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], restored: int, trained: int
-) -> None:
-    monkeypatch.setenv("TYPE", "master")
-    tf = (mocks := mock_tensorflow_1())["tensorflow.compat.v1"]
-    gradient = load(monkeypatch, "gradient/task.py", mocks)
-    monkeypatch.setattr(gradient, "batch", lambda _: (0.5, 1.0))
-    monkeypatch.setattr(gradient, "mlp", lambda _: 0.5)
-    step, train_op = tf.train.get_or_create_global_step(), tf.train.GradientDescentOptimizer().minimize()
-    done = [restored]
-
-    def run(tensors: list[object]) -> list[object]:
-        done[0] += train_op in tensors
-        return [done[0] if tensor is step else 0.5 for tensor in tensors]
-
-    supervisor = tf.train.Supervisor()
-    supervisor.should_stop.return_value = False
-    supervisor.managed_session().__enter__().run = run
-    gradient.train(MagicMock(max_steps=20), MagicMock(), {}, "chief", 0, "/output")
-    lines = capsys.readouterr().out.splitlines()
-    assert (done[0] - restored, len(lines)) == (trained, trained + 1)
-    assert lines[-1] == "Final metrics after 20 steps, loss: 0.500, accuracy: 0.500"
 
 
 def test_mwms_reads_files_by_their_compression(monkeypatch: pytest.MonkeyPatch) -> None:
