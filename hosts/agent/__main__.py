@@ -112,7 +112,7 @@ def spawn(launcher_client: Launcher | None, assignment: Assignment) -> Trainer:
     job, argv, cwd, env = assignment.plan.jobId, assignment.argv, assignment.directory, assignment.environment
     if assignment.plan.study:
         stdin = json.dumps({"cwd": str(cwd), "env": dict(env)}).encode()
-        # SIGTERM goes to the tuner and to its trials.
+        # SIGTERM goes once to the tuner, which passes it on to its trial.
         tuner = ProgramSpec(job, argv, cwd, own_environment(os.environ), stdin=stdin, stop_signal_to="all")
         return Trainer(tuner, assignment.log, Child)
     plan = assignment.plan

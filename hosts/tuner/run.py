@@ -23,7 +23,7 @@ from hosts.agent.launcher_client import launcher, trial_reports_folder
 from hosts.agent.process import HostBusyError, delete
 from hosts.agent.replica_rules import describe_end, should_restart
 from hosts.tuner.measure import TrialMetrics, should_stop
-from hosts.tuner.process import METRIC_FILE, TrialChild, TrialUnit, trial_launcher
+from hosts.tuner.process import METRIC_FILE, TrialUnit, trial_launcher
 from jobs import variables
 from jobs.bucket import BucketError, Conflict, TimeLimited
 from jobs.chunks import ChunkFolder, LogFilter, last_entries
@@ -40,7 +40,7 @@ _SUMMARIES_SECONDS = 5.0
 _LOG_SECONDS, _LOG_LINES, _LOG_CHARACTERS = 0.3, 20, 300
 
 
-Spawn = Callable[[Sequence[str], Mapping[str, str]], TrialChild | TrialUnit]
+Spawn = Callable[[Sequence[str], Mapping[str, str]], TrialUnit]
 
 
 def main(job_id: str, name: str, request: str) -> int:
@@ -63,15 +63,14 @@ def main(job_id: str, name: str, request: str) -> int:
         )
     except (RecordError, BucketError) as error:
         return _fail(str(error))
+    client = launcher(host.bucket, os.environ)
     assert plan.study
+    assert client  # the agent's unit names its socket
     log = state / "logs" / job_id
     description = json.loads(request)
-    client = launcher(host.bucket, os.environ)
-    spawn = (
-        trial_launcher(client, job_id, Path(description["cwd"]), plan.stopSignal, plan.stopSeconds) if client else TrialChild
-    )
-    scratch = trial_reports_folder(state) if client else None
-    tuner = Tuner(ledger, plan, plan.study, name, host, suggest, spawn, lambda: last_log_line(log), description["env"], scratch)
+    spawn = trial_launcher(client, job_id, Path(description["cwd"]), plan.stopSignal, plan.stopSeconds)
+    environment, reports = description["env"], trial_reports_folder(state)
+    tuner = Tuner(ledger, plan, plan.study, name, host, suggest, spawn, reports, lambda: last_log_line(log), environment)
     signal.signal(signal.SIGTERM, lambda *_: tuner.terminate())
     return tuner.run()
 
@@ -98,15 +97,15 @@ class Tuner:
         host: HostConfig,
         suggest: Callable[[Study, Sequence[Trial], int], dict[str, str]],
         spawn: Spawn,
+        scratch: Path,
         last_log_line: Callable[[], str] = str,
         environ: Mapping[str, str] = os.environ,
-        scratch: Path | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """Prepare to run the trials of replica `name`.
 
-        `last_log_line` returns the last line of the trial that has just ended, from the replica's log. `environ` is the
-        environment of all trials. `scratch` is the parent of the folders for their reports, by default /tmp.
+        `scratch` is the parent of the folders for trials' reports. `last_log_line` returns the last line of the trial that has
+        just ended, from the replica's log. `environ` is the environment of all trials.
         """
         self._environ, self._scratch = environ, scratch
         self._ledger, self._plan, self._study, self._name, self._host = ledger, plan, study, name, host
@@ -114,7 +113,7 @@ class Tuner:
         self._trials = Trials(ledger, plan.jobId)
         # The trial of the last claim. If the bucket's answer was lost, the claim may have succeeded: its run is no restart.
         self._claimed: Trial | None = None
-        self._child: TrialChild | TrialUnit | None = None
+        self._child: TrialUnit | None = None
         self._terminated = False
 
     def terminate(self) -> None:
@@ -236,7 +235,7 @@ class Tuner:
             status, stored, early = outcome
             self._record_end(stored, self._final_record(stored.record, status, child.out_of_memory, metrics, early))
 
-    def _start(self, trial: Trial, environment: Mapping[str, str]) -> TrialChild | TrialUnit | None:
+    def _start(self, trial: Trial, environment: Mapping[str, str]) -> TrialUnit | None:
         """Start a trial, once no earlier program is left on this host; None if the tuner is stopped before."""
         argv, waits = variables.expand_command(self._argv(trial), environment), False
         while True:
@@ -249,9 +248,7 @@ class Tuner:
                     _print(f"Trial {trial.trialId} waits to start: {error}", sys.stderr)
                 waits = True
 
-    def _watch(
-        self, stored: Stored[Trial], child: TrialChild | TrialUnit, metrics: TrialMetrics
-    ) -> tuple[int, Stored[Trial], bool] | None:
+    def _watch(self, stored: Stored[Trial], child: TrialUnit, metrics: TrialMetrics) -> tuple[int, Stored[Trial], bool] | None:
         """Return the exit status, the record, and True if stopped early; None if this replica no longer has the trial."""
         summaries_read_at = reported_at = time.monotonic()
         while (status := child.wait(self._host.pollSeconds)) is None:
@@ -410,15 +407,14 @@ def _measured(metrics: TrialMetrics, summaries: bool) -> list[Measurement]:
 
 
 @contextmanager
-def _reports_folder(parent: Path | None) -> Iterator[Path]:
+def _reports_folder(parent: Path) -> Iterator[Path]:
     """Yield a folder for a trial's reports, and remove it afterwards.
 
     The launcher removes folders that the trial has created in it, because they belong to another user.
     """
     folder = Path(tempfile.mkdtemp(prefix="trial-", dir=parent))
     try:
-        if parent:
-            folder.chmod(0o770)  # for the trial, to whose group the launcher gives it
+        folder.chmod(0o770)  # for the trial, to whose group the launcher gives it
         yield folder
     finally:
         delete(folder)

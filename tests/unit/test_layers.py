@@ -56,7 +56,6 @@ ALLOWED_MODULES = {
         "hosts.agent.config",
         "hosts.agent.replica_rules",
         "hosts.agent.launcher_client",
-        "hosts.agent.cgroup",
         "hosts.agent.process",
     },
 }

@@ -25,7 +25,7 @@ from hosts.agent.launcher_client import SOCKET_VARIABLE, Launcher
 from hosts.agent.process import HostBusyError
 from hosts.tuner import run
 from hosts.tuner.measure import TrialMetrics
-from hosts.tuner.process import TrialChild
+from hosts.tuner.process import TrialUnit
 from hosts.tuner.run import Tuner, _reports_folder, last_log_line
 from hosts.tuner.suggest import suggest
 from jobs.bucket import BucketError, Conflict, Item
@@ -47,7 +47,7 @@ STUDY = Study(
 TF_CONFIG = '{"cluster": {"chief": ["10.0.0.2:2222"]}, "task": {"type": "chief", "index": 0}}'
 
 
-class Child(TrialChild):
+class Child(TrialUnit):
     """A trial that reports at each poll, and ends with a code."""
 
     out_of_memory = False
@@ -97,7 +97,8 @@ class TuningWorld:
             return self.child(name, environment)
 
         host = HostConfig(name, "", 0.01, "/venv/python")
-        return Tuner(ledger or self.ledger, self.plan, self.study, name, host, suggest, spawn, lambda: "oh")
+        scratch = Path(tempfile.gettempdir())
+        return Tuner(ledger or self.ledger, self.plan, self.study, name, host, suggest, spawn, scratch, lambda: "oh")
 
     def trials(self) -> list[Trial]:
         return Trials(self.ledger, "job01").read()
@@ -685,10 +686,10 @@ class RunMain:
         self.launchers: list[tuple[Any, ...]] = []
         self.handlers: dict[int, Callable[..., None]] = {}
         self.etc.mkdir()
+        (self.state / "trials").mkdir(parents=True)
         monkeypatch.setenv("SCALETIER_ETC", str(self.etc))
         monkeypatch.setenv("SCALETIER_STATE", str(self.state))
-        monkeypatch.delenv(SOCKET_VARIABLE, raising=False)
-        monkeypatch.setattr(run, "TrialChild", self.spawn)
+        monkeypatch.setenv(SOCKET_VARIABLE, "/run/launch.sock")
         monkeypatch.setattr(run, "trial_launcher", lambda *given: self.launchers.append(given) or self.spawn)
         monkeypatch.setattr(run, "last_log_line", lambda log: f"the last line of {log}")
         monkeypatch.setattr(signal, "signal", self.handlers.__setitem__)
@@ -709,16 +710,10 @@ def run_main(world: TuningWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     return RunMain(world, tmp_path, monkeypatch)
 
 
-@pytest.mark.parametrize("launched", [False, True])
-def test_the_main_function_runs_the_trials_of_the_plan(
-    run_main: RunMain, monkeypatch: pytest.MonkeyPatch, launched: bool
-) -> None:
+def test_the_main_function_runs_the_trials_of_the_plan(run_main: RunMain) -> None:
     run_main.write_host()
     world = run_main.world
-    (run_main.state / "trials").mkdir(parents=True)
     world.ledger.create_plan(replace(world.plan, stopSignal="all", stopSeconds=7.0))
-    if launched:
-        monkeypatch.setenv(SOCKET_VARIABLE, "/run/launch.sock")
     assert run_main() == 0
     assert [(trial.state, trial.replica, trial.host) for trial in world.trials()] == [
         (TrialState.SUCCEEDED, "master-0", "host-7")
@@ -733,13 +728,10 @@ def test_the_main_function_runs_the_trials_of_the_plan(
         "JOB_DIR": f"{run_main.bucket}/output/1",
         "TF_CONFIG": '{"task": {"trial": "1"}}',
     }
-    assert (file.parents[1] == run_main.state / "trials") == launched
-    if launched:
-        ((client, *given),) = run_main.launchers
-        assert isinstance(client, Launcher)
-        assert given == ["job01", Path("/the/package"), "all", 7.0]
-    else:
-        assert run_main.launchers == []
+    assert file.parents[1] == run_main.state / "trials"
+    ((client, *given),) = run_main.launchers
+    assert isinstance(client, Launcher)
+    assert given == ["job01", Path("/the/package"), "all", 7.0]
 
 
 def test_the_main_function_ends_at_sigterm(run_main: RunMain) -> None:
