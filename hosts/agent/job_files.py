@@ -16,11 +16,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hosts.agent import cgroup, diagnosis, keep_unsaved, launcher_client, network, unsaved
+from hosts.agent import cgroup, diagnosis, keep_unsaved, launcher_client, network, notifier, unsaved
 from hosts.agent.launcher_client import SOCKET_VARIABLE, Launcher, trial_reports_folder
-from hosts.agent.log import Log, LogArchive, list_archived
+from hosts.agent.log import Log, LogArchive
 from hosts.agent.manifest import ManifestCompletion
-from hosts.agent.notifier import COMMAND_SECONDS, NotificationTask
+from hosts.agent.notifier import COMMAND_SECONDS
 from hosts.agent.process import Child, ProgramSpec, delete
 from hosts.agent.supervisor import Assignment
 from hosts.agent.token_broker import Broker, Mint, access, mint
@@ -29,6 +29,7 @@ from hosts.agent.unsaved import JobFolders
 from jobs import paths, variables
 from jobs.background import BackgroundTask
 from jobs.bucket import Bucket, BucketError, Conflict, replacing
+from jobs.chunks import chunks_of
 from jobs.ledger import Ledger
 from jobs.notification import Notification, is_url
 from jobs.queue import Queue, QueueEntry
@@ -63,7 +64,7 @@ class _Job:
     manifest: ManifestCompletion | None
     diagnosis: BackgroundTask[bool] | None = None
     unsaved: BackgroundTask[UnsavedFiles] | None = None
-    notifier: NotificationTask | None = None
+    notification: BackgroundTask[Notification] | None = None
 
 
 class JobFiles:
@@ -121,10 +122,10 @@ class JobFiles:
         writable = {keep_unsaved.HOME: str(self._home(plan)), **_UNIT_TEMPORARY} if self._launcher else {}
         host_paths = [self._home(plan).with_name(name) for name in ("home", "tmp", "var-tmp")] if self._launcher else []
         archive = paths.log(plan.jobId, name)
-        chunks = list_archived(self._files, archive)
+        chunks = chunks_of(self._files.sizes(archive))
         if self._log is None or self._log.job_id != plan.jobId:
             if self._log:
-                self._log.close()
+                self._log.roll()
             self._log = Log(self._state / "logs", plan.jobId, name, plan.logLimit, chunks)
         python = plan.python or self._host.python
         environment = self._environment(
@@ -190,14 +191,14 @@ class JobFiles:
     def notify(self, job: JobRecord) -> Notification | None:
         """Begin, once, to report the job's end to the target of `--notify`; return the result, None until it is known."""
         assert self._job is not None
-        if self._job.notifier is None:
+        if self._job.notification is None:
             plan, env = self._job.assignment.plan, self._job.assignment.environment
             target = variables.expand(plan.notify, env) if is_url(plan.notify) else plan.notify
             words = [] if is_url(target) else variables.expand_command(shlex.split(target), env)
             secrets = diagnosis.lines_of(env.get(name, "") for name in plan.secrets)
             record = json.dumps(diagnosis.redact(job.to_dict(), secrets)).encode()
-            self._job.notifier = NotificationTask(target, words, record, partial(self._run_as_trainer, self._job))
-        return self._job.notifier.result
+            self._job.notification = notifier.start(target, words, record, partial(self._run_as_trainer, self._job))
+        return self._job.notification.result
 
     def _run_as_trainer(self, current: _Job, argv: list[str], added: Mapping[str, str]) -> int:
         """Run a command as the trainer's user and in its sandbox, with its output in the log."""

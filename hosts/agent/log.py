@@ -80,10 +80,6 @@ class Log:
         with self._lock:
             self._chunks = sorted([*self._chunks, chunk])
 
-    def close(self) -> None:
-        """Close the log."""
-        self.roll()
-
     def _continuation(self, archived: Iterable[Chunk]) -> Chunk:
         """Return the next chunk: after the local chunks, or on a new host or after a power cut after the archived ones."""
         newest = max(archived, default=Chunk(0, 0, 0, 0))
@@ -164,11 +160,6 @@ class Log:
     def _json(self, line: OutputLine) -> str:
         record = {"time": format_time(line.time), "severity": line.severity, "replica": self._replica, "message": line.message}
         return json.dumps(record, ensure_ascii=False) + "\n"
-
-
-def list_archived(store: Bucket, folder: str) -> list[Chunk]:
-    """Return the chunks of a log in the bucket. Raises BucketError."""
-    return chunks_of(store.sizes(folder))
 
 
 class LogArchive:

@@ -42,58 +42,50 @@ class NotifyError(Exception):
         self.is_retriable = is_retriable
 
 
-class NotificationTask:
-    """A notification that is being sent."""
+def start(
+    target: str, words: list[str], record: bytes, run: RunCommand, sleep: Callable[[float], None] = time.sleep
+) -> BackgroundTask[Notification]:
+    """Begin to send a notification; the result has its error.
 
-    def __init__(
-        self, target: str, words: list[str], record: bytes, run: RunCommand, sleep: Callable[[float], None] = time.sleep
-    ) -> None:
-        """Begin to send the notification.
+    Args:
+        target: the URL, or the command as the user gave it.
+        words: the command's words with its variables filled in; empty for a URL.
+        record: the job's record as JSON, which is sent.
+        run: runs the command.
+    """
+    attempts = 1
 
-        Args:
-            target: the URL, or the command as the user gave it.
-            words: the command's words with its variables filled in; empty for a URL.
-            record: the job's record as JSON, which is sent.
-            run: runs the command.
-        """
-        self._target, self._words, self._record, self._run_command, self._sleep = target, words, record, run, sleep
-        self._attempts = 0
-        self._task = BackgroundTask(lambda: self._notification(self._send()), NOTIFY_TIMEOUT, self._notification)
+    def ended(error: str) -> Notification:
+        return Notification(redact_target(target), now(), attempts, " ".join(error.split())[:500])
 
-    @property
-    def result(self) -> Notification | None:
-        """The notification with its error, or None until that is known."""
-        return self._task.result
-
-    def _notification(self, error: str) -> Notification:
-        return Notification(redact_target(self._target), now(), max(self._attempts, 1), " ".join(error.split())[:500])
-
-    def _send(self) -> str:
-        """Send the notification; return the error, empty if there is none."""
-        if not is_url(self._target):
-            self._attempts = 1
-            return self._command()
-        parts = check_url(self._target)
-        for pause in (*PAUSES, None):
-            self._attempts += 1
+    def send() -> Notification:
+        nonlocal attempts
+        if not is_url(target):
+            return ended(_run_with_record(words, record, run))
+        parts = check_url(target)
+        while True:
             try:
-                post(parts, self._record)
-                return ""
+                post(parts, record)
+                return ended("")
             except NotifyError as error:
-                if pause is None or not error.is_retriable:
-                    return str(error)
-                self._sleep(pause)
-        raise AssertionError
+                if not error.is_retriable or attempts > len(PAUSES):
+                    return ended(str(error))
+            sleep(PAUSES[attempts - 1])
+            attempts += 1
 
-    def _command(self) -> str:
-        if len(self._record) > LIMIT:
-            return f"the record has {len(self._record)} bytes, and a command is given {LIMIT} at most"
-        argv, variables = command_with_stdin(self._words, self._record)
-        try:
-            code = self._run_command(argv, variables)
-        except TimeoutError:
-            return f"it was stopped after {COMMAND_SECONDS:g} s"
-        return f"it exited with status {code}" if code else ""
+    return BackgroundTask(send, NOTIFY_TIMEOUT, ended)
+
+
+def _run_with_record(words: list[str], record: bytes, run: RunCommand) -> str:
+    """Run a command with the record on stdin; return the error, empty if there is none."""
+    if len(record) > LIMIT:
+        return f"the record has {len(record)} bytes, and a command is given {LIMIT} at most"
+    argv, variables = command_with_stdin(words, record)
+    try:
+        code = run(argv, variables)
+    except TimeoutError:
+        return f"it was stopped after {COMMAND_SECONDS:g} s"
+    return f"it exited with status {code}" if code else ""
 
 
 def command_with_stdin(words: list[str], content: bytes) -> tuple[list[str], dict[str, str]]:

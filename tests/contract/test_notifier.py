@@ -16,7 +16,7 @@ import pytest
 from waiting import until
 
 from hosts.agent import notifier
-from hosts.agent.notifier import NotificationTask, NotifyError, command_with_stdin, post
+from hosts.agent.notifier import NotifyError, command_with_stdin, post
 from jobs.notification import Notification, check_url
 
 RECORD = json.dumps({"jobId": "job01", "text": "é 'quoted' $HOME `x`\n" * 9000}).encode()
@@ -65,11 +65,11 @@ def notify_and_wait(
     target: str, arguments: list[str] | None = None, run: notifier.RunCommand = run, record: bytes = RECORD
 ) -> Notification:
     pauses: list[float] = []
-    notifier_ = NotificationTask(target, arguments or [], record, run, pauses.append)
-    until(lambda: notifier_.result is not None)
-    assert notifier_.result.time
-    assert pauses == [1.0, 2.0][: notifier_.result.attempts - 1]
-    return notifier_.result
+    task = notifier.start(target, arguments or [], record, run, pauses.append)
+    until(lambda: task.result is not None)
+    assert task.result.time
+    assert pauses == [1.0, 2.0][: task.result.attempts - 1]
+    return task.result
 
 
 @pytest.mark.parametrize(
@@ -107,9 +107,9 @@ def test_a_missing_and_an_unresponsive_server_are_reported() -> None:
 def test_a_hanging_command_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notifier, "NOTIFY_TIMEOUT", 0.0)
     finished = threading.Event()
-    notifier_ = NotificationTask("./done.sh", ["./done.sh"], b"{}", lambda *_: int(finished.wait()))
-    until(lambda: notifier_.result is not None)
-    assert notifier_.result.error == "it took longer than 0 s"
+    task = notifier.start("./done.sh", ["./done.sh"], b"{}", lambda *_: int(finished.wait()))
+    until(lambda: task.result is not None)
+    assert task.result.error == "it took longer than 0 s"
     finished.set()
 
 

@@ -109,7 +109,7 @@ def test_the_last_lines_of_a_log_are_truncated(tmp_path: Path) -> None:
     log = Log(tmp_path, "job01", "ps-0")
     log.write([OutputLine(1769860800.0 + n, "INFO", f"line {n}") for n in range(LINES + 5)])
     log.write([OutputLine(1769869999.0, "ERROR", "x" * 9000)])
-    log.close()
+    log.roll()
     lines = diagnosis.truncated(diagnosis.last_lines(log.path))
     assert len(lines) == LINES
     assert lines[0] == {"time": "2026-01-31T12:00:06.000Z", "severity": "INFO", "message": "line 6"}
@@ -175,7 +175,7 @@ def test_a_diagnosis_is_complete_and_secrets_are_hidden_before_lines_are_truncat
     plan = Plan("job01", ["ps-0"], "task", [], {"ps-0": Task(config)}, "abc", folder="a/b", secrets=["TOKEN", "OTHER"])
     log = Log(tmp_path / "logs", "job01", "ps-0")
     log.write([OutputLine(1769860800.0, "INFO", "x" * 3990 + SECRET)])
-    log.close()
+    log.roll()
     assignment = Assignment(plan, "ps-0", folder / "a/b", {"TOKEN": SECRET}, str(python), log)
     error = FirstError("12:00", f"it is {SECRET}")
     record = ReplicaRecord(

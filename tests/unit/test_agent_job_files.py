@@ -282,7 +282,7 @@ def test_a_command_gets_the_record_of_an_ended_job_once_and_without_secrets(stat
 
 def test_variables_in_a_url_are_filled_in(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sent = Mock()
-    monkeypatch.setattr(job_files_module, "NotificationTask", sent)
+    monkeypatch.setattr(job_files_module.notifier, "start", sent)
     ending(state, "http://master-0:8080/${JOB_ID}?$$JOB_ID").notify(JobRecord("job01", JobState.SUCCEEDED))
     assert sent.call_args.args[:2] == ("http://master-0:8080/job01?$JOB_ID", [])
 

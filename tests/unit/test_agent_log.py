@@ -15,7 +15,7 @@ from waiting import until
 
 from hosts.agent import log as log_module
 from hosts.agent.lines import OutputLine
-from hosts.agent.log import Log, LogArchive, list_archived
+from hosts.agent.log import Log, LogArchive
 from jobs.bucket import BucketError
 from jobs.chunks import Chunk, ChunkReader, chunks_of
 from jobs.chunks import ChunkFolder as Chunks
@@ -66,7 +66,7 @@ def test_chunks_are_named_by_their_place_in_the_log(tmp_path: Path, monkeypatch:
     assert log.closed() == chunks_of(Chunks(log.path).sizes()) == chunks
     again = Log(tmp_path, "job01", "ps-0")
     again.write_message("three\nfour")
-    again.close()
+    again.roll()
     size = (log.path / again.closed()[-1].name).stat().st_size
     assert again.closed() == chunks_of(Chunks(log.path).sizes()) == [*chunks, Chunk(1769860800, sum(sizes), 3, size)]
     assert not [link for link in Path("/proc/self/fd").iterdir() if os.path.realpath(link).startswith(str(tmp_path))]
@@ -108,7 +108,7 @@ def test_newest_links_to_the_newest_job(tmp_path: Path) -> None:
 def start_archive(log: Log, store: FolderBucket) -> LogArchive:
     with suppress(BucketError):
         store.create("jobs/job01/job.json", b"{}")
-    return LogArchive(log, store, NAME, list_archived(store, NAME))
+    return LogArchive(log, store, NAME, chunks_of(store.sizes(NAME)))
 
 
 def test_the_archive_grows_with_the_log_and_is_complete_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,11 +131,11 @@ def test_late_lines_do_not_recreate_a_deleted_job(tmp_path: Path, monkeypatch: p
     (tmp_path / "bucket").mkdir()
     store.create("jobs/job01/job.json", b"{}")
     log.write_message("one")
-    until(LogArchive(log, store, name, list_archived(store, name)).finish)
+    until(LogArchive(log, store, name, chunks_of(store.sizes(name))).finish)
     assert messages(tmp_path / "bucket" / name) == ["one"]
     shutil.rmtree(tmp_path / "bucket" / "jobs" / "job01")
     log.write_message("two")
-    until(LogArchive(log, store, name, list_archived(store, name)).finish)
+    until(LogArchive(log, store, name, chunks_of(store.sizes(name))).finish)
     assert list((tmp_path / "bucket" / "jobs").iterdir()) == []
 
 
@@ -160,7 +160,7 @@ def test_no_chunk_is_written_twice_and_none_is_large(tmp_path: Path, monkeypatch
             expected += [text] * 2
         until(archive.finish)
     assert messages(tmp_path / NAME) == expected
-    chunks = list_archived(FolderBucket(tmp_path), NAME)
+    chunks = chunks_of(FolderBucket(tmp_path).sizes(NAME))
     assert max(chunk.size for chunk in chunks) < 2000
     assert len(chunks) > 10
 
@@ -173,7 +173,7 @@ def test_a_long_job_has_few_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     archive = start_archive(log, FolderBucket(tmp_path))
     log.write_message("one")
     time.sleep(0.1)
-    assert list_archived(FolderBucket(tmp_path), NAME) == []
+    assert chunks_of(FolderBucket(tmp_path).sizes(NAME)) == []
     until(archive.finish)
     assert messages(tmp_path / NAME) == ["one"]
 
@@ -198,8 +198,8 @@ def test_the_last_lines_wait_up_to_a_minute_for_the_bucket(tmp_path: Path, monke
 
 def test_an_unreachable_bucket_is_not_an_empty_one(tmp_path: Path) -> None:
     with pytest.raises(BucketError):
-        list_archived(FolderBucket(tmp_path / "away"), NAME)
-    assert list_archived(FolderBucket(tmp_path), NAME) == []
+        chunks_of(FolderBucket(tmp_path / "away").sizes(NAME))
+    assert chunks_of(FolderBucket(tmp_path).sizes(NAME)) == []
 
 
 def test_a_log_beyond_its_limit_keeps_its_first_and_newest_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,18 +227,18 @@ def test_a_new_host_continues_the_archived_log_and_fetches_it(tmp_path: Path, mo
     old.write_message("one")
     until(start_archive(old, bucket).finish)
     old.write_message("not archived")
-    new = Log(tmp_path / "new", "job01", "ps-0", archived=list_archived(bucket, NAME))
+    new = Log(tmp_path / "new", "job01", "ps-0", archived=chunks_of(bucket.sizes(NAME)))
     new.write_message("two")
     archive = start_archive(new, bucket)
     until(lambda: messages(new.path) == ["one", "two"])
     new.write_message("three")
     until(archive.finish)
     assert messages(tmp_path / NAME) == messages(new.path) == ["one", "two", "three"]
-    again = Log(tmp_path / "new", "job01", "ps-0", archived=list_archived(bucket, NAME))
+    again = Log(tmp_path / "new", "job01", "ps-0", archived=chunks_of(bucket.sizes(NAME)))
     again.write_message("four")
     until(start_archive(again, bucket).finish)
     assert messages(tmp_path / NAME) == ["one", "two", "three", "four"]
-    assert len({chunk.incarnation for chunk in list_archived(bucket, NAME)}) == 2
+    assert len({chunk.incarnation for chunk in chunks_of(bucket.sizes(NAME))}) == 2
 
 
 @pytest.mark.parametrize("cut", ["empty", "shorter", "gone"])
@@ -246,7 +246,7 @@ def test_a_log_whose_end_a_power_cut_took_is_archived_on(tmp_path: Path, cut: st
     """Check an archive, whose writes are synced, that has more of the log than the host."""
     store, folder = FolderBucket(tmp_path), tmp_path / "state" / "job01"
     for lines in (("one", "two"), ("three",)):
-        log = Log(tmp_path / "state", "job01", "ps-0", archived=list_archived(store, NAME))
+        log = Log(tmp_path / "state", "job01", "ps-0", archived=chunks_of(store.sizes(NAME)))
         log.write([OutputLine(1.0, "INFO", line) for line in lines])
         until(start_archive(log, store).finish)
     *_, last = sorted(folder.iterdir())
@@ -254,7 +254,7 @@ def test_a_log_whose_end_a_power_cut_took_is_archived_on(tmp_path: Path, cut: st
         last.unlink()
     else:
         os.truncate(last, 0 if cut == "empty" else 9)
-    log = Log(tmp_path / "state", "job01", "ps-0", archived=list_archived(store, NAME))
+    log = Log(tmp_path / "state", "job01", "ps-0", archived=chunks_of(store.sizes(NAME)))
     archive = start_archive(log, store)
     log.write([OutputLine(1.0, "INFO", line) for line in ("four", "five")])
     until(archive.finish)
@@ -296,7 +296,7 @@ def test_a_new_host_fetches_the_log_at_once_or_as_soon_as_it_can(
     until(start_archive(old, FolderBucket(tmp_path)).finish)
     monkeypatch.setattr(log_module, "ARCHIVE_SECONDS", seconds)
     bucket = Unsteady(tmp_path, failures)
-    new = Log(tmp_path / "new", "job01", "ps-0", archived=list_archived(bucket, NAME))
+    new = Log(tmp_path / "new", "job01", "ps-0", archived=chunks_of(bucket.sizes(NAME)))
     archive = start_archive(new, bucket)
     until(lambda: messages(new.path) == ["one"])
     until(archive.finish)
@@ -416,5 +416,5 @@ def test_a_chunk_that_cannot_be_continued_is_unchanged(tmp_path: Path, monkeypat
     assert messages(again.path) == ["one", "two"]
     first, second = chunks_of(Chunks(again.path).sizes())
     assert second[:3] == (first.incarnation + 1, 0, 0)
-    again.close()
+    again.roll()
     assert again.closed()[-1] == second
