@@ -12,7 +12,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -190,7 +190,7 @@ def keep(
         report["error"] = str(error)
     copies: list[tuple[str, int]] = []
     if target:
-        copies, left_out, stopped = _copy(files, lambda name: f"{UNSAVED_FOLDER}/{replica}/{name}", target, deadline)
+        copies, left_out, stopped = _copy(files, f"{UNSAVED_FOLDER}/{replica}", target, deadline)
         if stopped:
             report["error"] = stopped
     else:
@@ -214,9 +214,9 @@ def has_job_files(target: LocalFolder | Url, search: Search) -> bool:
 
 
 def _copy(
-    unsaved: Sequence[UnsavedFile], place: Callable[[str], str], target: LocalFolder | Url, deadline: float
+    unsaved: Sequence[UnsavedFile], folder: str, target: LocalFolder | Url, deadline: float
 ) -> tuple[list[tuple[str, int]], list[tuple[str, str]], str]:
-    """Copy the files; return those copied with size, those left out with reason, and the reason of a stop."""
+    """Copy files into a folder of JOB_DIR; return those copied with size, those left out with reason, and why it stopped."""
     copies: list[tuple[str, int]] = []
     left_out: list[tuple[str, str]] = []
     free_bytes, stopped = MOST_BYTES, ""
@@ -228,7 +228,7 @@ def _copy(
             each.name.encode()  # names in a bucket are UTF-8
             check_time(deadline)
             with open_file(each) as source:
-                _write(source, each.size, target, place(each.name), deadline)
+                _write(source, each.size, target, f"{folder}/{each.name}", deadline)
         except LimitError as error:
             stopped = str(error)
             left_out.append((each.name, stopped))

@@ -84,7 +84,7 @@ class Child:
                 os.write(stdin, run.stdin)
                 os.lseek(stdin, 0, os.SEEK_SET)
             self._process = subprocess.Popen(
-                encoded(run.argv),
+                [argument.encode("utf-8", "surrogateescape") for argument in run.argv],  # byte for byte
                 cwd=run.cwd,
                 env=run.env,
                 stdin=stdin,
@@ -134,11 +134,6 @@ def output_pipe() -> tuple[int, int]:
     pipe, output = os.pipe()
     os.fchmod(output, 0o622)
     return pipe, output
-
-
-def encoded(argv: Sequence[str]) -> list[bytes]:
-    """Return a command line in the kernel's form, byte for byte."""
-    return [argument.encode("utf-8", "surrogateescape") for argument in argv]
 
 
 def delete(folder: Path) -> None:

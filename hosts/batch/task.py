@@ -87,7 +87,7 @@ class BatchTask:
         if self.rank == 0 and (metrics := output.metrics):
             output.delete_parts()
             seconds = time.monotonic() - start
-            _print(f"Predicted {metrics['instances']} instances, {metrics['errors']} errors ({seconds:.1f} sec)")
+            print(f"Predicted {metrics['instances']} instances, {metrics['errors']} errors ({seconds:.1f} sec)", flush=True)
 
     def _wait_for(self, read: Callable[[], T | None]) -> T | None:
         """Wait until another replica has written what `read` returns, and return it; None if the batch is finished.
@@ -175,12 +175,8 @@ class BatchTask:
             errors.append({"line": count.records + 1, "error": count.damage})
         seconds = time.monotonic() - start
         number = f"{shard.number + 1} of {shard.total}"
-        _print(f"Shard {number}: {instances} instances, {len(errors)} errors ({seconds:.3f} sec)")
+        print(f"Shard {number}: {instances} instances, {len(errors)} errors ({seconds:.3f} sec)", flush=True)
         return ShardOutcome(count, instances, errors)
-
-
-def _print(line: str) -> None:
-    print(line, flush=True)
 
 
 if __name__ == "__main__":

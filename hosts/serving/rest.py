@@ -113,7 +113,8 @@ def _parse_array(name: str, value: Any, tensor: Tensor) -> np.ndarray[Any, Any]:
     try:
         array = _string_array(value, name) if tensor.dtype is None else _cast_numbers(name, _number_array(value), tensor.dtype)
     except (ValueError, TypeError, OverflowError):
-        raise RestError(400, f"input {name} must be {_expected(tensor)}, all rows of one length") from None
+        kind = "strings" if tensor.dtype is None else "numbers"
+        raise RestError(400, f"input {name} must be {kind}, all rows of one length") from None
     if not _fits(array.shape, tensor.shape):
         raise RestError(400, f"input {name} has the shape {list(array.shape)}, and must have {shape_text(tensor.shape)}")
     return array
@@ -159,10 +160,6 @@ def _string_array(value: Any, name: str) -> np.ndarray[Any, Any]:
     if not all(isinstance(item, bytes) for item in array.flat):
         raise ValueError(name)
     return array
-
-
-def _expected(tensor: Tensor) -> str:
-    return "strings" if tensor.dtype is None else "numbers"
 
 
 def _strings_to_bytes(value: Any, name: str, depth: int = 0) -> Any:
@@ -216,7 +213,8 @@ def prediction_rows(outputs: Arrays, count: int) -> list[bytes]:
 
 def _row_values(outputs: Arrays) -> list[Any]:
     """Return one value per row: a dict by output name, or the bare value of a single output."""
-    if len(_row_counts(outputs)) != 1 or None in _row_counts(outputs):
+    counts = {array.shape[0] if array.ndim else None for array in outputs.values()}
+    if len(counts) != 1 or None in counts:
         raise RestError(400, "the outputs of this signature have not one row for each instance: ask by columns (inputs)")
     columns = _output_values(outputs)
     if len(columns) == 1:
@@ -268,10 +266,6 @@ def classify_response(outputs: Arrays) -> bytes:
         names = _json_value("classes", labels)
     pairs = [[list(pair) for pair in zip(*row, strict=True)] for row in zip(names, scores.tolist(), strict=True)]
     return _json({"results": pairs}, {"scores": scores})
-
-
-def _row_counts(outputs: Arrays) -> set[int | None]:
-    return {array.shape[0] if array.ndim else None for array in outputs.values()}
 
 
 def _json_value(name: str, array: np.ndarray[Any, Any]) -> Any:
