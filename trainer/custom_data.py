@@ -15,11 +15,7 @@ from trainer.progress import with_progress
 
 
 def paths(source: str) -> list[Path]:
-    """Return the path of a folder or of a CSV file, or the two paths of `TRAIN,TEST`.
-
-    Raises:
-        InputError: there is no such file.
-    """
+    """Return the path of a folder or of a CSV file, or the two paths of `TRAIN,TEST`; InputError if one is not there."""
     files = [Path(source)] if Path(source).exists() else [Path(part) for part in source.split(",")]
     if not (len(files) == 1 and files[0].is_dir()) and not (len(files) <= 2 and all(path.is_file() for path in files)):
         valid = "auto, npm, keras, a folder of images or of MNIST's idx files, a CSV file, or two as TRAIN.csv,TEST.csv"
@@ -28,11 +24,7 @@ def paths(source: str) -> list[Path]:
 
 
 def digest(sources: list[Path]) -> str:
-    """Return one sha256 of the absolute paths and the contents of all files of the sources.
-
-    Raises:
-        InputError: a folder's layout is invalid.
-    """
+    """Return one sha256 of the absolute paths and contents of all files; InputError if a folder's layout is invalid."""
     files = images.find(sources[0]).files if sources[0].is_dir() else sources
     total = hashlib.sha256()
     for path in files:
@@ -41,12 +33,9 @@ def digest(sources: list[Path]) -> str:
 
 
 def load(sources: list[Path], test_share: float) -> tuple[dict[str, Split], list[str]]:
-    """Return both splits, and the names of the classes by label.
+    """Return both splits, and the names of the classes by label; InputError if the data is invalid.
 
     Without a test split, move `test_share` of the distinct images to one, always the same images.
-
-    Raises:
-        InputError: the data is invalid.
     """
     if sources[0].is_dir():
         folder = images.find(sources[0])
@@ -85,11 +74,7 @@ def _order(image: bytes) -> bytes:
 
 
 def read_csv(path: Path) -> list[Example]:
-    """Return the images and labels of a file.
-
-    Raises:
-        InputError: a line is invalid; the message has its number.
-    """
+    """Return the images and labels of a file; InputError, with the line's number, if one is invalid."""
     examples: list[Example] = []
     try:
         with path.open(newline="", encoding="utf-8-sig") as source:

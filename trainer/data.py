@@ -24,11 +24,7 @@ Files = Sequence[str] | Sequence[RecordRange]
 
 
 def find_files(paths: Sequence[str], split: str) -> list[str]:
-    """Return the files of globs, paths and directories (their `<split>*.tfrecord*`), sorted.
-
-    Raises:
-        DataError: a path matches none.
-    """
+    """Return the files of globs, paths and directories (their `<split>*.tfrecord*`), sorted; DataError if one has none."""
     files: set[str] = set()
     for path in paths:
         try:
@@ -44,11 +40,7 @@ def find_files(paths: Sequence[str], split: str) -> list[str]:
 
 @functools.cache
 def find_record_ranges(paths: tuple[str, ...], split: str, batch_size: int, skip_corrupt: bool) -> list[RecordRange]:
-    """Return the record ranges of these paths.
-
-    Raises:
-        DataError: no file matches, or there are fewer records than a batch.
-    """
+    """Return the record ranges of these paths; DataError if no file matches, or there are fewer records than a batch."""
     files = record_ranges(find_files(paths, split), skip_corrupt)
     check(files, batch_size)
     return files

@@ -32,11 +32,7 @@ class ImageFolder:
 
 
 def find(directory: Path) -> ImageFolder:
-    """Return the images below a directory.
-
-    Raises:
-        InputError: the layout is invalid, or there are too few or too many classes.
-    """
+    """Return the images below a directory; InputError for an invalid layout, or too few or too many classes."""
     splits = {name: directory / name for name in ("train", "test") if _folders(directory / name)}
     if "train" not in splits:
         splits = {"train": directory}
@@ -71,13 +67,10 @@ def _images(directory: Path) -> list[Path]:
 
 
 def read(folder: ImageFolder) -> dict[str, list[Example]]:
-    """Return the images of each split, gray and 28×28, with their labels.
+    """Return the images of each split, gray and 28×28, with their labels; InputError if one cannot be decoded.
 
     Transparent parts become white, or black if the visible parts are lighter than middle gray, so that strokes stay visible. An
     alpha channel that is 0 everywhere is ignored: many 32-bit BMP files have one.
-
-    Raises:
-        InputError: an image cannot be decoded.
     """
     examples = {}
     for name, split in folder.splits.items():

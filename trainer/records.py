@@ -56,13 +56,10 @@ def write_shard(path: Path, split: Split, index: int, shards: int) -> None:
 
 
 def write(splits: Mapping[str, Split], classes: Sequence[str], recipe: DataRecipe, dest: Path) -> None:
-    """Replace the records and the manifest in `dest`; an error while writing leaves `dest` unchanged.
+    """Replace the records and the manifest in `dest`; an OSError while writing leaves `dest` unchanged.
 
     The files are written to a directory in `dest` and renamed. A manifest without sizes is written before, so that an
     interrupted replacement is recognized as incomplete.
-
-    Raises:
-        OSError: `dest` cannot be written.
     """
     dest.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=".records-", dir=dest))
@@ -87,13 +84,7 @@ def write(splits: Mapping[str, Split], classes: Sequence[str], recipe: DataRecip
 
 
 def make(source: str, dest: Path, shards: int, packed: bool, test_share: float, force: bool) -> str:
-    """Write the records of a source to `dest` unless they exist; return a line about it.
-
-    Raises:
-        SourceError: the source fails.
-        InputError: the call or the user's data is invalid.
-        OSError: `dest` cannot be written.
-    """
+    """Write the records of a source to `dest` unless they exist; return a line about it. SourceError or OSError if it fails."""
     start = time.monotonic()
     if dest.exists() and not dest.is_dir():
         raise InputError(f"{dest} is no directory: pass another --dest")

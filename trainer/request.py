@@ -25,12 +25,9 @@ def images(folder: Path, files: str = "test*.tfrecord*") -> Iterator[tuple[bytes
 
 
 def write(folder: Path, output: Path, count: int) -> str:
-    """Write a JSON object with `image`, 784 numbers from 0 to 1, and `key` on each line of a new file.
+    """Write a JSON object with `image`, 784 numbers from 0 to 1, and `key` on each line of a new file; return a line about it.
 
-    Returns: a line about the file.
-
-    Raises:
-        OSError, ValueError: the images cannot be read, or the file cannot be written.
+    OSError or ValueError if the images cannot be read, or the file cannot be written.
     """
     lines = [
         json.dumps({"image": [round(byte / 255, 4) for byte in image], "key": key})

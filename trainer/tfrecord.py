@@ -33,11 +33,7 @@ def example(image: bytes, label: int) -> bytes:
 
 
 def read(path: Path) -> Iterator[tuple[bytes, int]]:
-    """Read the image and the label of each example in a file, gzip if its name ends in `.gz`.
-
-    Raises:
-        ValueError: the file holds something else.
-    """
+    """Read the image and label of each example in a file, gzip if its name ends in `.gz`; ValueError for other content."""
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         try:
             while head := file.read(_HEAD):
