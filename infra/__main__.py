@@ -60,9 +60,9 @@ def main() -> None:
     # A preview shows the other outputs, because they do not come from the inventory, which waits for the hosts.
     pulumi.export("target", config.target)
     pulumi.export("scaleTier", str(target.spec.scale_tier))
-    pulumi.export("bucket", cluster.bucket)
+    pulumi.export("bucket", cluster.inventory_fields["bucket"])
     pulumi.export("retainBucket", config.retain_bucket)
-    pulumi.export("hosts", {host_id.name: address for host_id, address in zip(cluster.hosts, cluster.addresses, strict=True)})
+    pulumi.export("hosts", {host_id.name: fields["address"] for host_id, fields in cluster.hosts.items()})
     pulumi.export("sshConfig", f"{folder}/ssh_config")
     if cluster.hourly_costs is not None:
         pulumi.export("hourlyCost", round(sum(cluster.hourly_costs.values()), 4))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,16 +20,6 @@ def camel_case(name: str) -> str:
     """Return the key of a field: `machineType` of `machine_type`."""
     head, *tail = name.split("_")
     return head + "".join(map(str.title, tail))
-
-
-def to_plain(value: Any) -> Any:
-    """Return a dataclass as a dictionary with the keys of its JSON; a tuple as a list."""
-    if is_dataclass(value):
-        stored = (each.name for each in fields(value) if each.metadata.get("stored", True))
-        return {camel_case(name): to_plain(getattr(value, name)) for name in stored}
-    if isinstance(value, list | tuple):
-        return [to_plain(item) for item in value]
-    return dict(value) if isinstance(value, Mapping) else value
 
 
 @dataclass(frozen=True, kw_only=True)

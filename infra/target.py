@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
-from pulumi import Input, Output, Resource
+from pulumi import Output, Resource
 
 from infra.config import ClusterConfig
-from infra.inventory import Host, Inventory, to_plain
+from infra.inventory import Host, Inventory
 from infra.scale_tiers import ClusterSpec, HostId
 from infra.state import StackState
 
@@ -21,26 +21,18 @@ class ClusterResources:
     """The properties of a target's resources that the inventory and the stack's outputs need.
 
     Attributes:
-        hosts: for each host, the `Host` fields that only the target can fill.
-        addresses, ssh_hosts, create_times: these `Host` fields, one per host in the order of `hosts`; kept apart because their
-            values may be Pulumi outputs.
-        host_keys: the public host keys, by the names in `ssh_hosts`.
-        bucket, operator_bucket: the path or URL of the bucket, for the hosts and for the operator who runs `fab`.
-        inventory_fields: the other `Inventory` fields that only the target can fill.
+        hosts: for each host, the `Host` fields that only the target can fill; values may be Pulumi outputs.
+        host_keys: the public host keys, by the hosts' `ssh_host`.
+        inventory_fields: the `Inventory` fields that only the target can fill; values may be Pulumi outputs.
         hourly_costs: US dollars by role, and by name of what belongs to no role (`network`); None without prices.
         ready: the resources that exist once all hosts are ready.
         declare_guard: a function that declares the resource that a destroy deletes first, `BucketGuard`. Its argument is the
             resources declared before it.
     """
 
-    hosts: Mapping[HostId, Mapping[str, Any]]
-    addresses: Sequence[Input[str]]
-    ssh_hosts: Sequence[Input[str]]
-    create_times: Sequence[Output[str]]
+    hosts: Mapping[HostId, dict[str, Any]]
     host_keys: Output[dict[str, str]]
-    bucket: Input[str]
-    operator_bucket: Input[str]
-    inventory_fields: Mapping[str, Any]
+    inventory_fields: dict[str, Any]
     ready: Sequence[Resource]
     declare_guard: Callable[[Sequence[Resource]], None]
     hourly_costs: Mapping[str, float] | None = None
@@ -49,41 +41,31 @@ class ClusterResources:
         """Return the inventory as JSON, the stack output that `fab` reads; it holds no secret."""
 
         def to_json(values: Mapping[str, Any]) -> str:
-            outputs = zip(values["addresses"], values["ssh_hosts"], values["create_times"], strict=True)
             hosts = tuple(
                 Host(
                     name=host_id.name,
                     role=host_id.role,
                     index=host_id.index,
-                    address=address,
-                    ssh_host=ssh_host,
-                    host_key=values["host_keys"].get(ssh_host),
-                    machine_type=spec.roles[host_id.role].machine_type,
-                    accelerator=to_plain(spec.roles[host_id.role].accelerator),
-                    create_time=create_time,
+                    host_key=values["host_keys"].get(fields["ssh_host"]),
+                    machine_type=role_spec.machine_type,
+                    accelerator=asdict(role_spec.accelerator) if role_spec.accelerator else None,
                     **fields,
                 )
-                for (host_id, fields), (address, ssh_host, create_time) in zip(self.hosts.items(), outputs, strict=True)
+                for host_id, fields in zip(self.hosts, values["hosts"], strict=True)
+                for role_spec in [spec.roles[host_id.role]]
             )
             record = Inventory(
                 stack=stack,
                 target=config.target,
                 scale_tier=str(spec.scale_tier),
                 hosts=hosts,
-                bucket=values["bucket"],
-                operator_bucket=values["operator_bucket"],
                 labels=config.labels,
-                **self.inventory_fields,
+                **values["inventory_fields"],
             )
-            return json.dumps(to_plain(record), indent=1) + "\n"
+            return json.dumps(record.to_dict(), indent=1) + "\n"
 
         return Output.all(
-            bucket=self.bucket,
-            operator_bucket=self.operator_bucket,
-            addresses=Output.all(*self.addresses),
-            ssh_hosts=Output.all(*self.ssh_hosts),
-            host_keys=self.host_keys,
-            create_times=Output.all(*self.create_times),
+            hosts=list(self.hosts.values()), host_keys=self.host_keys, inventory_fields=self.inventory_fields
         ).apply(to_json)
 
 

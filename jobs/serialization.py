@@ -29,8 +29,8 @@ class NewerSchemaError(RecordError):
 class Record:
     """A dataclass serialized as JSON. Unknown keys are dropped; a wrong type is a RecordError.
 
-    A class may have a function `json_key`, which returns the key of a field. A field whose metadata has `stored` False is
-    not read.
+    A class may have a function `json_key`, which returns the key of a field. A field whose metadata has `stored` False is no
+    part of the JSON.
     """
 
     kind: ClassVar[str] = "record"
@@ -40,7 +40,7 @@ class Record:
 
     def to_json(self) -> bytes:
         """Return the record as JSON. Bytes of a command line that were not UTF-8 stay escaped lone surrogates."""
-        text = json.dumps({"schema": SCHEMA, **_by_key(self)}, ensure_ascii=False, default=_by_key, separators=(",", ":"))
+        text = json.dumps({"schema": SCHEMA, **by_key(self)}, ensure_ascii=False, default=by_key, separators=(",", ":"))
         return text.encode("utf-8", "backslashreplace") + b"\n"
 
     def to_dict(self) -> dict[str, Any]:
@@ -69,9 +69,10 @@ class Record:
         return record
 
 
-def _by_key(record: object) -> dict[str, Any]:
-    json_key = getattr(record, "json_key", None)
-    return {json_key(name): value for name, value in vars(record).items()} if json_key else vars(record)
+def by_key(record: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass by the keys of its JSON."""
+    json_key = getattr(record, "json_key", str)
+    return {json_key(f.name): getattr(record, f.name) for f in fields(record) if f.metadata.get("stored", True)}
 
 
 def _dataclass(cls: Any) -> Check:

@@ -185,15 +185,18 @@ class GcpCluster(ComponentResource):
         instances = f"projects/{place.project}/zones/{place.zone}/instances"
         hosts = {
             host_id: {
+                "address": host.address,
+                "ssh_host": self._ssh_host(host),
                 "cpus": machines[host_id.role].cpus,
                 "memory_bytes": int(machines[host_id.role].memory * 2**30),
                 "hourly_cost": cost.host[host_id.role] if cost else None,
+                "create_time": host.create_time,
                 "start": f"{instances}/{host.instance_name}/start" if host_id.role.runs_jobs else None,
             }
             for host_id, host in self.hosts.items()
         }
-        ssh_hosts = {host_id.name: self._ssh_host(host) for host_id, host in self.hosts.items()}
-        host_keys = Output.all(keys=self.keys.hostKeys, ssh_hosts=Output.all(**ssh_hosts)).apply(
+        ssh_hosts = {host_id.name: fields["ssh_host"] for host_id, fields in hosts.items()}
+        host_keys = Output.all(keys=self.keys.hostKeys, ssh_hosts=ssh_hosts).apply(
             lambda values: {values["ssh_hosts"][name]: key for name, key in values["keys"].items()}
         )
         bucket = self.bucket.apply(lambda name: f"gs://{name}")
@@ -209,13 +212,10 @@ class GcpCluster(ComponentResource):
         through_iap = f"gcloud compute start-iap-tunnel %h %p --listen-on-stdin --project {place.project} --zone {place.zone}"
         return ClusterResources(
             hosts=hosts,
-            addresses=[host.address for host in self.hosts.values()],
-            ssh_hosts=list(ssh_hosts.values()),
-            create_times=[host.create_time for host in self.hosts.values()],
             host_keys=host_keys,
-            bucket=bucket,
-            operator_bucket=bucket,
             inventory_fields={
+                "bucket": bucket,
+                "operator_bucket": bucket,
                 "poll_seconds": POLL_SECONDS,
                 "proxy_command": None if self.config.operator_cidr else through_iap,
                 "power": _power(self.project_state.compute),

@@ -123,16 +123,25 @@ class LxdTarget(Target):
             # "seal" is its name in the states of existing stacks. A refresh in another checkout drops its files from the state.
             BucketGuard("seal", {**volume, **on_destroy}, ResourceOptions(parent=cluster, depends_on=[*last, ready]))
 
-        addresses = [str(item["address"]) for item in props.values()]
         return ClusterResources(
-            hosts={host_id: {"cpus": item["cpus"], "memory_bytes": int(item["memory"])} for host_id, item in props.items()},
-            addresses=addresses,
-            ssh_hosts=addresses,
-            create_times=[container.created for container in hosts.values()],
+            hosts={
+                host_id: {
+                    "address": item["address"],
+                    "ssh_host": item["address"],
+                    "cpus": item["cpus"],
+                    "memory_bytes": item["memory"],
+                    "create_time": hosts[host_id].created,
+                }
+                for host_id, item in props.items()
+            },
             host_keys=ready.hostKeys,
-            bucket=BUCKET,
-            operator_bucket="sftp:///bucket",
-            inventory_fields={"runtimes": RUNTIMES, "operator_runtimes": str(LOCAL_RUNTIMES), "shared_cpus": os.cpu_count()},
+            inventory_fields={
+                "bucket": BUCKET,
+                "operator_bucket": "sftp:///bucket",
+                "runtimes": RUNTIMES,
+                "operator_runtimes": str(LOCAL_RUNTIMES),
+                "shared_cpus": os.cpu_count(),
+            },
             ready=[ready],
             declare_guard=declare_guard,
         )

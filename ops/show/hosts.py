@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from infra.inventory import Host, to_plain
+from infra.inventory import Host
 from jobs.bucket import BucketError
-from jobs.serialization import RecordError
+from jobs.serialization import RecordError, by_key
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.remote import COMMAND_SECONDS
@@ -47,7 +47,7 @@ def _host_json(
     host: Host, status: Mapping[str, str], job: str | None, replica: str | None, reserved_for: str | None
 ) -> dict[str, Any]:
     """Return a host with its status and job, and the keys of inventory.json except those for ssh."""
-    plain = {key: value for key, value in to_plain(host).items() if key not in ("sshHost", "hostKey")}
+    plain = {key: value for key, value in by_key(host).items() if key not in ("sshHost", "hostKey")}
     assignment = {"job": job, "replica": replica, "reservedFor": reserved_for}
     return {**plain, "answers": host.name in status, "unit": status.get(host.name), **assignment}
 

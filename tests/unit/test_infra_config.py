@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 
 from infra.config import ClusterConfig
 from infra.gcp.machines import machine
-from infra.inventory import Host, Inventory, PowerAccess, sum_if_known, to_plain
+from infra.inventory import Host, Inventory, PowerAccess, sum_if_known
 from infra.lxd.config import LxdConfig
 from infra.scale_tiers import Accelerator, Role, RoleSpec, SpecError
 from infra.validation import Section, one_line, refusal
@@ -281,7 +281,7 @@ RECORD = Inventory(stack="dev", scale_tier="CUSTOM", hosts=(HOST,), bucket="/b",
 
 
 def test_a_record_is_stored_with_all_but_its_folder() -> None:
-    stored = to_plain(RECORD)
+    stored = RECORD.to_dict()
     assert stored == {
         "schema": 1,
         "stack": "dev",
