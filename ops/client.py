@@ -159,7 +159,7 @@ class Client:
             return JobHandle(record, tuple(replicas_of(self._cluster.ledger, record)))
 
     def wait(self, job_id: str | None = None, timeout: float | None = None, on_poll: OnPoll | None = None) -> JobHandle:
-        """Wait until a job has ended, also while the bucket does not answer; OpsError if that takes more than `timeout` seconds."""
+        """Wait until a job has ended, also while the bucket does not answer; OpsError after `timeout` seconds."""
         with _as_ops_error():
             record, failing = existing_job(self._cluster.ledger, job_id), False
             deadline = None if timeout is None else time.monotonic() + timeout

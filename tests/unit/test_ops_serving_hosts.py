@@ -71,7 +71,7 @@ def test_serving_hosts_cannot_be_requested_by_a_job(served: Inventory, replicas:
 def test_serving_hosts_have_no_replica(inventory: Inventory, served: Inventory, ledger: Ledger) -> None:
     assert (served.replicas, served.job_hosts) == (inventory.replicas, inventory.hosts)
     cluster = ClusterClient(served, object(), ledger=ledger)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="no replica and no job 'serving'.*; replicas are ps-0, .*, evaluator-0, all, and "):
+    with pytest.raises(UsageError, match=r"no replica and no job 'serving'.*; replicas are ps-0, .*, evaluator-0, all, and "):
         resolve_selection(cluster, "serving", None)
     assert "serving-0" in argv(served, "serving-0"), "a login is possible"
 
