@@ -47,12 +47,11 @@ class ClusterResources:
                     role=host_id.role,
                     index=host_id.index,
                     host_key=values["host_keys"].get(fields["ssh_host"]),
-                    machine_type=role_spec.machine_type,
-                    accelerator=asdict(role_spec.accelerator) if role_spec.accelerator else None,
+                    machine_type=spec.roles[host_id.role].machine_type,
+                    accelerator=asdict(gpus) if (gpus := spec.roles[host_id.role].accelerator) else None,
                     **fields,
                 )
                 for host_id, fields in zip(self.hosts, values["hosts"], strict=True)
-                for role_spec in [spec.roles[host_id.role]]
             )
             record = Inventory(
                 stack=stack,

@@ -55,25 +55,25 @@ def start(
     """
     attempts = 1
 
-    def ended(error: str) -> Notification:
+    def outcome(error: str) -> Notification:
         return Notification(redact_target(target), now(), attempts, " ".join(error.split())[:500])
 
     def send() -> Notification:
         nonlocal attempts
         if not is_url(target):
-            return ended(_run_with_record(words, record, run))
+            return outcome(_run_with_record(words, record, run))
         parts = check_url(target)
         while True:
             try:
                 post(parts, record)
-                return ended("")
+                return outcome("")
             except NotifyError as error:
                 if not error.is_retriable or attempts > len(PAUSES):
-                    return ended(str(error))
+                    return outcome(str(error))
             sleep(PAUSES[attempts - 1])
             attempts += 1
 
-    return BackgroundTask(send, NOTIFY_TIMEOUT, ended)
+    return BackgroundTask(send, NOTIFY_TIMEOUT, outcome)
 
 
 def _run_with_record(words: list[str], record: bytes, run: RunCommand) -> str:

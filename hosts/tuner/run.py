@@ -69,8 +69,8 @@ def main(job_id: str, name: str, request: str) -> int:
     log = state / "logs" / job_id
     description = json.loads(request)
     spawn = trial_launcher(client, job_id, Path(description["cwd"]), plan.stopSignal, plan.stopSeconds)
-    environment, reports = description["env"], trial_reports_folder(state)
-    tuner = Tuner(ledger, plan, plan.study, name, host, suggest, spawn, reports, lambda: last_log_line(log), environment)
+    environment, scratch = description["env"], trial_reports_folder(state)
+    tuner = Tuner(ledger, plan, plan.study, name, host, suggest, spawn, scratch, lambda: last_log_line(log), environment)
     signal.signal(signal.SIGTERM, lambda *_: tuner.terminate())
     return tuner.run()
 
