@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
-import pylxd.exceptions
-
 from infra.dynamic import ModuleResource, Props, is_update
 from infra.guard import DESTROY_ADVICE, data_problem, destroy_problem, list_some
-from infra.lxd.api import LxdError, client, errors, hosts_of, is_not_found
+from infra.lxd.api import LxdError, client, errors, hosts_of
 from infra.lxd.bucket import EMPTY, ON_DESTROY, REMOVE, RETAIN, get_volume, pool_of, set_on_destroy
+from infra.lxd.files import list_folder, read_file
 from infra.lxd.layout import BUCKET
 
 REPLACE_ON_CHANGES = frozenset({"project", "pool", "name"})
@@ -87,7 +84,7 @@ def _is_labelled_empty(props: Props) -> bool:
 def _read(project: str, path: str) -> bytes | None:
     """Return a file in the bucket; None if there is none, or no host runs, and so no job."""
     host = running_host(project)
-    return None if host is None else read_file(host, path)
+    return None if host is None else read_file(host, f"{BUCKET}/{path}")
 
 
 def _content(project: str, interrupted: bool = False) -> str:
@@ -100,34 +97,13 @@ def _content(project: str, interrupted: bool = False) -> str:
             remedy = "`fab doctor --fix; pulumi destroy`"
         more = "more " if interrupted else ""
         raise LxdError(f"no running host can list the bucket, so nothing {more}was destroyed: {remedy}")
-    return describe_content({folder: _list_folder(host, f"{BUCKET}/{folder}") for folder in _list_folder(host, BUCKET)})
+    return describe_content({folder: list_folder(host, f"{BUCKET}/{folder}") for folder in list_folder(host, BUCKET)})
 
 
 def running_host(project: str) -> Any:
     """Return a running host of the project, which can read its bucket, or None if there is none."""
     instances = (client(project).instances.get(name) for name in hosts_of(project))
     return next((instance for instance in instances if instance.status == "Running"), None)
-
-
-def read_file(host: Any, path: str) -> bytes | None:
-    """Return a file in the bucket, which this host reads, or None if there is none."""
-    with suppress(pylxd.exceptions.NotFound):
-        content: bytes = host.files.get(f"{BUCKET}/{path}")
-        return content
-    return None
-
-
-def _list_folder(host: Any, path: str) -> list[str]:
-    try:
-        answer = host.api.files.get(params={"path": path})
-    except pylxd.exceptions.LXDAPIException as error:
-        if is_not_found(error):
-            return []
-        raise
-    kinds = {answer.headers.get(f"X-{daemon}-type") for daemon in ("LXD", "Incus")}
-    if "directory" not in kinds:
-        return [path]
-    return list(json.loads(answer.content)["metadata"] or [])
 
 
 def describe_content(folders: Mapping[str, Sequence[str]]) -> str:

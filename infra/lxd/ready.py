@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import pylxd.exceptions
 from pulumi import Output
 
 from infra.dynamic import ModuleResource, Props
 from infra.lxd import host
 from infra.lxd.api import LxdError, client, errors
+from infra.lxd.files import read_file
 from infra.lxd.removal import remove
 from infra.ports import SSH_PORT
 
@@ -88,10 +88,8 @@ def _answers(address: str) -> bool:
 
 def _host_key(project: str, name: str) -> str:
     with errors(f"host key of {name}"):
-        try:
-            content: bytes = client(project).instances.get(name).files.get(_HOST_KEY)
-        except pylxd.exceptions.NotFound:
-            raise LxdError(f"{name} has no {_HOST_KEY}: its image is not one of `make image`") from None
+        if (content := read_file(client(project).instances.get(name), _HOST_KEY)) is None:
+            raise LxdError(f"{name} has no {_HOST_KEY}: its image is not one of `make image`")
     return " ".join(content.decode().split()[:2])
 
 

@@ -15,8 +15,9 @@ from infra import backend
 from infra.lxd import host
 from infra.lxd.api import LxdError, errors, hosts_of
 from infra.lxd.bucket import BucketVolume
-from infra.lxd.bucket_guard import BucketGuard, read_file, running_host
+from infra.lxd.bucket_guard import BucketGuard, running_host
 from infra.lxd.config import LxdConfig
+from infra.lxd.files import ask, read_file
 from infra.lxd.firewall import Firewall, host_rules, rules
 from infra.lxd.host import HostContainer
 from infra.lxd.identity import StoredProjectName
@@ -154,7 +155,7 @@ class LxdTarget(Target):
         project = self.preflight.names.project
         with errors("the bucket"):
             if (instance := running_host(project)) is not None:
-                return read_file(instance, path)
+                return read_file(instance, f"{BUCKET}/{path}")
             if hosts_of(project) and not self.config.disrupt_jobs:
                 raise LxdError(
                     "this removes or replaces hosts, and no host runs that could list their jobs: "
@@ -170,15 +171,15 @@ class LxdTarget(Target):
             with errors("LXD"):
                 if (instance := running_host(self.preflight.names.project)) is None:
                     raise LxdError("no host of the stack runs")
-                instance.files.put(temporary, content, mode=0o644)
+                ask(lambda: instance.files.put(temporary, content, mode=0o644))
                 try:
                     # A put could overwrite another writer's file; ln fails if there is one, like FolderBucket's link(2).
                     link = {"command": ["ln", "--no-target-directory", temporary, str(target)]}
                     operation = instance.api["exec"].post(json=link).json()["operation"]
                     instance.client.operations.wait_for_operation(operation)
                 finally:
-                    instance.files.delete(temporary)
-                instance.files.get(str(target))  # raises NotFound if ln failed for another reason
+                    ask(lambda: instance.files.delete(temporary))
+                ask(lambda: instance.files.get(str(target)))  # raises NotFound if ln failed for another reason
         except LxdError as error:
             raise TargetError(f"the bucket does not take {path} ({error}): try again") from None
 

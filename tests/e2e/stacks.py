@@ -18,7 +18,6 @@ from types import TracebackType
 from typing import Any, Self
 
 import hosts_report
-import pylxd.exceptions
 from interrupts import HEARS_CTRL_C, postponed
 from run import MARKS
 from waiting import limit, wait_for
@@ -27,6 +26,7 @@ from infra import backend
 from infra.lxd import bucket, project
 from infra.lxd.api import client
 from infra.lxd.bucket_guard import running_host
+from infra.lxd.files import read_file
 from infra.lxd.layout import LxdNames
 from infra.lxd.orphans import claimed_projects, existing_names, stack_objects
 
@@ -414,11 +414,10 @@ def _json(result: Result) -> Any:
 
 def _read(host: Any, name: str) -> dict[str, Any] | None:
     """Read a record from the bucket through LXD, much faster than by a command; None if it is missing."""
-    try:
-        record: dict[str, Any] = json.loads(host.files.get(f"/bucket/{name}"))
-    except (pylxd.exceptions.NotFound, ValueError):
-        return None
-    return record
+    with contextlib.suppress(ValueError):
+        record: dict[str, Any] = json.loads(read_file(host, f"/bucket/{name}") or "null")
+        return record
+    return None
 
 
 def _end(process: subprocess.Popen[str]) -> None:

@@ -348,28 +348,6 @@ def test_the_bucket_s_size_changes_in_place_and_the_mark_is_kept(volume: Pools) 
     assert bucket.read("bucket", SIZED) == {**SIZED, "size": 0}
 
 
-def test_a_bucket_is_listed_on_either_daemon() -> None:
-    def get(params: dict[str, str]) -> Any:
-        answer = answers[params["path"]]
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    host = SimpleNamespace(api=SimpleNamespace(files=SimpleNamespace(get=get)))
-    answers: dict[str, Any] = {
-        "/lxd": _answer("directory", ["a", "b"]),
-        "/incus": _answer("directory", ["c"], "Incus"),
-        "/empty": _answer("directory", None),
-        "/file": _answer("file", None),
-        "/gone": GONE,
-        "/refused": refusal("no"),
-    }
-    listed = [bucket_guard._list_folder(host, path) for path in ("/lxd", "/incus", "/empty", "/file", "/gone")]
-    assert listed == [["a", "b"], ["c"], [], ["/file"], []]
-    with pytest.raises(LXDAPIException):
-        bucket_guard._list_folder(host, "/refused")
-
-
 def test_the_first_running_host_lists_the_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     status = {"ps-0": "Stopped", "ps-1": "Running", "ps-2": "Running"}
     instances = SimpleNamespace(get=lambda name: SimpleNamespace(name=name, status=status[name]))

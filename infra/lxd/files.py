@@ -1,0 +1,53 @@
+"""Files on hosts, read and written by LXD's or Incus's API."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import pylxd.exceptions
+
+from infra.lxd.api import is_not_found
+
+_Answer = TypeVar("_Answer")
+_ATTEMPTS = 3
+_PAUSE = 0.5  # seconds
+
+
+def read_file(host: Any, path: str) -> bytes | None:
+    """Return a file on a host, or None if there is none."""
+    with suppress(pylxd.exceptions.NotFound):
+        return ask(lambda: bytes(host.files.get(path)))
+    return None
+
+
+def list_folder(host: Any, path: str) -> list[str]:
+    """Return the names in a folder on a host; the path itself if it is a file; none if there is no such folder."""
+    try:
+        answer = ask(lambda: host.api.files.get(params={"path": path}))
+    except pylxd.exceptions.LXDAPIException as error:
+        if is_not_found(error):
+            return []
+        raise
+    kinds = {answer.headers.get(f"X-{daemon}-type") for daemon in ("LXD", "Incus")}
+    if "directory" not in kinds:
+        return [path]
+    return list(json.loads(answer.content)["metadata"] or [])
+
+
+def ask(request: Callable[[], _Answer]) -> _Answer:
+    """Return the answer to a request about files, which may be sent more than once.
+
+    LXD reads a host's files by a process, forkfile, that ends when it is idle; a request at that moment fails.
+    """
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return request()
+        except pylxd.exceptions.LXDAPIException as error:
+            if "forkfile" not in str(error):
+                raise
+        time.sleep(_PAUSE)
+    return request()
