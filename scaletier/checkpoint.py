@@ -10,10 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from scaletier.data import BatchSource
-from scaletier.functional_model import Batch, FunctionalModel, VariableSpec
+from scaletier.functional_model import Batch, FunctionalModel
 from scaletier.job import DataError
 from scaletier.private import is_lost_host
 from scaletier.tensorflow_setup import import_tensorflow, one_line, say, send
+from scaletier.variables import VariableSpec
 
 tf = import_tensorflow()
 
@@ -233,7 +234,7 @@ class TrainingState:
     """Hold a job's variables and its global step on this host, to evaluate, save and export them.
 
     The chief trains them in place; with `sync` every replica has a state and trains it. Graphs take their
-    handles as `functional_model.Variables`.
+    handles as `variables.Variables`.
 
     Attributes:
         evaluates_ema: True if evaluations use the optimizer's moving averages of weights.

@@ -23,13 +23,13 @@ import numpy.typing as npt
 
 from scaletier import private
 from scaletier.job import DataError, Job, JobError, Metrics, kind_of, wants_argument
+from scaletier.scopes import RecordingScope, ValueScope, value_of
 from scaletier.tensorflow_setup import import_tensorflow, one_line
+from scaletier.variables import FLOAT, Handle, Values, VariableSpec, VariableWriter, name_variables
 
 tf = import_tensorflow()
 import keras  # noqa: E402 - after TensorFlow, whose log messages are held back
 
-Values = Sequence[Any]
-_FLOAT = "float32"
 # The files of this library, and of Python's and installed ones.
 _PACKAGE, _LIBRARY_FILE = f"{Path(__file__).parent}/", re.compile(r"/lib/python3[.\d]*/|^<frozen ")
 # Losses of Keras that compare targets and outputs elementwise.
@@ -40,103 +40,6 @@ _BY_PLACE = [
         *("log_cosh", "huber", "hinge", "squared_hinge", "categorical_hinge", "poisson", "kl_divergence", "cosine_similarity"),
     )
 ]
-
-
-class VariableSpec(NamedTuple):
-    """A variable: its unique name, its shape, its dtype by name, and Keras's own variable."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    variable: Any
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def bytes(self) -> int:
-        return self.size * int(tf.as_dtype(self.dtype).size)
-
-
-class Handle(NamedTuple):
-    """The handle of a tf.Variable; as an argument of a graph it lets one graph serve the variables of every host."""
-
-    handle: Any
-    spec: VariableSpec
-
-    def read_value(self) -> Any:
-        value = tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=self.spec.dtype)
-        value.set_shape(self.spec.shape)
-        return value
-
-    def assign(self, value: Any) -> Any:
-        return tf.raw_ops.AssignVariableOp(resource=self.handle, value=value)
-
-    def free(self) -> Any:
-        """Free the memory of the value, until another one is assigned.
-
-        The shape of the assigned value is hidden from Grappler, TensorFlow's graph optimizer: it would expect that of all later
-        values.
-        """
-        return self.assign(tf.zeros(tf.raw_ops.VariableShape(input=self.handle) * 0, self.spec.dtype))
-
-
-class Variables(NamedTuple):
-    """Hold what a replica trains on a device: values of `shared` and `local`, in the network's order, and their step.
-
-    They are tf.Variables, or handles in a graph. Each local step first computes all gradients, then updates the variables in
-    place: after a failed round they have the values of its last whole step.
-    """
-
-    shared: Sequence[Any]
-    local: Sequence[Any]
-    step: Any
-
-
-class _VariableWriter:
-    """Write Keras variables to the tf.Variables that hold them; `written` are the operations."""
-
-    def __init__(self, pairs: Iterable[tuple[VariableSpec, Handle]]) -> None:
-        self._handles = {id(spec.variable): handle for spec, handle in pairs}
-        self._values = {key: handle.read_value() for key, handle in self._handles.items()}
-        self._writes = list[Any]()
-
-    def read(self, specs: Sequence[VariableSpec]) -> list[Any]:
-        return [self._values[id(spec.variable)] for spec in specs]
-
-    def write(self, variable: Any, value: Any) -> None:
-        """Assign a value, unless the variable has it."""
-        if value is not self._values[id(variable)]:
-            self._values[id(variable)] = value
-            self._writes.append(self._handles[id(variable)].assign(value))
-
-    def update(self, optimizer: Any, gradient: Any, variable: Any, rate: Any) -> bool:
-        """Do an optimizer's update in place by a kernel of TensorFlow, in Keras's scope; return False if there is none.
-
-        Keras's own operations have three temporary tensors of the variable's size, and as many passes over it.
-        """
-        if isinstance(gradient, tf.IndexedSlices) or variable.dtype != _FLOAT or id(variable) not in self._handles:
-            return False
-        if (kernel := private.update_kernel(optimizer, variable)) is None:
-            return False
-        changed, function = kernel
-        for one in changed:
-            self.write(one, one.value)  # such as after weight decay
-        handles = [self._handles[id(one)].handle for one in changed]
-        update = function(*handles, tf.cast(gradient, tf.float32), keras.ops.cast(rate, _FLOAT))
-        with tf.control_dependencies([update]):
-            for one in changed:
-                self._values[id(one)] = value = self._handles[id(one)].read_value()
-                one.assign(value)
-        self._writes.append(update)
-        return True
-
-    @property
-    def written(self) -> list[Any]:
-        """The write operations of the current graph. The branches of a tf.cond are other graphs; its result is in this one."""
-        graph = tf.compat.v1.get_default_graph()
-        return [one for one in self._writes if one.graph is graph]
 
 
 class Batch(NamedTuple):
@@ -158,18 +61,6 @@ class Batch(NamedTuple):
         return Batch(*(None if part is None else tf.nest.map_structure(function, part) for part in self))
 
 
-class _Stateless(keras.StatelessScope):  # type: ignore[misc]
-    """Give variables these values, also in a tf.function."""
-
-    def __enter__(self) -> Any:
-        private.trace_functions_in_scopes(self, True)
-        return super().__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        super().__exit__(*error)
-        private.trace_functions_in_scopes(self, False)
-
-
 class GlobalStepSchedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
     """The learning rate at the job's global step; `rates` are those for one device, for two and so on, or one for all.
 
@@ -188,7 +79,7 @@ class GlobalStepSchedule(keras.optimizers.schedules.LearningRateSchedule):  # ty
 
     def set_step(self, step: Any, live_devices: Any) -> None:
         """Set the rate for a global step and the number of devices of all hosts that train now."""
-        with _Stateless([(self._iterations, step)], initialize_variables=False):
+        with ValueScope([(self._iterations, step)], initialize_variables=False):
             values = tf.stack([tf.cast(_rate(rate, self._iterations), tf.float32) for rate in self._rates])
         self._now = values[0 if len(self._rates) == 1 else tf.minimum(live_devices, len(self._rates)) - 1]
 
@@ -232,7 +123,7 @@ class FunctionalModel:
         variable. Raises JobError if model, data, loss, metrics and optimizer do not go together.
         """
         self.replicas, self._seed, batch_spec = replicas, seed, Batch.of(element)
-        self._scope = _Stateless(initialize_variables=False)
+        self._scope = ValueScope(initialize_variables=False)
         if job.model is None:
             raise JobError("the job has no model: pass Job(model=…), a Keras 3 model or a function that makes one")
         self.model = self._make_model(job.model)
@@ -256,7 +147,7 @@ class FunctionalModel:
         # A copy, so that the model is saved with the optimizer that its user knows.
         optimizer, self._originals = private.copy_optimizer(self.model.optimizer)
         private.keep_weights_without_decay(optimizer, weights)
-        self._writer: _VariableWriter | None = None
+        self._writer: VariableWriter | None = None
         self._optimizer = private.make_stateless(optimizer, place, self._update)
         self._optimizer.build(weights)
         self._inner_optimizers = private.inner_optimizers(self._optimizer)
@@ -300,7 +191,7 @@ class FunctionalModel:
             raise JobError(f"{line}: do that in the job's data, or train by sync, or on one host")
 
     def _require_float32(self, where: str) -> None:
-        if wrong := next((spec for spec in self.trained if spec.dtype != _FLOAT), None):
+        if wrong := next((spec for spec in self.trained if spec.dtype != FLOAT), None):
             line = f"the variable {wrong.name} is invalid {where}: it is {wrong.dtype}. Valid: float32, even if layers compute"
             raise JobError(f"{line} in another type; or one replica without model-parallel")
 
@@ -344,7 +235,7 @@ class FunctionalModel:
                     with scope, private.optimizers_in_stateless_scope():
                         return model()
                 except (ValueError, AttributeError, TypeError):
-                    self._scope = _Stateless(initialize_variables=False)
+                    self._scope = ValueScope(initialize_variables=False)
         return None
 
     def _optimizer_of(self, job: Job, compiled: Mapping[str, Any], replicas: int) -> Any:
@@ -398,7 +289,7 @@ class FunctionalModel:
                 schedules.append(scheduled)
         return schedules
 
-    def _group(self, scope: _Scope, trained: Sequence[Any]) -> None:
+    def _group(self, scope: RecordingScope, trained: Sequence[Any]) -> None:
         """Divide the variables by what a step or an evaluation assigned in `scope`.
 
         Those of layers that only evaluations call are not trained, as in Keras.
@@ -412,17 +303,17 @@ class FunctionalModel:
         self._foreign = foreign = [one for key, one in scope.used.items() if key not in ids | optimizers]
         states = {id(one) for one in foreign}
         self._initial_values |= {id(one): np.asarray(one) for one in foreign if private.stored(one) is not None}
-        specs = _specs(self.model.name, [*trained, *others, *foreign])
+        specs = name_variables(self.model.name, [*trained, *others, *foreign])
         self.trained, rest = specs[: len(trained)], specs[len(trained) :]
         if self.replicas > 1:
             self._require_float32("with several replicas")
         changed = [spec for spec in rest if id(spec.variable) in scope.assigned]
-        shareable = {_FLOAT} if self.replicas > 1 else {spec.dtype for spec in changed if tf.as_dtype(spec.dtype).is_floating}
+        shareable = {FLOAT} if self.replicas > 1 else {spec.dtype for spec in changed if tf.as_dtype(spec.dtype).is_floating}
         floats = [spec for spec in changed if spec.dtype in shareable and id(spec.variable) not in states]
         self.constants = [spec for spec in rest if id(spec.variable) not in scope.assigned]
         self._changing = [spec for spec in changed if spec not in floats]
         self.shared = [*self.trained, *floats]
-        self.slots = _specs("", self._optimizer.variables, "optimizer/")
+        self.slots = name_variables("", self._optimizer.variables, "optimizer/")
         self.local = [*self._changing, *self.constants, *self.slots]
         # The job's learning rates count, whatever a checkpoint has.
         rates = {id(private.rate_of(part)) for part in self._inner_optimizers} | {id(one.variable) for one in self._schedules}
@@ -449,7 +340,7 @@ class FunctionalModel:
         """Set the initial values of the variables that no step changes; layers compute from them again."""
         mapping = [(spec.variable, np.asarray(value)) for spec, value in zip(self.constants, values, strict=True)]
         self._initial_values |= {id(variable): value for variable, value in mapping}
-        with _Scope(mapping):
+        with RecordingScope(mapping):
             for layer in private.layers(self.model):
                 if layer.variables and hasattr(layer, "finalize_state"):
                     layer.finalize_state()
@@ -534,7 +425,7 @@ class FunctionalModel:
             The metrics' variables after it; the batch's loss, computed once all variables are written; the mean loss of samples
             and the numbers of the metrics in the order of `metric_shapes`, since the metrics were reset, float32 [1 + M].
         """
-        writer = _VariableWriter([*zip(self.shared, shared, strict=True), *zip(self.local, local, strict=True)])
+        writer = VariableWriter([*zip(self.shared, shared, strict=True), *zip(self.local, local, strict=True)])
         values = writer.read(self.shared)
         scope = self._enter(values, writer.read(self.local), metrics)
         with tf.GradientTape(watch_accessed_variables=False) as tape, scope, scope.watched(self.trained, tape) as versions:
@@ -589,26 +480,26 @@ class FunctionalModel:
 
     def scale_loss(self, loss: Any, slots: Values) -> Any:
         """Return the loss to differentiate, which a LossScaleOptimizer scales."""
-        with _Scope(list(zip((spec.variable for spec in self.slots), slots, strict=True))):
+        with RecordingScope(list(zip((spec.variable for spec in self.slots), slots, strict=True))):
             return self._optimizer.scale_loss(loss)
 
     def apply(self, trained: Sequence[Handle], slots: Sequence[Handle], gradients: Values, global_step: Any) -> list[Any]:
         """Update weights and optimizer variables in place along gradients, at a global step; return the operations."""
         pairs = list(zip((*self.trained, *self.slots), (*trained, *slots), strict=True))
-        writer = _VariableWriter(pairs)
+        writer = VariableWriter(pairs)
         weights, others = self._apply(writer, writer.read(self.trained), gradients, global_step, 1)
         for (spec, _), value in zip(pairs, (*weights, *others), strict=True):
             writer.write(spec.variable, value)
         return writer.written
 
     def _apply(
-        self, writer: _VariableWriter, trained: Values, gradients: Values, global_step: Any, live_devices: Any
+        self, writer: VariableWriter, trained: Values, gradients: Values, global_step: Any, live_devices: Any
     ) -> tuple[list[Any], list[Any]]:
         """Return weights and optimizer variables after a step along gradients; what kernels update is already written."""
         self._writer = writer
         with (
             _as_job_error(f"the optimizer {type(self._optimizer).__name__} is invalid"),
-            _Stateless(initialize_variables=False),
+            ValueScope(initialize_variables=False),
         ):
             for schedule in self._schedules:
                 schedule.set_step(global_step + self._iterations_before, live_devices)
@@ -649,22 +540,22 @@ class FunctionalModel:
         places = ((self.ema_slots.get(spec.name), value) for spec, value in zip(self.local, local, strict=True))
         return [(value, shared[at]) for at, value in places if at is not None]
 
-    def _enter(self, shared: Values, local: Values, metrics: Values = ()) -> _Scope:
+    def _enter(self, shared: Values, local: Values, metrics: Values = ()) -> RecordingScope:
         """Return a scope in which variables have these values; of `local` and of the metrics the last may be left out."""
         specs = [*self.shared[: len(shared)], *self.local[: len(local)]]
         pairs = list(zip((spec.variable for spec in specs), (*shared, *local), strict=True))
         # Those of the model's own optimizer, such as its iterations, which a model may read.
         slots = zip(self.slots, local[len(self.local) - len(self.slots) :], strict=False)
         pairs += [(one, value) for spec, value in slots if (one := self._originals.get(id(spec.variable))) is not None]
-        return _Scope([*pairs, *zip(self._metric_variables[: len(metrics)], metrics, strict=True)])
+        return RecordingScope([*pairs, *zip(self._metric_variables[: len(metrics)], metrics, strict=True)])
 
-    def _metrics_after(self, scope: _Scope) -> list[Any]:
+    def _metrics_after(self, scope: RecordingScope) -> list[Any]:
         return [scope.get_current_value(variable) for variable in self._metric_variables]
 
     def _call(self, inputs: Any, training: bool) -> Any:
         error = None
         try:
-            outputs = self.model(inputs, **_training(self.model.call, training))
+            outputs = self.model(inputs, **training_argument(self.model.call, training))
         except (TypeError, ValueError) as raised:
             if "is out of scope" not in str(raised):
                 raise
@@ -675,7 +566,7 @@ class FunctionalModel:
         return outputs
 
     def _compute_loss(self, batch: Batch, outputs: Any, training: bool) -> Any:
-        options = _training(self.model.compute_loss, training)
+        options = training_argument(self.model.compute_loss, training)
         computed = self.model.compute_loss(batch.inputs, batch.targets, outputs, batch.weights, **options)
         if computed is None:
             raise ValueError("compute_loss returns None")
@@ -688,15 +579,17 @@ class FunctionalModel:
             computed = found  # as `fit` of Keras reports
         if several := next((name for name, value in computed.items() if isinstance(value, Mapping)), None):
             raise ValueError(f"the result of the metric {several} is invalid: it is a dict. Valid: a number or an array")
-        return {name: tf.convert_to_tensor(_value(value)) for name, value in computed.items()}
+        return {name: tf.convert_to_tensor(value_of(value)) for name, value in computed.items()}
 
-    def _check(self, batch_spec: Batch, of: str, training: bool) -> tuple[_Scope, dict[str, tuple[int, ...]], list[Any]]:
+    def _check(
+        self, batch_spec: Batch, of: str, training: bool
+    ) -> tuple[RecordingScope, dict[str, tuple[int, ...]], list[Any]]:
         """Trace a step on the data `of` a name; return its scope, the metrics' shapes, and the weights that it trains."""
         model, traced, wrong = self.model, list[Any](), f"the model {self.model.name} is invalid:"
         variables = list({id(one): one for one in model.variables}.values())
 
         def check(values: Any, batch: Batch) -> None:
-            with _Scope(list(zip(variables, values, strict=True))) as scope, self._outside_of_loops(scope):
+            with RecordingScope(list(zip(variables, values, strict=True))) as scope, self._outside_of_loops(scope):
                 with _as_job_error(
                     f"the model {model.name} does not take inputs{of} of {_shapes(batch_spec.inputs)}{self._in_graph}"
                 ):
@@ -732,7 +625,7 @@ class FunctionalModel:
         with warnings.catch_warnings():  # an error says the same
             warnings.simplefilter("ignore", SyntaxWarning)
             graph = tf.function(check, autograph=False).get_concrete_function(specs, batch_spec).graph
-            if training and _training(model.call, training):
+            if training and training_argument(model.call, training):
                 changed = set(traced[0].assigned)
                 self._record_evaluation(traced[0], variables, specs, batch_spec)
                 if lost := [one.path for one in traced[2] if id(one) in traced[0].assigned.keys() - changed]:
@@ -746,7 +639,7 @@ class FunctionalModel:
         if fixed := [one.path for one in model.trainable_variables if id(private.stored(one)) in used]:
             line = f"{wrong} a graph that it has loaded, as in a TFSMLayer, uses the weight {fixed[0]}, which would not train."
             raise JobError(f"{line} Valid: a layer with trainable=False")
-        with _Scope(()) as reset:
+        with RecordingScope(()) as reset:
             model.reset_metrics()
         # Variables that reset_metrics does not reset are like states of layers.
         self._metric_variables = [one for one in private.metric_variables(model) if id(one) in reset.assigned]
@@ -755,7 +648,7 @@ class FunctionalModel:
         return traced[0], traced[1], traced[2]
 
     @contextlib.contextmanager
-    def _outside_of_loops(self, scope: _Scope) -> Iterator[None]:
+    def _outside_of_loops(self, scope: RecordingScope) -> Iterator[None]:
         """Raise JobError if a variable gets its value within another graph, also in place of an error that follows from it."""
         here, error = tf.compat.v1.get_default_graph(), None
         try:
@@ -773,11 +666,13 @@ class FunctionalModel:
         if error:
             raise error
 
-    def _record_evaluation(self, scope: _Scope, variables: Sequence[Any], specs: Sequence[Any], batch_spec: Batch) -> None:
+    def _record_evaluation(
+        self, scope: RecordingScope, variables: Sequence[Any], specs: Sequence[Any], batch_spec: Batch
+    ) -> None:
         """Add to the scope the variables that an evaluation or a prediction uses and changes, if the model can be called so."""
 
         def call(values: Any, batch: Batch) -> None:
-            with _Scope(list(zip(variables, values, strict=True))) as traced:
+            with RecordingScope(list(zip(variables, values, strict=True))) as traced:
                 self._call(batch.inputs, False)
             scope.used |= traced.used
             scope.assigned |= traced.assigned
@@ -799,67 +694,6 @@ class FunctionalModel:
                 f"the sample weights are invalid: they are by name, and the outputs of the model {self.model.name} are a list. "
                 f"Valid: a tuple of weights in the order of the outputs{': ' if names else ''}{', '.join(names)}"
             )
-
-
-class _Scope(_Stateless):
-    """Record the variables that are assigned, those that are used, and reads of weights, by their ids."""
-
-    def __init__(self, mapping: Sequence[tuple[Any, Any]]) -> None:
-        super().__init__(mapping, collect_losses=True, initialize_variables=False)
-        self.assigned, self.used, self._reads = dict[int, Any](), dict[int, Any](), set[tuple[int, str]]()
-        self._versions, self._tape = dict[int, list[Any]](), None
-
-    def add_update(self, update: tuple[Any, Any]) -> None:
-        variable, value = update
-        self.assigned[id(variable)] = self.used[id(variable)] = variable
-        value = private.without_gradient(_value(value))
-        if self._tape is not None and id(variable) in self._versions:
-            self._tape.watch(value)
-            self._versions[id(variable)].append(value)
-        self.set(variable, value)
-
-    def set(self, variable: Any, value: Any) -> None:
-        """Give a variable a value, without a record."""
-        super().add_update((variable, value))
-
-    @contextlib.contextmanager
-    def watched(self, specs: Sequence[VariableSpec], tape: Any) -> Iterator[list[list[Any]]]:
-        """Watch all values that variables get, and yield a list of them for each variable.
-
-        As in Keras, an assignment has no gradient, and each read has.
-        """
-        values = [[value] for value in self.values(specs)]
-        tape.watch(values)
-        self._tape, self._versions = tape, {id(spec.variable): each for spec, each in zip(specs, values, strict=True)}
-        yield values
-        self._tape = None
-
-    def get_current_value(self, variable: Any) -> Any:
-        self.used[id(variable)] = variable
-        if variable.trainable:
-            self._reads.add((id(variable), private.custom_gradient_around()))
-        return super().get_current_value(variable)
-
-    def hides(self, variable: Any) -> bool:
-        """Return True if a gradient is lost: by recomputation, or by a custom gradient if the variable is read nowhere else."""
-        recomputed, own, outside = ((id(variable), around) in self._reads for around in ("recompute", "own", ""))
-        return recomputed or (own and not outside)
-
-    def values(self, specs: Sequence[VariableSpec]) -> list[Any]:
-        return [self.get_current_value(spec.variable) for spec in specs]
-
-
-def call_part(model: Any, trained: Values, others: Values, inputs: Any, training: bool) -> tuple[Any, list[Any], list[Any]]:
-    """Return the outputs of a part of a model, its untrained variables after it, and the losses that layers add."""
-    variables = [*model.trainable_variables, *model.non_trainable_variables]
-    with _Scope(list(zip(variables, [*trained, *others], strict=True))) as scope:
-        outputs, added = model(inputs, **_training(model.call, training)), list(model.losses)
-    if not {id(variable) for variable in variables}.issuperset(scope.assigned):
-        raise JobError(
-            "the model is invalid with --strategy model-parallel: it changes a variable that is none of its own. Valid: random "
-            "numbers by a keras.random.SeedGenerator that is an attribute of the layer, and layers that are not stateful"
-        )
-    return outputs, [scope.get_current_value(variable) for variable in model.non_trainable_variables], added
 
 
 @contextlib.contextmanager
@@ -898,7 +732,7 @@ def _rate(given: Any, step: Any) -> Any:
     return given() if callable(given) else given
 
 
-def _training(function: Callable[..., Any], training: bool) -> dict[str, bool]:
+def training_argument(function: Callable[..., Any], training: bool) -> dict[str, bool]:
     return {"training": training} if "training" in inspect.signature(function).parameters else {}
 
 
@@ -931,16 +765,6 @@ def _shapes(specs: Any) -> str:
     return " and ".join("none" if spec is None else one(spec) for spec in tf.nest.flatten(specs))
 
 
-def _specs(model_name: str, variables: Sequence[Any], prefix: str = "") -> list[VariableSpec]:
-    """Return specs of variables, named by their paths below the model's; equal paths are numbered."""
-    specs = dict[str, VariableSpec]()
-    for variable in variables:
-        path = prefix + variable.path.removeprefix(f"{model_name}/")
-        name = next(one for one in (path, *(f"{path}_{number + 1}" for number in range(len(specs)))) if one not in specs)
-        specs[name] = VariableSpec(name, tuple(variable.shape), keras.backend.standardize_dtype(variable.dtype), variable)
-    return list(specs.values())
-
-
 def _metrics_of(given: Metrics) -> Any:
     """Return a job's metrics as `compile` takes them; a function without arguments makes them."""
     if callable(given) and not isinstance(given, keras.metrics.Metric) and not inspect.signature(given).parameters:
@@ -955,11 +779,6 @@ def _compare(function: Callable[..., Any], targets: Any, outputs: Any, **more: A
     if function in _BY_PLACE and not targets.shape.is_compatible_with(outputs.shape):
         raise ValueError(f"{function.__name__} compares elementwise, so both must have one shape")
     return function(targets, outputs, **more)
-
-
-def _value(given: Any) -> Any:
-    """Return a variable's value in the current scope, or a tensor as it is."""
-    return given.value if isinstance(given, keras.Variable) else given
 
 
 def _to_array(value: Any) -> npt.NDArray[Any]:

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from scaletier.checkpoint import CheckpointReader, TrainingState
-from scaletier.functional_model import Batch, FunctionalModel, VariableSpec
+from scaletier.functional_model import Batch, FunctionalModel
 from scaletier.job import JobError
 from scaletier.loop import ReplicaLoop, Round, StepBudget, run_rounds
 from scaletier.private import copy_to_device
@@ -24,6 +24,7 @@ from scaletier.sync_period import SyncPeriod
 from scaletier.tensorflow_setup import MAX_MESSAGE_BYTES, devices_of, import_tensorflow, say, say_on_device
 from scaletier.tf_config import Cluster, await_peers
 from scaletier.training import Training
+from scaletier.variables import VariableSpec
 
 tf = import_tensorflow()
 

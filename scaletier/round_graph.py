@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from scaletier.functional_model import Batch, FunctionalModel, Handle, Variables, VariableSpec, metrics_by_name
+from scaletier.functional_model import Batch, FunctionalModel, metrics_by_name
 from scaletier.loop import Round
 from scaletier.private import is_seed
 from scaletier.tensorflow_setup import import_tensorflow, on_this_process, send
+from scaletier.variables import Handle, Variables, VariableSpec
 
 tf = import_tensorflow()
 

@@ -19,9 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from scaletier.functional_model import FunctionalModel, Handle, Variables
+from scaletier.functional_model import FunctionalModel
 from scaletier.round_graph import Exchange, LocalResult
 from scaletier.tensorflow_setup import import_tensorflow, on_this_process
+from scaletier.variables import Handle, Variables
 
 tf = import_tensorflow()
 

@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from scaletier.functional_model import Batch, FunctionalModel, VariableSpec, call_part
+from scaletier.functional_model import Batch, FunctionalModel, training_argument
 from scaletier.job import JobError
 from scaletier.private import copy_to_device
+from scaletier.scopes import RecordingScope
 from scaletier.tensorflow_setup import import_tensorflow
+from scaletier.variables import Values, VariableSpec
 
 tf = import_tensorflow()
 import keras  # noqa: E402 - after TensorFlow, whose log messages are held back
@@ -215,3 +217,16 @@ def forward_backward(
     for records in passes:
         backward(records)
     return total
+
+
+def call_part(model: Any, trained: Values, others: Values, inputs: Any, training: bool) -> tuple[Any, list[Any], list[Any]]:
+    """Return the outputs of a part of a model, its untrained variables after it, and the losses that layers add."""
+    variables = [*model.trainable_variables, *model.non_trainable_variables]
+    with RecordingScope(list(zip(variables, [*trained, *others], strict=True))) as scope:
+        outputs, added = model(inputs, **training_argument(model.call, training)), list(model.losses)
+    if not {id(variable) for variable in variables}.issuperset(scope.assigned):
+        raise JobError(
+            "the model is invalid with --strategy model-parallel: it changes a variable that is none of its own. Valid: random "
+            "numbers by a keras.random.SeedGenerator that is an attribute of the layer, and layers that are not stateful"
+        )
+    return outputs, [scope.get_current_value(variable) for variable in model.non_trainable_variables], added

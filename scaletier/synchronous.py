@@ -18,7 +18,7 @@ import numpy as np
 
 from scaletier.checkpoint import CheckpointReader, TrainingState
 from scaletier.flags import Flags
-from scaletier.functional_model import FunctionalModel, Variables
+from scaletier.functional_model import FunctionalModel
 from scaletier.job import Job, JobError
 from scaletier.loop import ReplicaLoop, Round, StepBudget, run_rounds
 from scaletier.round_graph import Exchange, LocalResult, make_round, replica_variables, run_round
@@ -27,6 +27,7 @@ from scaletier.sync_period import DEFAULT_SYNC_PERIOD, SyncPeriod
 from scaletier.tensorflow_setup import TOO_LATE_MESSAGE, import_tensorflow, quiet_stderr, say
 from scaletier.tf_config import Cluster
 from scaletier.training import Training, cluster_resolver
+from scaletier.variables import Variables
 
 tf = import_tensorflow()
 

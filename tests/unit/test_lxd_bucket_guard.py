@@ -22,7 +22,7 @@ VOLUME = {"project": "scaletier-local-abcdef", "pool": "fast", "name": "bucket"}
 SIZED = {**VOLUME, "size": 2**34}
 IN_PROJECT = {"project": VOLUME["project"]}
 QUEUE = "/bucket/cluster/queue.json"
-GONE = NotFound(SimpleNamespace(status_code=404, text=""))
+GONE = NotFound(SimpleNamespace(status_code=404, json=lambda: {"error": "not found"}))
 
 
 def refusal(error: str) -> LXDAPIException:

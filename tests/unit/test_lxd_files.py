@@ -11,7 +11,7 @@ from pylxd.exceptions import LXDAPIException, NotFound
 
 from infra.lxd import files
 
-GONE = NotFound(SimpleNamespace(status_code=404, text=""))
+GONE = NotFound(SimpleNamespace(status_code=404, json=lambda: {"error": "not found"}))
 ENDED = "read unix @->/var/lib/lxd/devices/p_ps-0/forkfile.sock: read: connection reset by peer"
 
 

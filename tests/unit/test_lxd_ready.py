@@ -121,7 +121,7 @@ def test_a_host_key_is_read_by_lxd_without_its_comment(monkeypatch: pytest.Monke
     def get(path: str) -> bytes:
         assert path == "/etc/ssh/ssh_host_ed25519_key.pub"
         if not keys:
-            raise NotFound(SimpleNamespace(status_code=404, text=""))
+            raise NotFound(SimpleNamespace(status_code=404, json=lambda: {"error": "not found"}))
         return keys.pop()
 
     keys = [b"ssh-ed25519 AAAA root@image\n"]

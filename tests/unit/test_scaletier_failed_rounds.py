@@ -13,13 +13,14 @@ import pytest
 
 from scaletier.asynchronous import Asynchronous
 from scaletier.checkpoint import TrainingState
-from scaletier.functional_model import FunctionalModel, Handle, VariableSpec
+from scaletier.functional_model import FunctionalModel
 from scaletier.job import Job
 from scaletier.loop import StepBudget
 from scaletier.round_graph import LocalResult, handle_specs, make_round, named_handles, run_round
 from scaletier.shared_parameters import SharedParameters
 from scaletier.synchronous import AllReduce, Synchronous
 from scaletier.tensorflow_setup import import_tensorflow
+from scaletier.variables import Handle, VariableSpec
 
 tf = import_tensorflow()
 import keras  # noqa: E402 - TensorFlow imports it, without its log messages

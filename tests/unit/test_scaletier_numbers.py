@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from scaletier import checkpoint, private
 from scaletier.checkpoint import TrainingState
 from scaletier.evaluation import make_evaluate
-from scaletier.functional_model import Batch, FunctionalModel, Variables, VariableSpec
+from scaletier.functional_model import Batch, FunctionalModel
 from scaletier.job import Job, JobError
 from scaletier.loop import Round
 from scaletier.round_graph import (
@@ -34,6 +34,7 @@ from scaletier.shared_parameters import SharedParameters, _divide_packed, _expan
 from scaletier.stages import Stage, forward_backward, make_layer_groups, partition
 from scaletier.synchronous import AllReduce
 from scaletier.tensorflow_setup import import_tensorflow
+from scaletier.variables import Variables, VariableSpec
 
 tf = import_tensorflow()
 import keras  # noqa: E402 - TensorFlow imports it, without its log messages

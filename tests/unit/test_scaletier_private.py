@@ -17,9 +17,10 @@ import pytest
 import scaletier
 from scaletier import private
 from scaletier.checkpoint import TrainingState
-from scaletier.functional_model import FunctionalModel, _Scope, _Stateless
+from scaletier.functional_model import FunctionalModel
 from scaletier.job import Job, JobError
 from scaletier.round_graph import list_handles, named_handles
+from scaletier.scopes import RecordingScope, ValueScope
 from scaletier.tensorflow_setup import import_tensorflow
 
 tf = import_tensorflow()
@@ -77,7 +78,7 @@ def stateless_update(optimizer: Any, place: Any = None) -> tuple[list[Any], Any]
     optimizer_stateless.build(variables)
 
     def step(slots: Any, changes: Any, values: Any) -> Any:
-        with _Stateless(initialize_variables=False):
+        with ValueScope(initialize_variables=False):
             return optimizer_stateless.stateless_apply(slots, changes, values)
 
     graph = tf.function(step, autograph=False)
@@ -307,7 +308,7 @@ def test_a_function_is_traced_once_in_a_scope_while_what_it_reads_is_unchanged()
     outer, compiled = tf.function(lambda value: inner(value)), tf.function(lambda: weight * 3.0, jit_compile=True)
     assert float(outer(tf.constant([2.0]))[0]) == 2.0
     for begin in (5.0, 7.0):
-        with _Scope([(weight, tf.constant([begin])), (other, tf.constant([0.0]))]):
+        with RecordingScope([(weight, tf.constant([begin])), (other, tf.constant([0.0]))]):
             traced.clear()
             for _ in range(3):
                 assert [float(one(tf.constant([2.0]))[0]) for one in (inner, outer)] == [2 * begin, 2 * begin]
@@ -339,7 +340,7 @@ def test_a_function_that_assigns_is_traced_at_each_call() -> None:
     def outer() -> None:
         reset()
 
-    with _Scope([(first, tf.constant(1.0)), (state, tf.constant(0.0))]):
+    with RecordingScope([(first, tf.constant(1.0)), (state, tf.constant(0.0))]):
         for one in (reset, outer, reset, outer):
             state.assign(state + 2.0)
             one()
@@ -357,7 +358,7 @@ def test_branches_assign_and_are_traced_few_times_within_branches() -> None:
             tf.cond(number > 0.0 if depth % 2 else on, lambda: add(number, depth - 1), lambda: None)
 
     def added(number: Any) -> Any:
-        with _Scope([(count, tf.constant(1.0))]):
+        with RecordingScope([(count, tf.constant(1.0))]):
             add(number, 8)
             return count.value
 
@@ -375,7 +376,7 @@ def test_a_function_that_is_called_again_hides_and_gives_gradients_as_before() -
     def own() -> Any:
         return tf.custom_gradient(lambda value: (value * hidden * inner(), lambda gradient: gradient))(tf.constant(1.0))
 
-    with _Scope([(weight, tf.constant(1.0)), (hidden, tf.constant(1.0))]) as scope:
+    with RecordingScope([(weight, tf.constant(1.0)), (hidden, tf.constant(1.0))]) as scope:
         assert [float(one()) for one in (own, own)] == [2.0, 2.0]
         assert scope.hides(weight)
         assert [float(one()) for one in (inner, outer, own)] == [2.0, 3.0, 2.0], "it is also read outside"

@@ -12,9 +12,10 @@ import pytest
 from scaletier import pipeline
 from scaletier.checkpoint import TrainingState
 from scaletier.evaluation import make_evaluate
-from scaletier.functional_model import FunctionalModel, _Scope
+from scaletier.functional_model import FunctionalModel
 from scaletier.job import Job, JobError
 from scaletier.savedmodel import export, make_serving_module
+from scaletier.scopes import RecordingScope
 from scaletier.stages import Stage, make_layer_groups
 from scaletier.tensorflow_setup import import_tensorflow
 
@@ -254,7 +255,7 @@ def test_an_error_that_follows_from_an_assignment_in_a_function_is_its_cause() -
     def assign() -> None:
         count.assign(tf.random.uniform([]))
 
-    with _Scope([(count, tf.zeros([]))]) as scope:
+    with RecordingScope([(count, tf.zeros([]))]) as scope:
         assign()
     with pytest.raises(JobError, match=r"it assigns .* within a tf\.function") as error, network._outside_of_loops(scope):
         raise (first := ValueError("out of scope"))
