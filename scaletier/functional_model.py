@@ -23,9 +23,9 @@ import numpy.typing as npt
 
 from scaletier import private
 from scaletier.job import DataError, Job, JobError, Metrics, kind_of, wants_argument
-from scaletier.scopes import RecordingScope, ValueScope, value_of
+from scaletier.scopes import RecordingScope, ValueScope, get_value
 from scaletier.tensorflow_setup import import_tensorflow, one_line
-from scaletier.variables import FLOAT, Handle, Values, VariableSpec, VariableWriter, name_variables
+from scaletier.variables import FLOAT32, Handle, Values, VariableSpec, VariableWriter, make_variable_specs
 
 tf = import_tensorflow()
 import keras  # noqa: E402 - after TensorFlow, whose log messages are held back
@@ -191,7 +191,7 @@ class FunctionalModel:
             raise JobError(f"{line}: do that in the job's data, or train by sync, or on one host")
 
     def _require_float32(self, where: str) -> None:
-        if wrong := next((spec for spec in self.trained if spec.dtype != FLOAT), None):
+        if wrong := next((spec for spec in self.trained if spec.dtype != FLOAT32), None):
             line = f"the variable {wrong.name} is invalid {where}: it is {wrong.dtype}. Valid: float32, even if layers compute"
             raise JobError(f"{line} in another type; or one replica without model-parallel")
 
@@ -303,17 +303,17 @@ class FunctionalModel:
         self._foreign = foreign = [one for key, one in scope.used.items() if key not in ids | optimizers]
         states = {id(one) for one in foreign}
         self._initial_values |= {id(one): np.asarray(one) for one in foreign if private.stored(one) is not None}
-        specs = name_variables(self.model.name, [*trained, *others, *foreign])
+        specs = make_variable_specs(self.model.name, [*trained, *others, *foreign])
         self.trained, rest = specs[: len(trained)], specs[len(trained) :]
         if self.replicas > 1:
             self._require_float32("with several replicas")
         changed = [spec for spec in rest if id(spec.variable) in scope.assigned]
-        shareable = {FLOAT} if self.replicas > 1 else {spec.dtype for spec in changed if tf.as_dtype(spec.dtype).is_floating}
+        shareable = {FLOAT32} if self.replicas > 1 else {spec.dtype for spec in changed if tf.as_dtype(spec.dtype).is_floating}
         floats = [spec for spec in changed if spec.dtype in shareable and id(spec.variable) not in states]
         self.constants = [spec for spec in rest if id(spec.variable) not in scope.assigned]
         self._changing = [spec for spec in changed if spec not in floats]
         self.shared = [*self.trained, *floats]
-        self.slots = name_variables("", self._optimizer.variables, "optimizer/")
+        self.slots = make_variable_specs("", self._optimizer.variables, "optimizer/")
         self.local = [*self._changing, *self.constants, *self.slots]
         # The job's learning rates count, whatever a checkpoint has.
         rates = {id(private.rate_of(part)) for part in self._inner_optimizers} | {id(one.variable) for one in self._schedules}
@@ -555,7 +555,7 @@ class FunctionalModel:
     def _call(self, inputs: Any, training: bool) -> Any:
         error = None
         try:
-            outputs = self.model(inputs, **training_argument(self.model.call, training))
+            outputs = self.model(inputs, **make_training_argument(self.model.call, training))
         except (TypeError, ValueError) as raised:
             if "is out of scope" not in str(raised):
                 raise
@@ -566,7 +566,7 @@ class FunctionalModel:
         return outputs
 
     def _compute_loss(self, batch: Batch, outputs: Any, training: bool) -> Any:
-        options = training_argument(self.model.compute_loss, training)
+        options = make_training_argument(self.model.compute_loss, training)
         computed = self.model.compute_loss(batch.inputs, batch.targets, outputs, batch.weights, **options)
         if computed is None:
             raise ValueError("compute_loss returns None")
@@ -579,7 +579,7 @@ class FunctionalModel:
             computed = found  # as `fit` of Keras reports
         if several := next((name for name, value in computed.items() if isinstance(value, Mapping)), None):
             raise ValueError(f"the result of the metric {several} is invalid: it is a dict. Valid: a number or an array")
-        return {name: tf.convert_to_tensor(value_of(value)) for name, value in computed.items()}
+        return {name: tf.convert_to_tensor(get_value(value)) for name, value in computed.items()}
 
     def _check(
         self, batch_spec: Batch, of: str, training: bool
@@ -625,7 +625,7 @@ class FunctionalModel:
         with warnings.catch_warnings():  # an error says the same
             warnings.simplefilter("ignore", SyntaxWarning)
             graph = tf.function(check, autograph=False).get_concrete_function(specs, batch_spec).graph
-            if training and training_argument(model.call, training):
+            if training and make_training_argument(model.call, training):
                 changed = set(traced[0].assigned)
                 self._record_evaluation(traced[0], variables, specs, batch_spec)
                 if lost := [one.path for one in traced[2] if id(one) in traced[0].assigned.keys() - changed]:
@@ -732,7 +732,8 @@ def _rate(given: Any, step: Any) -> Any:
     return given() if callable(given) else given
 
 
-def training_argument(function: Callable[..., Any], training: bool) -> dict[str, bool]:
+def make_training_argument(function: Callable[..., Any], training: bool) -> dict[str, bool]:
+    """Return `training` as a keyword argument if the function takes it."""
     return {"training": training} if "training" in inspect.signature(function).parameters else {}
 
 

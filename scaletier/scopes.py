@@ -40,7 +40,7 @@ class RecordingScope(ValueScope):
     def add_update(self, update: tuple[Any, Any]) -> None:
         variable, value = update
         self.assigned[id(variable)] = self.used[id(variable)] = variable
-        value = private.without_gradient(value_of(value))
+        value = private.without_gradient(get_value(value))
         if self._tape is not None and id(variable) in self._versions:
             self._tape.watch(value)
             self._versions[id(variable)].append(value)
@@ -77,6 +77,6 @@ class RecordingScope(ValueScope):
         return [self.get_current_value(spec.variable) for spec in specs]
 
 
-def value_of(given: Any) -> Any:
+def get_value(given: Any) -> Any:
     """Return a variable's value in the current scope, or a tensor as it is."""
     return given.value if isinstance(given, keras.Variable) else given

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from scaletier.functional_model import Batch, FunctionalModel, training_argument
+from scaletier.functional_model import Batch, FunctionalModel, make_training_argument
 from scaletier.job import JobError
 from scaletier.private import copy_to_device
 from scaletier.scopes import RecordingScope
@@ -223,7 +223,7 @@ def call_part(model: Any, trained: Values, others: Values, inputs: Any, training
     """Return the outputs of a part of a model, its untrained variables after it, and the losses that layers add."""
     variables = [*model.trainable_variables, *model.non_trainable_variables]
     with RecordingScope(list(zip(variables, [*trained, *others], strict=True))) as scope:
-        outputs, added = model(inputs, **training_argument(model.call, training)), list(model.losses)
+        outputs, added = model(inputs, **make_training_argument(model.call, training)), list(model.losses)
     if not {id(variable) for variable in variables}.issuperset(scope.assigned):
         raise JobError(
             "the model is invalid with --strategy model-parallel: it changes a variable that is none of its own. Valid: random "

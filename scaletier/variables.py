@@ -13,7 +13,7 @@ tf = import_tensorflow()
 import keras  # noqa: E402 - after TensorFlow, whose log messages are held back
 
 Values = Sequence[Any]
-FLOAT = "float32"
+FLOAT32 = "float32"
 
 
 class VariableSpec(NamedTuple):
@@ -90,7 +90,7 @@ class VariableWriter:
 
         Keras's own operations have three temporary tensors of the variable's size, and as many passes over it.
         """
-        if isinstance(gradient, tf.IndexedSlices) or variable.dtype != FLOAT or id(variable) not in self._handles:
+        if isinstance(gradient, tf.IndexedSlices) or variable.dtype != FLOAT32 or id(variable) not in self._handles:
             return False
         if (kernel := private.update_kernel(optimizer, variable)) is None:
             return False
@@ -98,7 +98,7 @@ class VariableWriter:
         for one in changed:
             self.write(one, one.value)  # such as after weight decay
         handles = [self._handles[id(one)].handle for one in changed]
-        update = function(*handles, tf.cast(gradient, tf.float32), keras.ops.cast(rate, FLOAT))
+        update = function(*handles, tf.cast(gradient, tf.float32), keras.ops.cast(rate, FLOAT32))
         with tf.control_dependencies([update]):
             for one in changed:
                 self._values[id(one)] = value = self._handles[id(one)].read_value()
@@ -113,7 +113,7 @@ class VariableWriter:
         return [one for one in self._writes if one.graph is graph]
 
 
-def name_variables(model_name: str, variables: Sequence[Any], prefix: str = "") -> list[VariableSpec]:
+def make_variable_specs(model_name: str, variables: Sequence[Any], prefix: str = "") -> list[VariableSpec]:
     """Return specs of variables, named by their paths below the model's; equal paths are numbered."""
     specs = dict[str, VariableSpec]()
     for variable in variables:

@@ -20,14 +20,14 @@ _PAUSE = 0.5  # seconds
 def read_file(host: Any, path: str) -> bytes | None:
     """Return a file on a host, or None if there is none."""
     with suppress(pylxd.exceptions.NotFound):
-        return ask(lambda: bytes(host.files.get(path)))
+        return retry_request(lambda: bytes(host.files.get(path)))
     return None
 
 
 def list_folder(host: Any, path: str) -> list[str]:
     """Return the names in a folder on a host; the path itself if it is a file; none if there is no such folder."""
     try:
-        answer = ask(lambda: host.api.files.get(params={"path": path}))
+        answer = retry_request(lambda: host.api.files.get(params={"path": path}))
     except pylxd.exceptions.LXDAPIException as error:
         if is_not_found(error):
             return []
@@ -38,10 +38,11 @@ def list_folder(host: Any, path: str) -> list[str]:
     return list(json.loads(answer.content)["metadata"] or [])
 
 
-def ask(request: Callable[[], _Answer]) -> _Answer:
-    """Return the answer to a request about files, which may be sent more than once.
+def retry_request(request: Callable[[], _Answer]) -> _Answer:
+    """Send a request about files, which must be idempotent, and return its answer.
 
-    LXD reads a host's files by a process, forkfile, that ends when it is idle; a request at that moment fails.
+    LXD accesses a host's files by a process, forkfile, that ends when it is idle; a request at that moment fails, and is sent
+    again.
     """
     for _ in range(_ATTEMPTS - 1):
         try:

@@ -17,7 +17,7 @@ from infra.lxd.api import LxdError, errors, hosts_of
 from infra.lxd.bucket import BucketVolume
 from infra.lxd.bucket_guard import BucketGuard, running_host
 from infra.lxd.config import LxdConfig
-from infra.lxd.files import ask, read_file
+from infra.lxd.files import read_file, retry_request
 from infra.lxd.firewall import Firewall, host_rules, rules
 from infra.lxd.host import HostContainer
 from infra.lxd.identity import StoredProjectName
@@ -171,15 +171,15 @@ class LxdTarget(Target):
             with errors("LXD"):
                 if (instance := running_host(self.preflight.names.project)) is None:
                     raise LxdError("no host of the stack runs")
-                ask(lambda: instance.files.put(temporary, content, mode=0o644))
+                retry_request(lambda: instance.files.put(temporary, content, mode=0o644))
                 try:
                     # A put could overwrite another writer's file; ln fails if there is one, like FolderBucket's link(2).
                     link = {"command": ["ln", "--no-target-directory", temporary, str(target)]}
                     operation = instance.api["exec"].post(json=link).json()["operation"]
                     instance.client.operations.wait_for_operation(operation)
                 finally:
-                    ask(lambda: instance.files.delete(temporary))
-                ask(lambda: instance.files.get(str(target)))  # raises NotFound if ln failed for another reason
+                    retry_request(lambda: instance.files.delete(temporary))
+                retry_request(lambda: instance.files.get(str(target)))  # raises NotFound if ln failed for another reason
         except LxdError as error:
             raise TargetError(f"the bucket does not take {path} ({error}): try again") from None
 

@@ -127,10 +127,9 @@ def _check_evaluation(module: str, target: MetricTarget, evaluations: Sequence[M
         has = ", ".join(point.values) or "none"
         raise UsageError(f"--until {target}: the Eval lines of {module} have no {target.metric!r}; they have {has}")
     if len(evaluations) == 1 and target.reached(point.values[target.metric]):
-        value = f"{point.values[target.metric]:g}"
-        raise UsageError(
-            f"--until {target} is too easy to measure: the first evaluation, at step {point.step}, has {target.metric} {value}"
-        )
+        first = f"the first evaluation, at step {point.step}, has {target.metric} {point.values[target.metric]:g}"
+        fix = "choose a target that takes more steps, or set the evaluation interval in --args"
+        raise UsageError(f"--until {target} is too easy to measure: {first}; {fix}")
 
 
 def _missed_target_error(

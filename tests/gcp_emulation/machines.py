@@ -19,6 +19,7 @@ from waiting import wait_for
 
 from infra.lxd import network
 from infra.lxd.api import client
+from infra.lxd.files import retry_request
 from infra.lxd.removal import purge, remove
 
 PROJECT = BRIDGE = TABLE = "stemulation"
@@ -62,7 +63,8 @@ class Machines:
             self.gateway: " ".join(image.NAMES),
             _METADATA: "metadata.google.internal",
         }
-        instance.files.put("/etc/hosts", "".join(f"{key} {value}\n" for key, value in hosts.items()))
+        lines = "".join(f"{key} {value}\n" for key, value in hosts.items())
+        retry_request(lambda: instance.files.put("/etc/hosts", lines))
         instance.start(wait=True)
 
     def serial(self, name: str) -> str:

@@ -97,7 +97,8 @@ def test_several_replicas_have_a_parameter_server_and_all_end(tmp_path: Path) ->
             "accuracy=0.02",
             "",
             UsageError,
-            "--until accuracy=0.02 is too easy to measure: the first evaluation, at step 100, has accuracy 0.05",
+            "--until accuracy=0.02 is too easy to measure: the first evaluation, at step 100, has accuracy 0.05; "
+            "choose a target that takes more steps, or set the evaluation interval in --args",
         ),
         (
             "accuracy=0.9",

@@ -199,17 +199,27 @@ class FakeHost:
         self.root, self.status = root, status
         self.files, self.api, self.client = self, {"exec": self}, SimpleNamespace(operations=self)
         self.before_link: Callable[[], object] = lambda: None
+        self.ended = {"get", "put", "delete"}
+
+    def _end_once(self, method: str) -> None:
+        """Fail as if LXD's process for files had ended, once for each method."""
+        if method in self.ended:
+            self.ended.remove(method)
+            raise LXDAPIException(SimpleNamespace(status_code=500, json=lambda: {"error": "forkfile.sock: connection reset"}))
 
     def get(self, path: str) -> bytes:
+        self._end_once("get")
         try:
             return (self.root / path.lstrip("/")).read_bytes()
         except FileNotFoundError:
             raise NotFound(SimpleNamespace(status_code=404, json=lambda: {"error": "Not Found"})) from None
 
     def put(self, path: str, content: bytes, mode: int) -> None:
+        self._end_once("put")
         (self.root / path.lstrip("/")).write_bytes(content)
 
     def delete(self, path: str) -> None:
+        self._end_once("delete")
         (self.root / path.lstrip("/")).unlink()
 
     def post(self, json: dict[str, Any]) -> SimpleNamespace:
@@ -225,7 +235,7 @@ class FakeHost:
 
 
 def test_a_local_bucket_is_read_and_written_through_a_running_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from infra.lxd import bucket_guard, target
+    from infra.lxd import bucket_guard, files, target
     from infra.lxd.layout import LxdNames
 
     request = tmp_path / "bucket/jobs/j/cancel.json"
@@ -236,6 +246,7 @@ def test_a_local_bucket_is_read_and_written_through_a_running_host(monkeypatch: 
     lxd = object.__new__(target.LxdTarget)  # without a call to LXD
     lxd.preflight = SimpleNamespace(names=LxdNames("scaletier-local-abcdef"))  # type: ignore[assignment]
     lxd.config = target.LxdConfig.parse({"disruptJobs": "true"})
+    monkeypatch.setattr(files, "_PAUSE", 0.0)
     monkeypatch.setattr(bucket_guard, "client", lambda _: SimpleNamespace(instances=hosts))
     for names, read in ((["ps-0"], None), ([], None), (["ps-0", "worker-0"], b"the queue")):
         for module in (bucket_guard, target):
@@ -245,6 +256,7 @@ def test_a_local_bucket_is_read_and_written_through_a_running_host(monkeypatch: 
             with pytest.raises(TargetError, match="no host of the stack runs"):
                 lxd.create_object("jobs/j/cancel.json", b"{}")
     for content in (b"first", b"second"):  # the second time it exists
+        hosts["worker-0"].ended = {"get", "put", "delete"}
         lxd.create_object("jobs/j/cancel.json", content)
         assert request.read_bytes() == b"first"
     request.unlink()

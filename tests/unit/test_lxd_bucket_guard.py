@@ -112,16 +112,15 @@ def volume(pools: Pools, monkeypatch: pytest.MonkeyPatch, files: dict[str, list[
             raise GONE
         return pools.records[path]
 
-    listing = SimpleNamespace(get=lambda params: _answer("directory", files[params["path"]]))
+    listing = SimpleNamespace(get=lambda params: _answer(files[params["path"]]))
     running = SimpleNamespace(api=SimpleNamespace(files=listing), files=SimpleNamespace(get=read))
     monkeypatch.setattr(bucket_guard, "running_host", lambda _: running)
     bucket.create(SIZED)
     return pools
 
 
-def _answer(kind: str | None, content: object, daemon: str = "LXD") -> Any:
-    headers = {f"X-{daemon}-type": kind} if kind else {}
-    return SimpleNamespace(headers=headers, content=json.dumps({"metadata": content}).encode())
+def _answer(names: object) -> Any:
+    return SimpleNamespace(headers={"X-LXD-type": "directory"}, content=json.dumps({"metadata": names}).encode())
 
 
 def props(**changes: bool) -> dict[str, Any]:

@@ -19,13 +19,14 @@ def refusal(error: str) -> LXDAPIException:
     return LXDAPIException(SimpleNamespace(status_code=400, json=lambda: {"error": error}))
 
 
-def test_a_folder_is_listed_on_either_daemon() -> None:
+def test_a_folder_is_listed_on_either_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
     def folder(names: object, daemon: str = "LXD", kind: str = "directory") -> Any:
         return SimpleNamespace(headers={f"X-{daemon}-type": kind}, content=json.dumps({"metadata": names}).encode())
 
     def get(params: dict[str, str]) -> Any:
         answer = answers[params["path"]]
         if isinstance(answer, Exception):
+            answers[params["path"]] = folder(["d"])  # if it is asked again
             raise answer
         return answer
 
@@ -37,9 +38,11 @@ def test_a_folder_is_listed_on_either_daemon() -> None:
         "/file": folder(None, kind="file"),
         "/gone": GONE,
         "/refused": refusal("no"),
+        "/ended": refusal(ENDED),
     }
-    listed = [files.list_folder(host, path) for path in ("/lxd", "/incus", "/empty", "/file", "/gone")]
-    assert listed == [["a", "b"], ["c"], [], ["/file"], []]
+    monkeypatch.setattr(files, "_PAUSE", 0.0)
+    listed = [files.list_folder(host, path) for path in ("/lxd", "/incus", "/empty", "/file", "/gone", "/ended")]
+    assert listed == [["a", "b"], ["c"], [], ["/file"], [], ["d"]]
     with pytest.raises(LXDAPIException):
         files.list_folder(host, "/refused")
 
