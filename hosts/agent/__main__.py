@@ -23,7 +23,6 @@ from pathlib import Path
 
 from hosts.agent import config, network
 from hosts.agent.agent import Agent
-from hosts.agent.cgroup import Meter
 from hosts.agent.job_files import JobFiles, own_environment
 from hosts.agent.launcher_client import Launcher, launcher
 from hosts.agent.process import Child, ProgramSpec
@@ -31,6 +30,7 @@ from hosts.agent.reporter import HostFunctions
 from hosts.agent.supervisor import Assignment
 from hosts.agent.trainer import Trainer
 from jobs.bucket import Bucket, BucketError, TimeLimited
+from jobs.cgroup import Meter
 from jobs.folder_bucket import FolderBucket, open_bucket
 from jobs.host_power import HostStarter, StartClient
 from jobs.ledger import Ledger

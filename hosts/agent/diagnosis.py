@@ -17,11 +17,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from hosts.agent import cgroup
 from hosts.agent.replica_rules import termination_reason
 from hosts.agent.supervisor import Assignment
 from hosts.agent.trainer import TAIL_CHARACTERS
-from jobs import chunks
+from jobs import cgroup, chunks
 from jobs.background import BackgroundTask
 from jobs.bucket import Bucket, Conflict
 from jobs.chunks import ChunkFolder, LogFilter

@@ -16,17 +16,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hosts.agent import cgroup, diagnosis, keep_unsaved, launcher_client, network, notifier, unsaved
+from hosts.agent import diagnosis, keep_unsaved, launcher_client, network, notifier, unsaved
 from hosts.agent.launcher_client import SOCKET_VARIABLE, Launcher, trial_reports_folder
 from hosts.agent.log import Log, LogArchive
 from hosts.agent.manifest import ManifestCompletion
 from hosts.agent.notifier import COMMAND_SECONDS
 from hosts.agent.process import Child, ProgramSpec, delete
 from hosts.agent.supervisor import Assignment
-from hosts.agent.token_broker import Broker, Mint, access, mint
+from hosts.agent.token_broker import Broker, Mint, mint
 from hosts.agent.trainer import Trainer
 from hosts.agent.unsaved import JobFolders
-from jobs import paths, variables
+from jobs import cgroup, paths, variables
 from jobs.background import BackgroundTask
 from jobs.bucket import Bucket, BucketError, Conflict, replacing
 from jobs.chunks import chunks_of
@@ -35,6 +35,7 @@ from jobs.notification import Notification, is_url
 from jobs.queue import Queue, QueueEntry
 from jobs.records import STOP_FILE_VARIABLE, HostConfig, JobRecord, Plan, ReplicaRecord, Task, UnsavedFiles
 from jobs.serialization import RecordError
+from jobs.token_access import access
 
 # Set by systemd for the agent alone.
 _PRIVATE = ("INVOCATION_ID", "JOURNAL_STREAM", "NOTIFY_SOCKET", "SYSTEMD_EXEC_PID", "WATCHDOG_PID", "WATCHDOG_USEC")

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from hosts.agent import cgroup
 from hosts.agent.replica_rules import Exit
+from jobs import cgroup
 from jobs.records import STOP_FILE_VARIABLE, Plan
 
 FIRST_PROCESS_SHARE = 0.8

@@ -10,7 +10,7 @@ import numpy as np
 from hosts.batch.instances import KEY, parse_line, parse_record
 from hosts.serving.rest import Arrays, RestError, get_signature, parse_request, prediction_rows
 from hosts.serving.saved import tensorflow
-from hosts.serving.signatures import Signature
+from jobs.model_signatures import Signature
 
 BATCH = 128
 

@@ -10,7 +10,7 @@ import orjson
 
 from hosts.serving.rest import RestError
 from hosts.serving.saved import tensorflow
-from hosts.serving.signatures import Signature, Tensor
+from jobs.model_signatures import Signature, Tensor
 
 _RAW = "_raw"
 KEY = "key"

@@ -21,11 +21,11 @@ from typing import Any, TypeVar
 from hosts.batch.inference import ShardPredictor
 from hosts.batch.inputs import InputReader, UnreadableError, error_line, inspect_file
 from hosts.batch.output import BatchError, PredictionOutput
-from hosts.batch.request import RESTART_EXIT, Request
 from hosts.batch.shards import InputFile, InputPosition, RecordCount, Shard, ShardOutcome, cut, shards_of
-from hosts.serving.download import fetch
 from hosts.serving.rest import SIGNATURE, RestError
 from hosts.serving.saved import SavedModel, tensorflow
+from jobs.batch_request import RESTART_EXIT, Request
+from jobs.model_download import fetch
 
 T = TypeVar("T")
 _POLL_SECONDS = 0.25

@@ -17,11 +17,11 @@ from pathlib import Path
 import uvicorn
 
 from hosts.serving.app import ServerMetrics, app
-from hosts.serving.catalog import Catalog
 from hosts.serving.manager import ModelManager
 from hosts.serving.saved import SavedModel, tensorflow
 from jobs.bucket import BucketError, TimeLimited
 from jobs.folder_bucket import open_bucket
+from jobs.model_catalog import Catalog
 
 _BUCKET_SECONDS = 20.0
 _BACKLOG = 1024

@@ -20,10 +20,10 @@ from starlette.routing import Route
 
 from hosts.serving import rest
 from hosts.serving.manager import LoadedVersion, ModelManager
-from hosts.serving.records import LoadState
 from hosts.serving.rest import RestError
 from hosts.serving.saved import error_reason
-from hosts.serving.signatures import Tensor
+from jobs.model_records import LoadState
+from jobs.model_signatures import Tensor
 
 MAX_REQUEST_BYTES = 16 << 20
 """The largest request, in bytes of uncompressed JSON: about three thousand images of MNIST."""

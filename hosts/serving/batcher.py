@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hosts.serving.rest import Arrays, RestError
-from hosts.serving.signatures import Signature
+from jobs.model_signatures import Signature
 
 Run = Callable[[str, Arrays], Arrays]
 OnBatch = Callable[[int], None]

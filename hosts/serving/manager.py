@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hosts.serving.batcher import Batcher
-from hosts.serving.catalog import Catalog
-from hosts.serving.download import fetch
-from hosts.serving.records import LoadState, Model, Version, VersionState, folder_of
 from hosts.serving.rest import RestError
 from hosts.serving.saved import SavedModel, error_reason
 from jobs.bucket import Bucket, BucketError, Conflict
+from jobs.model_catalog import Catalog
+from jobs.model_download import fetch
+from jobs.model_records import LoadState, Model, Version, VersionState, folder_of
 
 _RETRY_SECONDS = 1
 _RELOAD_SECONDS = 60.0

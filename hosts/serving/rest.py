@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from hosts.serving.signatures import Signature, Tensor, shape_text
+from jobs.model_signatures import Signature, Tensor, shape_text
 
 SIGNATURE = "serving_default"
 _BASE64 = "b64"

@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from hosts.serving.download import MODEL_FILE, NO_SIGNATURE
 from hosts.serving.rest import Arrays, RestError, parse_request, string_to_bytes
-from hosts.serving.signatures import TAG, Signature, Tensor, read_signatures
+from jobs.model_download import MODEL_FILE, NO_SIGNATURE
+from jobs.model_signatures import TAG, Signature, Tensor, read_signatures
 
 # What TensorFlow writes before the reason of an error: a heading, the number of errors of several operations, their names.
 _ERROR_PREFIX = re.compile(r"\A(Graph execution error:|\d+ root error\(s\) found\.|\(0\) [A-Z_]+: |\{\{[^}]*\}\}|\s)*")

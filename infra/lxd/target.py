@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import Any
 
 import pulumi
+import pylxd.exceptions
 from pulumi import ComponentResource, Input, Output, Resource, ResourceOptions
 
 from infra import backend
@@ -178,7 +180,8 @@ class LxdTarget(Target):
                     operation = instance.api["exec"].post(json=link).json()["operation"]
                     instance.client.operations.wait_for_operation(operation)
                 finally:
-                    retry_request(lambda: instance.files.delete(temporary))
+                    with suppress(pylxd.exceptions.NotFound):  # deleted already, and the answer was lost
+                        retry_request(lambda: instance.files.delete(temporary))
                 retry_request(lambda: instance.files.get(str(target)))  # raises NotFound if ln failed for another reason
         except LxdError as error:
             raise TargetError(f"the bucket does not take {path} ({error}): try again") from None

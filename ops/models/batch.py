@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from hosts.batch.request import FILE, RESTART_EXIT, Request
-from hosts.serving.download import MODEL_FILE
-from hosts.serving.records import Model, Version, VersionState, folder_of
-from hosts.serving.signatures import read_signatures
 from infra.inventory import Inventory
 from infra.scale_tiers import Role, suggest
 from infra.templates import ROOT as CHECKOUT
 from jobs import paths
+from jobs.batch_request import FILE, RESTART_EXIT, Request
 from jobs.bucket import Bucket, BucketError
 from jobs.folder_bucket import open_bucket
+from jobs.model_download import MODEL_FILE
+from jobs.model_records import Model, Version, VersionState, folder_of
+from jobs.model_signatures import read_signatures
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
 from ops.errors import UsageError
@@ -29,10 +29,11 @@ from ops.submit.submit import Submission
 from ops.submit.train import overlap, prepare_program
 
 _MODULE = "hosts.batch.task"
-# The model server's modules that load a model and define the format of requests and answers: a batch uses them, too.
+# Modules that a batch shares with the model server, which load a model and define the format of requests, and its request.
 _SHARED_MODULES = (
     "hosts/__init__.py",
-    *(f"hosts/serving/{name}.py" for name in ("__init__", "download", "rest", "saved", "signatures")),
+    *(f"hosts/serving/{name}.py" for name in ("__init__", "rest", "saved")),
+    *(f"jobs/{name}.py" for name in ("__init__", "batch_request", "model_download", "model_signatures")),
 )
 _DECLARATION = f"restartCodes: [{RESTART_EXIT}]\n".encode()
 # The bytes of input that justify one more replica: about ten thousand images of MNIST, a few seconds of a CPU.
@@ -92,7 +93,7 @@ def prepare(cluster: ClusterClient, options: BatchOptions) -> Submission:
 
 
 def build_program(request: Request) -> JobProgram:
-    """Return the package of `hosts/batch`, with modules of the model server, a declaration and the request."""
+    """Return the package of `hosts/batch`, with the modules that it shares, a declaration and the request."""
     batch_modules = sorted(path.relative_to(CHECKOUT).as_posix() for path in (CHECKOUT / "hosts/batch").glob("*.py"))
     files = {path: (CHECKOUT / path).read_bytes() for path in (*batch_modules, *_SHARED_MODULES)}
     files |= {f"hosts/{trainer_config.FILE}": _DECLARATION, FILE: request.to_json()}

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hosts.serving.catalog import Catalog
-from hosts.serving.download import LARGEST_MODEL_FILE, MODEL_FILE, NO_SIGNATURE
-from hosts.serving.records import NAME, Model, Version, VersionState, folder_of
-from hosts.serving.signatures import read_signatures
 from jobs.background import Background
 from jobs.bucket import BucketError, Conflict
+from jobs.model_catalog import Catalog
+from jobs.model_download import LARGEST_MODEL_FILE, MODEL_FILE, NO_SIGNATURE
+from jobs.model_records import NAME, Model, Version, VersionState, folder_of
+from jobs.model_signatures import read_signatures
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.fanout import Outcome

@@ -8,11 +8,11 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
-from hosts.serving.download import LARGEST_MODEL_FILE, MODEL_FILE
-from hosts.serving.signatures import Tensor, read_signatures, shape_text
 from infra.inventory import Host, Inventory
 from infra.templates import ROOT as CHECKOUT
 from jobs import paths
+from jobs.model_download import LARGEST_MODEL_FILE, MODEL_FILE
+from jobs.model_signatures import Tensor, read_signatures, shape_text
 from jobs.paths import PYTHON
 from jobs.study import flags
 from ops import terminal

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from hosts.serving.catalog import Catalog
-from hosts.serving.records import Model, ModelError, Version, VersionState
 from infra.scale_tiers import suggest
 from jobs.bucket import Conflict
+from jobs.model_catalog import Catalog
+from jobs.model_records import Model, ModelError, Version, VersionState
 from jobs.serialization import RecordError
 from ops.cluster.cluster import ClusterClient
 from ops.errors import OpsError, UsageError

@@ -11,7 +11,7 @@ from itertools import accumulate, takewhile
 from pathlib import Path
 from typing import Any
 
-from hosts.serving.records import VersionState
+from jobs.model_records import VersionState
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
 from ops.errors import DONE, OpsError, UsageError

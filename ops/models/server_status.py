@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hosts.serving.records import LoadState, Model, Version
+from jobs.model_records import LoadState, Model, Version
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.fanout import Outcome

@@ -6,8 +6,8 @@ import contextlib
 from dataclasses import asdict
 from typing import Any
 
-from hosts.serving.catalog import Catalog
-from hosts.serving.records import NAME, Model, Version, VersionState, folder_of
+from jobs.model_catalog import Catalog
+from jobs.model_records import NAME, Model, Version, VersionState, folder_of
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
 from ops.errors import DONE, OpsError, UsageError

@@ -24,6 +24,8 @@ READY, OLD, FAILED = "ready", "older than this scaletier", "failed: "
 NEW_DIR = f"{CODE_DIR}/.new"
 # The packages that hosts need for a job; VERSION is the file there that has their version.
 CODE = ("jobs", "hosts", "hosts/agent", "hosts/tuner")
+# Modules of jobs/ that only the model server needs begin with this.
+_OF_MODELS = "model_"
 VERSION = "hosts/VERSION"
 # A host that sets itself up at each boot reports its progress here; others are ready when they answer.
 _STATE = (
@@ -97,9 +99,8 @@ def code(root: Path) -> tuple[dict[str, bytes], str]:
 
     The result is cached in `.cache/host-code`, as parsing the code takes longer than any other part of a submission.
     """
-    files = {
-        path.relative_to(root).as_posix(): path.read_bytes() for name in CODE for path in sorted((root / name).glob("*.py"))
-    }
+    paths = [path for name in CODE for path in sorted((root / name).glob("*.py")) if not path.name.startswith(_OF_MODELS)]
+    files = {path.relative_to(root).as_posix(): path.read_bytes() for path in paths}
     version = hashlib.sha256(b"".join(path.encode() + b"\0" + content for path, content in files.items())).hexdigest()
     key = hashlib.sha256(version.encode() + Path(__file__).read_bytes()).hexdigest()
     cache_file = root / ".cache" / "host-code" / f"{key}.json"

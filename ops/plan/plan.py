@@ -16,9 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hosts.agent import cgroup
 from infra.scale_tiers import ClusterSpec, Role, ScaleTier, network_gbits, preset, vcpus
-from jobs import progress
+from jobs import cgroup, progress
 from jobs.times import now
 from ops import terminal
 from ops.cluster.inventory import ROOT

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hosts.agent import cgroup
 from infra.scale_tiers import Role, ScaleTier, preset
+from jobs import cgroup
 from ops import terminal
 from ops.plan import runs
 from ops.plan.scaling import Prediction, Work

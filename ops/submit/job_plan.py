@@ -12,6 +12,7 @@ from infra.scale_tiers import Role
 from jobs import paths, variables
 from jobs.paths import DATA
 from jobs.records import Plan, Task
+from jobs.token_access import MOST_BUCKETS, access
 from ops.cluster.host_files import RemoteFile, heartbeat_seconds
 from ops.errors import UsageError
 from ops.submit.arguments import data_paths
@@ -63,8 +64,6 @@ def plan(inventory: Inventory, job: JobSpec, package_sha256: str) -> Plan:
 
 def _check_rights(new: Plan, bucket: str) -> None:
     """Check that the trainers' token has room for every folder and bucket that the job names."""
-    from hosts.agent.token_broker import MOST_BUCKETS, access  # imports an HTTP server, which is slow
-
     rights = access(new, new.tasks[new.chief], bucket)
     if rights.left_out:
         raise UsageError(

@@ -29,7 +29,7 @@ _READS = 2000
 _METER = f"""
 import sys, time
 sys.path.insert(0, {CODE_DIR!r})
-from hosts.agent.cgroup import Meter
+from jobs.cgroup import Meter
 read = Meter(time.monotonic).read
 read()
 began = time.process_time()

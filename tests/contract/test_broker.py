@@ -14,7 +14,8 @@ from typing import Any
 
 from waiting import limit
 
-from hosts.agent.token_broker import Access, Boundary, Broker, boundary
+from hosts.agent.token_broker import Broker
+from jobs.token_access import Access, Boundary, boundary
 
 MAY = Access("mine", ("jobs/job02/output",), ("data/",))
 

@@ -15,14 +15,14 @@ from typing import Any
 
 from hosts.agent.lines import Messages, Splitter
 from hosts.batch import instances
-from hosts.serving.records import Model
 from hosts.serving.rest import RestError
-from hosts.serving.signatures import Signature, read_signatures
 from infra.findings import Finding
 from infra.gcp.config import GcpConfig
 from infra.lxd.config import LxdConfig
 from infra.scale_tiers import SpecError, parse_replica
 from jobs import chunks, notification
+from jobs.model_records import Model
+from jobs.model_signatures import Signature, read_signatures
 from jobs.progress import ProgressFinder
 from jobs.queue import Queue
 from jobs.records import CancelRequest, HostConfig, JobRecord, Plan, ReplicaRecord

@@ -22,12 +22,12 @@ from waiting import limit, wait_for
 
 from hosts.agent import job_files as job_files_module
 from hosts.agent import token_broker
-from hosts.agent.cgroup import available_cpus
 from hosts.agent.job_files import JobFiles, threads
 from hosts.agent.launcher_client import SOCKET_VARIABLE
 from hosts.agent.token_broker import Mint
 from jobs import paths
 from jobs.bucket import BucketError, Conflict
+from jobs.cgroup import available_cpus
 from jobs.chunks import ChunkFolder, ChunkReader
 from jobs.folder_bucket import FolderBucket
 from jobs.ledger import Ledger

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from waiting import limit, wait_for
 
 from hosts.agent import token_broker
-from hosts.agent.token_broker import MOST_BUCKETS, PORT, Access, Broker, access, boundary, main
+from hosts.agent.token_broker import PORT, Broker, main
 from jobs.records import Plan, Task
+from jobs.token_access import MOST_BUCKETS, Access, access, boundary
 
 _ASK = f"""
 import json, sys, urllib.request

@@ -70,6 +70,8 @@ def test_the_helper_accepts_what_fab_sends(inventory: Inventory, tmp_path: Path)
             assert host.checked(host.OF_SERVING, server.conf(cluster, each).encode())
     assert host.whose(f"{job_plan.SECRETS}/job01.json") == ("replica", "replica", 0o600)
     assert all(host.REPLICA.fullmatch(name) for name in host_stream.code(SCRIPT.parents[8])[0])
+    served = [file.path for file in server._files(SCRIPT.parents[8], "") if file.path != host.OF_SERVING]
+    assert all(host.MODELS.fullmatch(path.removeprefix(f"{host.NEW_SERVER}/")) for path in served)
     assert (host.NEW, host.NEW_SERVER, host.PYTHON, host.STATE) == (
         host_stream.NEW_DIR,
         server._NEW_CODE,

@@ -16,7 +16,7 @@ from hosts.batch.inference import BATCH, ShardPredictor
 from hosts.batch.inputs import detect_kind
 from hosts.batch.instances import parse_line, parse_record
 from hosts.serving.rest import Arrays, RestError, parse_request, prediction_rows
-from hosts.serving.signatures import Signature, Tensor
+from jobs.model_signatures import Signature, Tensor
 from scaletier.tensorflow_setup import import_tensorflow
 
 tf = import_tensorflow()

@@ -26,11 +26,11 @@ from waiting import limit
 
 from hosts.batch import inputs, task
 from hosts.batch.output import ERRORS, BatchError, PredictionOutput
-from hosts.batch.request import Request
 from hosts.batch.shards import InputFile, InputPosition, RecordCount, ShardOutcome, cut
 from hosts.serving.rest import RestError
 from hosts.serving.saved import SavedModel, error_reason, tensorflow
-from hosts.serving.signatures import Signature, Tensor
+from jobs.batch_request import Request
+from jobs.model_signatures import Signature, Tensor
 from scaletier.tensorflow_setup import import_tensorflow
 
 tf = import_tensorflow()

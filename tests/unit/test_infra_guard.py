@@ -192,6 +192,9 @@ def test_google_s_bucket_is_read_and_written_by_its_api(monkeypatch: pytest.Monk
         gcp.create_object("jobs/j/cancel.json", b"{}")
 
 
+NOT_FOUND = NotFound(SimpleNamespace(status_code=404, json=lambda: {"error": "Not Found"}))
+
+
 class FakeHost:
     """A host of LXD whose root is a folder; `ln` is its only command."""
 
@@ -212,15 +215,18 @@ class FakeHost:
         try:
             return (self.root / path.lstrip("/")).read_bytes()
         except FileNotFoundError:
-            raise NotFound(SimpleNamespace(status_code=404, json=lambda: {"error": "Not Found"})) from None
+            raise NOT_FOUND from None
 
     def put(self, path: str, content: bytes, mode: int) -> None:
         self._end_once("put")
         (self.root / path.lstrip("/")).write_bytes(content)
 
     def delete(self, path: str) -> None:
-        self._end_once("delete")
-        (self.root / path.lstrip("/")).unlink()
+        try:
+            (self.root / path.lstrip("/")).unlink()
+        except FileNotFoundError:
+            raise NOT_FOUND from None
+        self._end_once("delete")  # whose answer is lost
 
     def post(self, json: dict[str, Any]) -> SimpleNamespace:
         program, option, *paths = json["command"]

@@ -14,8 +14,6 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS = frozenset({"infra", "jobs", "ops", "hosts", "scaletier", "trainer"})
-# The modules of hosts/ that the operator's machine runs too.
-SHARED = ("hosts/serving/catalog.py", "hosts/serving/download.py", "hosts/serving/records.py", "hosts/batch/request.py")
 RECORDS = ("records", "tfrecord", "mnist", "custom_data", "images", "progress", "request")
 # The modules of the library that `import scaletier` loads, and the one that imports TensorFlow.
 LIBRARY = ("__init__", "tf_config", "flags", "job", "run", "tensorflow_setup")
@@ -59,7 +57,7 @@ def test_no_tensorflow_for_an_operator(operator: set[str]) -> None:
 def test_all_that_an_operator_runs_is_installed(operator: set[str]) -> None:
     files = [path for package in ("infra", "jobs", "ops") for path in (ROOT / package).rglob("*.py")]
     files += [ROOT / "scaletier" / f"{name}.py" for name in LIBRARY]
-    files += [*(ROOT / path for path in SHARED), *(ROOT / "trainer" / f"{name}.py" for name in RECORDS), ROOT / "fabfile.py"]
+    files += [*(ROOT / "trainer" / f"{name}.py" for name in RECORDS), ROOT / "fabfile.py"]
     owners = metadata.packages_distributions()
     for path in files:
         for name in imported(path):

@@ -14,13 +14,13 @@ from opsdata import MODEL_PB, make_cluster, write_files
 
 from hosts.agent.launcher_client import request
 from hosts.agent.process import ProgramSpec
-from hosts.agent.token_broker import access
-from hosts.batch.request import FILE, RESTART_EXIT, Request
-from hosts.serving.records import Version
 from infra.scale_tiers import Role
+from jobs.batch_request import FILE, RESTART_EXIT, Request
 from jobs.bucket import BucketError
 from jobs.folder_bucket import FolderBucket
+from jobs.model_records import Version
 from jobs.records import Plan, Task
+from jobs.token_access import access
 from ops.cluster.cluster import ClusterClient
 from ops.errors import UsageError
 from ops.models.batch import BatchOptions, batch, check_flags, count_replicas, match_files, prepare
@@ -68,8 +68,11 @@ def test_the_submitted_job(cluster: ClusterClient) -> None:
     request = Request.from_json(submission.package.files[FILE])
     assert request == Request((f"{bucket}/data/in/a.json", f"{bucket}/data/in/b.json"), DIGITS)
     assert json.loads(submission.package.files[FILE])["inputs"] == list(request.inputs)
-    serving_files = {path for path in submission.package.files if path.startswith("hosts/serving/")}
-    assert serving_files == {f"hosts/serving/{name}.py" for name in ("__init__", "download", "rest", "saved", "signatures")}
+    shared = {path for path in submission.package.files if path.startswith(("hosts/serving/", "jobs/"))}
+    assert shared == {
+        *(f"hosts/serving/{name}.py" for name in ("__init__", "rest", "saved")),
+        *(f"jobs/{name}.py" for name in ("__init__", "batch_request", "model_download", "model_signatures")),
+    }
     assert submission.data == {}, "it has no training data"
     assert submission.job.policy["restartCodes"] == [RESTART_EXIT], "an unresponsive bucket does not end it"
     assert re.fullmatch(r"predict_\d{8}_\d{6}_[0-9a-f]{6}", prepare(cluster, make_options(cluster)).job.id)

@@ -15,9 +15,9 @@ from typing import Any, cast
 import pytest
 from opsdata import put_job, refuse_packages_as_records, write_files
 
-from hosts.serving.signatures import Signature, Tensor, read_signatures
 from infra.inventory import Inventory
 from jobs.folder_bucket import FolderBucket
+from jobs.model_signatures import Signature, Tensor, read_signatures
 from jobs.records import JobRecord
 from jobs.states import JobState
 from jobs.study import Trial

@@ -17,9 +17,9 @@ import pytest
 from opsdata import MODEL_PB, put_job, write_files
 from shared_fakes import Clock
 
-from hosts.serving.records import Model, Version, VersionState
 from infra.inventory import Inventory
 from jobs.folder_bucket import FolderBucket
+from jobs.model_records import Model, Version, VersionState
 from jobs.records import JobRecord
 from jobs.states import JobState
 from jobs.study import Trial

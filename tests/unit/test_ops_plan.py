@@ -13,9 +13,9 @@ from typing import Any, get_args
 import pytest
 from opsdata import put_job, write_files
 
-from hosts.agent import cgroup
 from infra.inventory import Inventory
 from infra.scale_tiers import ScaleTier, SpecError
+from jobs import cgroup
 from jobs.progress import MetricPoint
 from ops.cluster.cluster import ClusterClient
 from ops.errors import DONE, OpsError, UsageError

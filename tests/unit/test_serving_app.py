@@ -22,13 +22,13 @@ from hosts.serving import app as module
 from hosts.serving import rest
 from hosts.serving.__main__ import main
 from hosts.serving.app import ServerMetrics, app
-from hosts.serving.catalog import Catalog
 from hosts.serving.manager import ModelManager
-from hosts.serving.records import LoadState, Version, folder_of
 from hosts.serving.rest import Arrays
-from hosts.serving.signatures import Signature, Tensor
 from jobs.bucket import BucketError
 from jobs.folder_bucket import FolderBucket
+from jobs.model_catalog import Catalog
+from jobs.model_records import LoadState, Version, folder_of
+from jobs.model_signatures import Signature, Tensor
 
 
 class Digits:

@@ -17,13 +17,13 @@ import pytest
 from waiting import limit, wait_for
 
 from hosts.serving.batcher import Batcher
-from hosts.serving.catalog import Catalog
 from hosts.serving.manager import ModelManager
-from hosts.serving.records import LoadState, Model, Version, folder_of
 from hosts.serving.rest import Arrays, RestError
-from hosts.serving.signatures import Signature, Tensor
 from jobs.bucket import BucketError
 from jobs.folder_bucket import FolderBucket
+from jobs.model_catalog import Catalog
+from jobs.model_records import LoadState, Model, Version, folder_of
+from jobs.model_signatures import Signature, Tensor
 
 ROWS = {"serving_default": Signature({"x": Tensor("float32", (None,))}, {"y": Tensor("float32", (None,))})}
 

@@ -11,7 +11,7 @@ import pytest
 
 from hosts.serving import rest
 from hosts.serving.rest import RestError
-from hosts.serving.signatures import Signature, Tensor
+from jobs.model_signatures import Signature, Tensor
 
 ONE = Signature({"x": Tensor("float32", (None, 2))}, {"y": Tensor("float32", (None,))})
 FLAG = Signature({"flag": Tensor("bool", (None,))}, {})

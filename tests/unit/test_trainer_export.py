@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hosts.serving.signatures import Signature, Tensor, read_signatures
+from jobs.model_signatures import Signature, Tensor, read_signatures
 from scaletier import checkpoint, savedmodel
 from scaletier.data import BatchSource
 from scaletier.functional_model import FunctionalModel

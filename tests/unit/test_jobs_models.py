@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from waiting import limit
 
-from hosts.serving.catalog import Catalog
-from hosts.serving.records import Model, ModelError, Version, VersionState, folder_of, path_of
 from jobs.folder_bucket import FolderBucket
+from jobs.model_catalog import Catalog
+from jobs.model_records import Model, ModelError, Version, VersionState, folder_of, path_of
 from jobs.serialization import RecordError
 
 READY, FAILED, CREATING = VersionState.READY, VersionState.FAILED, VersionState.CREATING

@@ -7,9 +7,9 @@ import re
 import time
 from collections.abc import Callable
 
-from hosts.serving.records import EVERY_MODEL, NAME, Model, ModelError, model_of, path_of
 from jobs import paths
 from jobs.bucket import Conflict, RecordStore
+from jobs.model_records import EVERY_MODEL, NAME, Model, ModelError, model_of, path_of
 from jobs.serialization import RecordError
 
 _TRIES = 50

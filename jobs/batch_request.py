@@ -34,4 +34,4 @@ class Request:
     @classmethod
     def from_package(cls) -> Request:
         """Return the request in the package that contains this module."""
-        return cls.from_json((Path(__file__).resolve().parents[2] / FILE).read_bytes())
+        return cls.from_json((Path(__file__).resolve().parents[1] / FILE).read_bytes())

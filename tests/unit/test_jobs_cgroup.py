@@ -10,12 +10,13 @@ from shared_fakes import Clock
 from test_agent_reporter import PLAN, Replica
 from waiting import wait_for
 
-from hosts.agent import cgroup, trainer
-from hosts.agent.cgroup import Meter, memory_events, memory_limit, oom_kills
+from hosts.agent import trainer
 from hosts.agent.log import Log
 from hosts.agent.process import ProgramSpec
 from hosts.agent.replica_rules import Exit
 from hosts.agent.reporter import HostFunctions
+from jobs import cgroup
+from jobs.cgroup import Meter, memory_events, memory_limit, oom_kills
 from jobs.ledger import Ledger
 from jobs.queue import QueueEntry
 from jobs.records import JobRecord, Usage
