@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import pylxd.exceptions
 
-from infra.lxd.api import is_not_found
+from infra.lxd.api import LxdError, is_not_found
 
 _Answer = TypeVar("_Answer")
 _ATTEMPTS = 3
@@ -42,13 +42,13 @@ def retry_request(request: Callable[[], _Answer]) -> _Answer:
     """Send a request about files, which must be idempotent, and return its answer.
 
     LXD accesses a host's files by a process, forkfile, that ends when it is idle; a request at that moment fails, and is sent
-    again.
+    again. LxdError after the last attempt, so that the failure cannot be taken for a missing file.
     """
-    for _ in range(_ATTEMPTS - 1):
+    for _ in range(_ATTEMPTS):
         try:
             return request()
         except pylxd.exceptions.LXDAPIException as error:
             if "forkfile" not in str(error):
                 raise
         time.sleep(_PAUSE)
-    return request()
+    raise LxdError("LXD does not read a host's files, as its process for them ended several times: try again")

@@ -204,7 +204,7 @@ def measure_steps_to_target(
     declared_flags, target = declared.plan, target_runs.target
     strategy = resolve_strategy(declared, chosen_strategy(args))
     job_steps = last_step(args, declared_flags)
-    interval = max(1, (job_steps or _EVALUATIONS * _EVALUATION_STEPS) // _EVALUATIONS)
+    interval = max(1, job_steps // _EVALUATIONS) if job_steps else _EVALUATION_STEPS
     sets_interval = any(name == declared_flags.evaluate for name, _ in flags(args))
     results: list[runs.MeasuredRun] = []
     with _unpack(built) as folder:

@@ -10,6 +10,7 @@ import pytest
 from pylxd.exceptions import LXDAPIException, NotFound
 
 from infra.lxd import files
+from infra.lxd.api import LxdError
 
 GONE = NotFound(SimpleNamespace(status_code=404, json=lambda: {"error": "not found"}))
 ENDED = "read unix @->/var/lib/lxd/devices/p_ps-0/forkfile.sock: read: connection reset by peer"
@@ -75,15 +76,27 @@ def test_a_file_is_asked_for_again_if_the_process_that_reads_it_ended(
     assert paths == ["/bucket/a"] * asked
 
 
-@pytest.mark.parametrize(("error", "asked"), [(ENDED, 3), ("the host is not running", 1)])
-def test_a_file_that_lxd_refuses_is_an_error(error: str, asked: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    paths = []
+@pytest.mark.parametrize(
+    ("answer", "asked", "error"),
+    [
+        (refusal(ENDED), 3, r"^LXD does not read a host's files, .*: try again$"),
+        (NotFound(SimpleNamespace(status_code=404, json=lambda: {"error": f"not found: {ENDED}"})), 3, "^LXD does not read "),
+        (refusal("the host is not running"), 1, "^the host is not running$"),
+    ],
+)
+def test_a_file_that_lxd_refuses_is_an_error(
+    answer: Exception, asked: int, error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = []
 
-    def get(path: str) -> bytes:
-        paths.append(path)
-        raise refusal(error)
+    def get(*path: str, **params: object) -> bytes:
+        requests.append((path, params))
+        raise answer
 
+    host = SimpleNamespace(files=SimpleNamespace(get=get), api=SimpleNamespace(files=SimpleNamespace(get=get)))
     monkeypatch.setattr(files, "_PAUSE", 0.0)
-    with pytest.raises(LXDAPIException, match=error[:10]):
-        files.read_file(SimpleNamespace(files=SimpleNamespace(get=get)), "/bucket/a")
-    assert len(paths) == asked
+    for read in (files.read_file, files.list_folder):
+        requests.clear()
+        with pytest.raises((LXDAPIException, LxdError), match=error):
+            read(host, "/bucket/a")
+        assert len(requests) == asked
